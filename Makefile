@@ -1,0 +1,52 @@
+# Every target sets up what it needs: a fresh clone with Python 3.11-3.13 and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help suggest test test-all check format bench bench-cli bench-suggest clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) \
+		else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once; a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,8bit,postgres]'
+	@touch $@
+
+suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
+	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
+		--global-batch-size 8 --sequence-length 128 --max-probes 8 \
+		--write accelerate=accelerate.yaml
+
+test: $(INSTALLED)  ## the tests that need no system package and no network (under 8 minutes)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
+
+test-all: $(INSTALLED)  ## all tests, the slow ones too
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+check: $(INSTALLED)  ## style, types and layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(INSTALLED)  ## mend style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: bench-cli bench-suggest  ## all benchmarks of this machine
+
+bench-cli: $(INSTALLED)  ## how quickly the command line answers
+	@$(BIN)/python -P benchmarks/cli.py
+
+bench-suggest: $(INSTALLED)  ## how long the main job takes
+	@$(BIN)/python -P benchmarks/suggest.py
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml

@@ -1,0 +1,47 @@
+"""Run many specs in the ranks of one process group: ``python agreement.py FOLDER``.
+
+Starting ranks costs seconds and a tiny model's steps cost milliseconds, so the ranks of one
+world size go through all specs of ``FOLDER/specs.json`` and rank 0 writes ``records.json``.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from workers.probe.device import open_device
+from workers.probe.rank import join
+from workers.probe.record import Record
+from workers.probe.run import Rank
+from workers.probe.spec import Knobs, Spec
+from workers.probe.tracker import Phase
+
+
+def run(values: dict, rank: int) -> dict:
+    """One spec on this rank, with the program's own parts; only the process group is shared."""
+    spec = Spec(**{**values, "settings": Knobs(**values["settings"])})
+    phase, record = Phase(), Record(rank=rank)
+    device = open_device(spec.device, phase, local_rank=rank, limit_bytes=None)
+    Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
+    return asdict(record)
+
+
+def main() -> None:
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    world_size = int(os.environ["WORLD_SIZE"])
+    join(world_size, rank, "gloo", f"file://{folder}/rendezvous")
+    specs = json.loads((folder / "specs.json").read_text())
+    records = [run(spec, rank) for spec in specs]
+    if rank == 0:
+        (folder / "records.json").write_text(json.dumps(records))
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

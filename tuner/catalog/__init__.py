@@ -1,0 +1,1 @@
+"""Published figures as data files: models, GPU kinds, and what versions of the frameworks do."""

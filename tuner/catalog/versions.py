@@ -1,0 +1,180 @@
+"""What versions of the frameworks do with a knob, read from ``versions.toml``."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+
+class Effect(StrEnum):
+    """What a version does with a knob."""
+
+    LIVE = "live"  # what it is set to
+    DEAD = "dead"  # always the same, whatever it is set to
+    REFUSED = "refused"  # it trains wrongly with some value
+
+
+class Condition(StrEnum):
+    """What must hold of the settings for a rule to apply."""
+
+    DDP = "ddp"  # parameters are replicated, gradients all-reduced
+    FSDP1 = "fsdp1"  # sharded by FullyShardedDataParallel
+    FSDP2 = "fsdp2"  # sharded by fully_shard
+    DEEPSPEED = "deepspeed"  # DeepSpeed ZeRO 2 or 3
+    CPU_OFFLOAD = "cpu_offload"  # parameters and optimizer state in host memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobRule:
+    """One thing that is known of a knob in a framework's versions."""
+
+    knob: str
+    """The knob's name."""
+    effect: Effect
+    """``dead`` or ``refused``."""
+    value: bool | int
+    """The only value that acts (dead), or the value that trains wrongly (refused)."""
+    when: frozenset[Condition]
+    """All of these must hold of the settings; empty means always."""
+    why: str
+    """The reason, fit to be shown."""
+    source: str
+    """Where that is known from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageVersions:
+    """What the table knows of a package."""
+
+    newest: str
+    """The newest release that the rules were checked against."""
+    source: str
+    """What was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkVersions:
+    """What the table knows of a framework."""
+
+    oldest: Mapping[str, str]
+    """The packages that decide its knobs, each with the oldest version that is described."""
+    required: bool
+    """Whether all of these versions must be known."""
+    fsdp2: tuple[Mapping[str, str], ...]
+    """Requirements of versions, one of which must be met for FSDP2; otherwise FSDP1."""
+    source: str
+    """Where that is known from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRule:
+    """A rule with the frameworks and versions that it holds for."""
+
+    frameworks: frozenset[str]
+    """Names of the frameworks."""
+    versions: Mapping[str, str]
+    """Requirements by package, such as ``{"accelerate": ">=0.28,<0.31"}``; all must be met."""
+    rule: KnobRule
+    """What holds there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionNote:
+    """Something a user of these versions should know, which changes no knob."""
+
+    frameworks: frozenset[str]
+    """Names of the frameworks."""
+    versions: Mapping[str, str]
+    """Requirements by package; a package whose version is not known meets them."""
+    note: str
+    """The note, fit to be shown."""
+    source: str
+    """Where that is known from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionTable:
+    """All of ``versions.toml``."""
+
+    packages: Mapping[str, PackageVersions]
+    """By distribution name."""
+    frameworks: Mapping[str, FrameworkVersions]
+    """By framework name."""
+    rules: tuple[VersionRule, ...]
+    """In the file's order."""
+    notes: tuple[VersionNote, ...]
+    """In the file's order."""
+
+
+@cache
+def version_table() -> VersionTable:
+    """The table as shipped. It is read once."""
+    text = files("tuner.catalog").joinpath("versions.toml").read_text(encoding="utf-8")
+    return read_version_table(tomllib.loads(text))
+
+
+def read_version_table(data: Mapping[str, Any]) -> VersionTable:
+    """The table from its TOML. A rule with several conditions in ``when`` becomes several."""
+    return VersionTable(
+        packages={name: PackageVersions(**row) for name, row in data["packages"].items()},
+        frameworks={name: _framework(row) for name, row in data["frameworks"].items()},
+        rules=tuple(rule for row in data["rules"] for rule in _rules(row)),
+        notes=tuple(_note(row) for row in data["notes"]),
+    )
+
+
+def meets(version: str, requirement: str) -> bool:
+    """Whether ``version`` is in a range such as ``>=0.28,<0.31``.
+
+    Bounds are compared as plain versions: 1.11.0.dev0 and 1.11.0rc1 are older than 1.11, so a
+    development build is not credited with a fix that it may lack.
+    """
+    parsed = Version(version)
+    return all(
+        parsed >= Version(bound.version)
+        if bound.operator == ">="
+        else parsed < Version(bound.version)
+        for bound in SpecifierSet(requirement)
+    )
+
+
+def meets_all(versions: Mapping[str, str], requirements: Mapping[str, str]) -> bool:
+    """Whether every package of ``requirements`` has a known version that meets its range."""
+    return all(
+        package in versions and meets(versions[package], requirement)
+        for package, requirement in requirements.items()
+    )
+
+
+def _framework(row: Mapping[str, Any]) -> FrameworkVersions:
+    return FrameworkVersions(**{**row, "fsdp2": tuple(row["fsdp2"])})
+
+
+def _rules(row: Mapping[str, Any]) -> Iterator[VersionRule]:
+    for conditions in row.get("when", [[]]):
+        rule = KnobRule(
+            knob=row["knob"],
+            effect=Effect(row["effect"]),
+            value=row["value"],
+            when=frozenset(Condition(name) for name in conditions),
+            why=row["why"],
+            source=row["source"],
+        )
+        yield VersionRule(
+            frameworks=frozenset(row["frameworks"]), versions=row.get("versions", {}), rule=rule
+        )
+
+
+def _note(row: Mapping[str, Any]) -> VersionNote:
+    return VersionNote(
+        frameworks=frozenset(row["frameworks"]),
+        versions=row.get("versions", {}),
+        note=row["note"],
+        source=row["source"],
+    )

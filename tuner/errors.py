@@ -1,0 +1,78 @@
+"""Every error that the product raises for its users, in one small tree.
+
+TunerError                  something the user can act on; the command line prints one line and exits
+├── UsageError              a field of the question is wrong (exit 2): field, what was given, what is allowed
+│   ├── UnknownNameError    a catalogue name that does not exist, with the nearest names
+│   └── ModelConfigError    a config.json that cannot be read as data
+├── NothingFitsError        no settings fit in memory (exit 3): what would be needed
+├── StoreError              the database cannot be used (exit 1, or 2 when its address is wrong)
+└── ProbeError              the probes could not be run at all (exit 1)
+
+Programming mistakes of our own are ``AssertionError``; they are never caught.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TunerError(Exception):
+    """Base of the tree. ``str(error)`` is one line, fit to be shown."""
+
+    exit_code = 1
+
+
+class UsageError(TunerError):
+    """A field of the question is wrong; nothing was written.
+
+    Args:
+        field: the field's name as the user wrote it, such as ``global_batch_size``.
+        given: the value that was given.
+        allowed: what would have been accepted, in words.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, given: object, allowed: str) -> None:
+        self.field = field
+        self.given = given
+        self.allowed = allowed
+        super().__init__(f"{field}: got {_shown(given)}; {allowed}")
+
+
+class UnknownNameError(UsageError):
+    """A name that is not in a catalogue; ``nearest`` holds at most three like it."""
+
+    def __init__(self, field: str, given: str, names: Iterable[str], also: str = "") -> None:
+        known = sorted(names)
+        self.nearest = get_close_matches(given.lower(), known, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(self.nearest)}?" if self.nearest else _some_of(known)
+        super().__init__(field, given, f"no such name; {hint}{f' {also}' if also else ''}")
+
+
+class ModelConfigError(UsageError):
+    """A model configuration that is not readable as data, or out of bounds."""
+
+
+class NothingFitsError(TunerError):
+    """No settings of the space fit; the message says what would be needed."""
+
+    exit_code = 3
+
+
+class StoreError(TunerError):
+    """The database cannot be opened, is not up to date, or refused a write."""
+
+
+class ProbeError(TunerError):
+    """No probe could be run: the worker ended, or its stack is missing."""
+
+
+def _some_of(known: list[str]) -> str:
+    shown = ", ".join(known[:8])
+    return f"known names are {shown}{', ...' if len(known) > 8 else ''}"
+
+
+def _shown(given: object, most: int = 120) -> str:
+    text = repr(given) if isinstance(given, str) else str(given)
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,133 @@
+"""What this machine has: GPUs by ``nvidia-smi``, cores, and memory as the kernel allows it."""
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import UsageError
+
+NVIDIA_SMI = (
+    "nvidia-smi",
+    "--query-gpu=name,memory.total",
+    "--format=csv,noheader,nounits",
+)
+TIMEOUT_S = 20.0
+"""Seconds to wait for ``nvidia-smi``; without persistence mode it first wakes every GPU."""
+MEMORY_STEP_BYTES = 64 * 2**20
+"""Total memory is rounded down to this: it moves by some MiB between boots of one machine, and a
+question about it should stay the same question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedGpu:
+    """A GPU as its driver reports it."""
+
+    name: str
+    """The driver's name for it."""
+    memory_mib: int
+    """Its total memory in MiB."""
+
+
+def visible_gpus(environment: Mapping[str, str] | None = None) -> tuple[ReportedGpu, ...]:
+    """The NVIDIA GPUs that processes started here would see; none without ``nvidia-smi``.
+
+    ``CUDA_VISIBLE_DEVICES`` of ``environment`` (by default this process's) is honoured.
+
+    Raises:
+        UsageError: the driver does not answer, reports no memory, or shows slices of GPUs.
+    """
+    values = os.environ if environment is None else environment
+    gpus = tuple(_reported(line) for line in _nvidia_smi().splitlines() if line.strip())
+    visible = values.get("CUDA_VISIBLE_DEVICES")
+    return gpus if visible is None else tuple(_chosen(gpus, visible))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may use: all of the machine's, or less under a control group.
+
+    Rounded down to whole 64 MiB.
+
+    Args:
+        root: where ``proc`` and ``sys`` are found.
+    """
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = min([total, *_cgroup_limits(root)])
+    return max(limit - limit % MEMORY_STEP_BYTES, MEMORY_STEP_BYTES)
+
+
+def _nvidia_smi() -> str:
+    try:
+        done = subprocess.run(
+            NVIDIA_SMI, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except OSError:
+        return ""  # not installed: no NVIDIA GPU
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            "cluster", "local", f"nvidia-smi did not answer within {TIMEOUT_S:.0f} s"
+        ) from error
+    # It also fails where its library is installed without a GPU, as in many container images.
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _reported(line: str) -> ReportedGpu:
+    name, _, memory = (part.strip() for part in line.rpartition(","))
+    if not memory.isdecimal() or not name:
+        raise UsageError(
+            "cluster",
+            "local",
+            f"nvidia-smi reports {line.strip()!r}, without a memory size; describe the GPU in a"
+            " cluster file",
+        )
+    return ReportedGpu(name=name, memory_mib=int(memory))
+
+
+def _chosen(gpus: tuple[ReportedGpu, ...], visible: str) -> Iterator[ReportedGpu]:
+    """As CUDA reads the variable: up to the first entry that names no GPU."""
+    for position, entry in enumerate(part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG-"):
+            raise UsageError(
+                "cluster",
+                "local",
+                "slices of a GPU (MIG) have no published figures; describe them in a cluster file",
+            )
+        index = position if entry.startswith("GPU-") else int(entry) if entry.isdecimal() else -1
+        if not 0 <= index < len(gpus):
+            return
+        yield gpus[index]
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """Limits of this process's control groups (version 2 and 1) and of all their parents."""
+    mounts = root / "sys" / "fs" / "cgroup"
+    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
+        controllers, group = [*line.split(":", 2), "", ""][1:3]
+        if controllers == "":
+            yield from _limits_above(mounts, group, "memory.max")
+        elif "memory" in controllers.split(","):
+            yield from _limits_above(mounts / "memory", group, "memory.limit_in_bytes")
+
+
+def _limits_above(mount: Path, group: str, file: str) -> Iterator[int]:
+    # Inside a container the group's path may not exist below the mount; the mount is the group.
+    parts = [part for part in group.split("/") if part not in ("", "..")]
+    for depth in range(len(parts) + 1):
+        value = _text(mount.joinpath(*parts[:depth], file)).strip()
+        if value.isdecimal() and int(value) > 0:
+            yield int(value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,169 @@
+"""What one probe found: its outcome and the evidence, as the workers record it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Fidelity(StrEnum):
+    """How a probe is run."""
+
+    MEASURED = "measured"  # on every rank of the cluster
+
+
+class Outcome(StrEnum):
+    """How a probe ended. A probe has one outcome, whatever its attempts went through."""
+
+    OK = "ok"  # all steps done
+    OOM = "oom"  # the device was out of memory
+    HOST_OOM = "host_oom"  # the host was out of memory
+    TIMEOUT = "timeout"  # the deadline passed
+    COMMUNICATION_ERROR = "communication_error"  # a collective failed
+    WRONG_RESULT = "wrong_result"  # it trains something else
+    NON_FINITE = "non_finite"  # the loss is not finite
+    INVALID = "invalid"  # the stack refused the settings
+    CRASHED = "crashed"  # an exception or a signal
+    WORKER_LOST = "worker_lost"  # its worker vanished, as often as it was tried
+    CANCELLED = "cancelled"  # somebody asked for it
+
+
+TRIED_AGAIN: Mapping[Outcome, int] = {Outcome.COMMUNICATION_ERROR: 1, Outcome.CRASHED: 1}
+"""How often a probe is attempted once more after an outcome that may be an accident."""
+
+CLOSES_CLASS = frozenset({Outcome.INVALID, Outcome.WRONG_RESULT})
+"""Outcomes that say something about every micro-batch size of the same class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Where memory ran out. The step needs at least ``needed_bytes`` on one device."""
+
+    rank: int
+    """The rank that ran out first."""
+    phase: str
+    """What the step was doing: build, forward, backward, optimizer, ..."""
+    requested_bytes: int
+    """The allocation that failed."""
+    allocated_bytes: int
+    """What was allocated then."""
+    reserved_bytes: int
+    """What the caching allocator held then; as allocated where there is none."""
+    limit_bytes: int
+    """The limit that was hit."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """A lower bound of the step's peak."""
+        return self.allocated_bytes + self.requested_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Collectives of one kind in one optimizer step of one rank."""
+
+    op: str
+    """all_gather, reduce_scatter, all_reduce, broadcast, ..."""
+    axis: str
+    """The mesh axis that communicates: dp, dp_shard, dp_replicate, tp, or world."""
+    phase: str
+    """What the step was doing."""
+    count: int
+    """Calls."""
+    bytes: int
+    """Bytes of their whole (gathered or unreduced) tensors, summed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peaks over the steps, of the rank that needed most."""
+
+    allocated_bytes: int
+    """Peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)."""
+    allocated_low_bytes: int
+    """The smallest peak that one of the tracked steps reached in steady state."""
+    reserved_bytes: int
+    """Peak held by the caching allocator; on CPU, where there is none, as allocated."""
+    device_bytes: int
+    """What the device's own tool shows for the process (CPU: peak resident set)."""
+    overhead_bytes: int
+    """CUDA context and communicator buffers, outside the allocator; 0 on CPU."""
+    by_phase: Mapping[str, int]
+    """Peak allocated bytes of each phase."""
+    by_category: Mapping[str, int]
+    """Bytes held between steps: parameters, gradients, optimizer; and at the peak, other."""
+    per_rank_bytes: tuple[int, ...]
+    """Peak allocated bytes of every rank, by rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A probe's result. ``as_dict`` and ``from_dict`` are its JSON, which crosses processes."""
+
+    outcome: Outcome
+    """How it ended."""
+    detail: str = ""
+    """One line for people: what happened, where."""
+    memory: Memory | None = None
+    """Memory, when the steps were done."""
+    step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds of each timed optimizer step (slowest rank), by accumulation count that was run."""
+    oom: OutOfMemory | None = None
+    """Where memory ran out, when it did."""
+    collectives: tuple[Collective, ...] = ()
+    """Collectives of one optimizer step of rank 0, at ``tracked_accumulation``."""
+    tracked_accumulation: int = 0
+    """Micro-batches in the step whose collectives and memory were tracked."""
+    losses: tuple[float, ...] = ()
+    """Mean loss of each optimizer step, in order."""
+    gradient_norms: tuple[float, ...] = ()
+    """Total gradient norm of each tracked optimizer step, in order."""
+    optimizer_steps: int = 0
+    """Times that the optimizer really stepped."""
+    expected_optimizer_steps: int = 0
+    """Times that it had to step."""
+    log_tails: Mapping[int, str] = field(default_factory=dict)
+    """The end of each rank's log, by rank; of failed probes only."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of python, torch, accelerate, transformers, ... in the ranks."""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """What the ranks ran on."""
+    wall_s: float = 0.0
+    """From the first rank's start to the last one's end."""
+    device_s: float = 0.0
+    """``wall_s`` times the devices held."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return _plain(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":
+        """The reverse of :meth:`as_dict`."""
+        known = dict(values)
+        known["outcome"] = Outcome(known["outcome"])
+        known["memory"] = known.get("memory") and _memory(known["memory"])
+        known["oom"] = known.get("oom") and OutOfMemory(**known["oom"])
+        known["collectives"] = tuple(Collective(**c) for c in known.get("collectives", ()))
+        times = known.get("step_times_s", {})
+        known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
+        known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
+        for name in ("losses", "gradient_norms"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+def _memory(values: Mapping[str, Any]) -> Memory:
+    return Memory(**{**values, "per_rank_bytes": tuple(values["per_rank_bytes"])})
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

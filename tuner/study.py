@@ -1,0 +1,221 @@
+"""A study: one question, the terms on which it is answered, and the probes made for it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tuner.cluster import Cluster
+from tuner.errors import UsageError
+from tuner.framework import Framework
+from tuner.measurement import Fidelity, Measurement
+from tuner.settings import KNOBS, Settings, knob_value
+from tuner.workload import Workload
+
+HEADROOM = 0.05
+"""Share of a GPU's usable memory that an answer leaves free, unless a limit is given."""
+
+
+class StudyState(StrEnum):
+    """Where a study stands."""
+
+    QUEUED = "queued"  # asked; no worker is at it (also after an interruption)
+    RUNNING = "running"  # a worker is at it
+    DONE = "done"  # answered: nothing more is expected to help, or the budget is spent
+    FAILED = "failed"  # it cannot be answered, with the reason
+    CANCELLED = "cancelled"  # somebody asked for it
+
+
+STUDY_TRANSITIONS: Mapping[StudyState, frozenset[StudyState]] = {
+    StudyState.QUEUED: frozenset({StudyState.RUNNING, StudyState.DONE, StudyState.CANCELLED}),
+    StudyState.RUNNING: frozenset(
+        {StudyState.QUEUED, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
+    ),
+    # The same question asked again continues a finished study.
+    StudyState.DONE: frozenset({StudyState.QUEUED}),
+    StudyState.FAILED: frozenset({StudyState.QUEUED}),
+    StudyState.CANCELLED: frozenset({StudyState.QUEUED}),
+}
+
+
+class ProbeState(StrEnum):
+    """Where a probe stands."""
+
+    QUEUED = "queued"  # planned, for any worker to claim
+    RUNNING = "running"  # an attempt of a worker holds it
+    DONE = "done"  # it has its outcome
+
+
+PROBE_TRANSITIONS: Mapping[ProbeState, frozenset[ProbeState]] = {
+    ProbeState.QUEUED: frozenset({ProbeState.RUNNING, ProbeState.DONE}),
+    ProbeState.RUNNING: frozenset({ProbeState.QUEUED, ProbeState.DONE}),
+    ProbeState.DONE: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked. Its ``identity`` is the study's."""
+
+    workload: Workload
+    """What is trained."""
+    cluster: Cluster
+    """Where."""
+    framework: Framework
+    """With which stack, in which versions."""
+    knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Knobs restricted to some values, such as ``{"tp_size": (1, 2)}``."""
+
+    def __post_init__(self) -> None:
+        for name, values in self.knobs.items():
+            if name not in KNOBS:
+                raise UsageError("knob", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+            if not values:
+                raise UsageError(name, "nothing", "at least one value must be allowed")
+        checked = {
+            name: tuple(sorted({knob_value(name, value) for value in self.knobs[name]}))
+            for name in sorted(self.knobs)
+        }
+        object.__setattr__(self, "knobs", checked)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "workload": self.workload.as_dict(),
+            "cluster": self.cluster.as_dict(),
+            "framework": self.framework.as_dict(),
+            "knobs": {name: [_json(v) for v in values] for name, values in self.knobs.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Question":
+        """The reverse of :meth:`as_dict`."""
+        return cls(
+            workload=Workload.from_dict(values["workload"]),
+            cluster=Cluster.from_dict(values["cluster"]),
+            framework=Framework.from_dict(values["framework"]),
+            knobs={name: tuple(v) for name, v in values["knobs"].items()},
+        )
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the question, in hex; the model's name is not part of it."""
+        values = self.as_dict()
+        del values["workload"]["model_name"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms the question is answered; asking again may change them."""
+
+    fidelity: Fidelity = Fidelity.MEASURED
+    """How probes are run."""
+    headroom: float = HEADROOM
+    """Share of a GPU's usable memory to leave free; not applied to ``memory_limit_bytes``."""
+    memory_limit_bytes: int | None = None
+    """Memory that one GPU may use, taken as it is."""
+    tolerance: float = 0.01
+    """Gain in speed that is not worth another probe, and a tie (relative)."""
+    max_probes: int = 20
+    """Probes that this asking may spend."""
+    wall_s: float | None = None
+    """Seconds that this asking may take."""
+    device_s: float | None = None
+    """Device-seconds that this asking may take."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise UsageError("headroom", self.headroom, "must be at least 0 and below 1")
+        if not 0 <= self.tolerance < 1:
+            raise UsageError("tolerance", self.tolerance, "must be at least 0 and below 1")
+        if not 1 <= self.max_probes <= 10_000:
+            raise UsageError("max_probes", self.max_probes, "must be from 1 to 10000")
+        for name in ("memory_limit_bytes", "wall_s", "device_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(name, value, "must be positive")
+
+    def limit_bytes(self, cluster: Cluster) -> int:
+        """Bytes that a probe may need on one GPU of ``cluster``."""
+        if self.memory_limit_bytes is not None:
+            return self.memory_limit_bytes
+        return int(cluster.gpu.memory_bytes * (1 - self.headroom))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "fidelity": str(self.fidelity)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Terms":
+        """The reverse of :meth:`as_dict`."""
+        return cls(**{**values, "fidelity": Fidelity(values["fidelity"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """Settings that the planner wants tried. Unique in a study by all fields but the counts."""
+
+    settings: Settings
+    """What to try."""
+    fidelity: Fidelity
+    """How to run it."""
+    repetition: int = 0
+    """0 for the first time; repeats and verifications count up."""
+    accumulation_counts: tuple[int, ...] = ()
+    """Micro-batches per optimizer step that are really run; empty means the settings' own.
+
+    Two small counts stand for a long accumulation: the step's time is linear in the count.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A probe of a study as the store knows it."""
+
+    id: int
+    """Its row."""
+    request: ProbeRequest
+    """What is tried."""
+    state: ProbeState
+    """Where it stands."""
+    memory_limit_bytes: int | None = None
+    """The limit it was run under, for it decides whether ``oom`` still holds."""
+    measurement: Measurement | None = None
+    """What it found, when it is done."""
+    finished_at: str | None = None
+    """When it was done, UTC in ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study as the store knows it."""
+
+    id: str
+    """``st-`` and the first 12 digits of the question's identity."""
+    question: Question
+    """What is asked."""
+    terms: Terms
+    """On what terms, as asked last."""
+    state: StudyState
+    """Where it stands."""
+    reason: str = ""
+    """Why it stands there."""
+    revision: int = 0
+    """Counts what the planner must know of; a plan made at an older one is not entered."""
+    seed: int = 0
+    """Of the search and of the probes' weights and tokens."""
+    probes_before: int = 0
+    """Probes that earlier askings had already spent."""
+    probes: tuple[Probe, ...] = ()
+    """All probes, oldest first."""
+    created_at: str = ""
+    """When it was first asked, UTC in ISO 8601."""
+    asked_at: str = ""
+    """When it was asked last, UTC in ISO 8601."""
+
+
+def _json(value: object) -> object:
+    return str(value) if isinstance(value, StrEnum) else value

@@ -1,0 +1,1 @@
+"""What runs beside the devices: the worker, its launchers, and the probe program."""

@@ -1,0 +1,28 @@
+"""Synthetic tokens: the same global batch for every settings of a study."""
+
+import torch
+
+from workers.probe.spec import Spec
+
+
+def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[torch.Tensor]:
+    """Tokens of one optimizer step of one data-parallel rank.
+
+    All ranks draw the whole global batch of ``step`` from the same seed and take their own
+    rows, so that every settings trains on the same sequences in some order.
+
+    Args:
+        spec: the probe.
+        step: optimizer step, from 0.
+        count: micro-batches in the step (fewer than the settings' own see its first rows).
+        data_rank: this rank's place among the data-parallel ranks.
+
+    Returns:
+        ``count`` int64 tensors of shape (micro_batch_size, sequence_length), on the CPU.
+    """
+    generator = torch.Generator().manual_seed((spec.seed << 20) + step)
+    rows = spec.data_parallel_size * spec.settings.micro_batch_size * count
+    size = (rows, spec.sequence_length)
+    tokens = torch.randint(0, int(spec.model["vocab_size"]), size, generator=generator)
+    grid = tokens.view(count, spec.data_parallel_size, -1, spec.sequence_length)
+    return [grid[index, data_rank] for index in range(count)]

@@ -1,0 +1,195 @@
+"""The two kinds of device that a probe runs on, behind one interface."""
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from workers.probe.tracker import INSTRUMENT, MemoryLimitError, Phase, StorageTracker
+
+
+@dataclass(slots=True, kw_only=True)
+class OutOfMemory:
+    """What is known when an allocation fails."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    limit_bytes: int
+
+
+@dataclass(slots=True)
+class Peaks:
+    """Peaks of the steps so far, in bytes."""
+
+    allocated: int = 0
+    """Highest allocated peak of a step."""
+    lowest_step: int | None = None
+    """Lowest allocated peak of a step in steady state (from the second on)."""
+    reserved: int = 0
+    """Highest that the caching allocator held."""
+    by_phase: Counter[str] = field(default_factory=Counter)
+    """Highest allocated of each phase."""
+
+
+class CpuDevice:
+    """A CPU process: memory is what the tracker counts, and its limit is the tracker's."""
+
+    type = "cpu"
+    backend = "gloo"
+
+    def __init__(self, phase: Phase, *, local_rank: int, limit_bytes: int | None) -> None:
+        self.torch_device = torch.device("cpu")
+        self.peaks = Peaks()
+        self.tracker = StorageTracker(phase, limit_bytes=limit_bytes)
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the caller's back on a CPU."""
+
+    def start_steps(self) -> None:
+        """Forget what building took: peaks are those of steps."""
+        self.tracker.reset_peak()
+
+    def enter_phase(self) -> None:
+        """A new phase begins at what is held now."""
+        self.tracker.note_phase()
+
+    def end_step(self) -> None:
+        """Take the finished step's peak, and start the next one's."""
+        _take_step(self.peaks, self.tracker.peak_bytes, self.tracker.peak_by_phase)
+        self.peaks.reserved = self.peaks.allocated
+        self.tracker.reset_peak()
+
+    def process_bytes(self) -> int:
+        """Peak resident set of this process."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def overhead_bytes(self) -> int:
+        """A CPU has no context beside its tensors."""
+        return 0
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
+        """What ``error`` says of memory; ``None`` if it is another kind of error."""
+        if not isinstance(error, MemoryLimitError):
+            return None
+        return OutOfMemory(
+            requested_bytes=error.requested_bytes,
+            allocated_bytes=error.allocated_bytes,
+            reserved_bytes=error.allocated_bytes,
+            limit_bytes=error.limit_bytes,
+        )
+
+    def hardware(self) -> Mapping[str, object]:
+        """What this is, for the record."""
+        return {"device": "cpu", "threads": torch.get_num_threads()}
+
+
+class CudaDevice:
+    """A CUDA device: memory is the allocator's, and so is its limit."""
+
+    type = "cuda"
+    backend = "nccl"
+
+    def __init__(self, phase: Phase, *, local_rank: int, limit_bytes: int | None) -> None:
+        self.torch_device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(self.torch_device)
+        self.peaks = Peaks()
+        self.tracker = StorageTracker(phase, count_storages=False)
+        self._phase = phase
+        self._step_by_phase: Counter[str] = Counter()
+        self._last_phase = phase.name
+        self._requested = 0
+        self._limit_bytes = limit_bytes
+        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        if limit_bytes is not None and limit_bytes < total:
+            torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.torch_device)
+        torch._C._cuda_attach_out_of_memory_observer(self._note_request)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def start_steps(self) -> None:
+        """Forget what building took: peaks are those of steps."""
+        self.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        self._last_phase = self._phase.name
+
+    def enter_phase(self) -> None:
+        """Close the phase before: take its peak from the allocator."""
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        name = self._last_phase
+        self._step_by_phase[name] = max(self._step_by_phase[name], peak)
+        held = torch.cuda.max_memory_reserved(self.torch_device)
+        self.peaks.reserved = max(self.peaks.reserved, held)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        self._last_phase = self._phase.name
+
+    def end_step(self) -> None:
+        """Take the finished step's peak, and start the next one's."""
+        self.enter_phase()
+        self._step_by_phase.pop(INSTRUMENT, None)
+        _take_step(self.peaks, max(self._step_by_phase.values()), self._step_by_phase)
+        self._step_by_phase.clear()
+        self.tracker.reset_peak()
+
+    def process_bytes(self) -> int:
+        """What the driver counts as used on the device: of this process, when it is alone."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free
+
+    def overhead_bytes(self) -> int:
+        """Used on the device outside the allocator: the context and communicator buffers."""
+        held = torch.cuda.memory_reserved(self.torch_device)
+        return max(0, self.process_bytes() - held)
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
+        """What ``error`` says of memory; ``None`` if it is another kind of error."""
+        if not isinstance(error, torch.OutOfMemoryError):
+            return None
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return OutOfMemory(
+            requested_bytes=self._requested,
+            allocated_bytes=torch.cuda.memory_allocated(self.torch_device),
+            reserved_bytes=torch.cuda.memory_reserved(self.torch_device),
+            limit_bytes=self._limit_bytes or properties.total_memory,
+        )
+
+    def hardware(self) -> Mapping[str, object]:
+        """What this is, for the record."""
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return {"device": properties.name, "total_memory_bytes": properties.total_memory}
+
+    def _note_request(self, device: int, size: int, allocated: int, free: int) -> None:
+        self._requested = size
+
+
+Device = CpuDevice | CudaDevice
+
+
+def open_device(
+    kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None
+) -> CpuDevice | CudaDevice:
+    """The device of a rank.
+
+    Raises:
+        RuntimeError: there is no such CUDA device.
+    """
+    kinds = {"cpu": CpuDevice, "cuda": CudaDevice}
+    device = kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes)
+    assert isinstance(device, CpuDevice | CudaDevice)
+    return device
+
+
+def _take_step(peaks: Peaks, peak: int, by_phase: Mapping[str, int]) -> None:
+    first = peaks.allocated == 0
+    peaks.allocated = max(peaks.allocated, peak)
+    if not first:
+        peaks.lowest_step = peak if peaks.lowest_step is None else min(peaks.lowest_step, peak)
+    for name, value in by_phase.items():
+        peaks.by_phase[name] = max(peaks.by_phase[name], value)

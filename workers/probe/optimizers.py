@@ -1,0 +1,52 @@
+"""The optimizers that a workload may name."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+LEARNING_RATE = 3e-4
+"""Usual for decoders (GPT-3's small models), and no settings diverge in a probe's few steps."""
+
+
+class OptimizerUnavailableError(ImportError):
+    """The library of an optional optimizer is missing, or cannot run here."""
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over all parameters of ``model``, with torch's own defaults.
+
+    Args:
+        name: adamw, adamw_8bit or sgd.
+        model: with its parameters in their final, sharded form.
+
+    Raises:
+        OptimizerUnavailableError: the 8-bit optimizer's library is not installed.
+    """
+    parameters = list(model.parameters())
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    assert name == "adamw_8bit", name
+    return _adamw_8bit(parameters)
+
+
+def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise OptimizerUnavailableError(
+            "adamw_8bit needs torchao: pip install 'tuner[8bit]'"
+        ) from error
+
+    class Stepped(AdamW8bit):  # type: ignore[misc]
+        """torchao compiles the step, which no dispatch mode may watch."""
+
+        def step(self, closure: Any = None) -> Any:
+            with _disable_current_modes():
+                return super().step(closure)
+
+    optimizer: torch.optim.Optimizer = Stepped(parameters, lr=LEARNING_RATE)
+    return optimizer

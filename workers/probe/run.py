@@ -1,0 +1,195 @@
+"""A whole probe on one rank: build, track, time."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workers.probe import mesh as meshes
+from workers.probe.data import micro_batches
+from workers.probe.device import Device
+from workers.probe.gradient_norm import total_gradient_norm
+from workers.probe.record import NonFiniteLossError, Record
+from workers.probe.spec import Spec
+from workers.probe.stack import Stack, build_stack
+from workers.probe.step import optimizer_step
+from workers.probe.tracker import INSTRUMENT, Call, Phase, plain_tensors
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """One rank's run of a probe. ``run`` fills ``record``."""
+
+    spec: Spec
+    rank: int
+    device: Device
+    phase: Phase
+    record: Record
+    _step: int = 0
+    _gradient_bytes: int = 0
+
+    def run(self) -> None:
+        """Build the stack, run all steps, and fill the record.
+
+        Raises whatever the stack raises; the caller records it.
+        """
+        with self.device.tracker:
+            self._enter("build")
+            stack = build_stack(self.spec, self.device, rank=self.rank)
+            for tensor in (*stack.model.parameters(), *stack.model.buffers()):
+                self.device.tracker.add(tensor)
+            self._track(stack)
+        self._time(stack)
+        self.record.phase = "finish"
+        self.record.optimizer_steps = stack.optimizer_steps
+        self.record.expected_optimizer_steps = self._step
+        self.record.outcome = "ok"
+
+    def _enter(self, name: str) -> None:
+        self.phase.name = name
+        self.device.enter_phase()
+
+    def _track(self, stack: Stack) -> None:
+        """Warm up at the last count, with memory and collectives tracked."""
+        count = self.spec.accumulation_counts[-1]
+        stack.set_accumulation(count)
+        self.device.start_steps()
+        losses = []
+        for _ in range(self.spec.tracked_steps):
+            self.device.tracker.calls.clear()
+            losses.append(self._one_step(stack, count, norms=True))
+            calls = list(self.device.tracker.calls)
+            self.device.end_step()
+        self._note_losses(stack, losses)
+        self.record.tracked_accumulation = count
+        self.record.collectives = self._summary(calls, stack)
+        self.record.memory = self._memory(stack)
+
+    def _time(self, stack: Stack) -> None:
+        """Take the time of steps at every count, without instruments.
+
+        Every count gets its own warm-up; the tracked steps are a part of the last one's.
+        """
+        counts = self.spec.accumulation_counts
+        losses: list[torch.Tensor] = []
+        for count in reversed(counts):
+            stack.set_accumulation(count)
+            warm = self.spec.warmup_steps - (self.spec.tracked_steps if count == counts[-1] else 0)
+            seconds = [self._timed_step(stack, count, losses) for _ in range(max(1, warm))]
+            steps = self._affordable(seconds[-1], len(counts), stack)
+            times = [self._timed_step(stack, count, losses) for _ in range(steps)]
+            self.record.step_times_s[str(count)] = times
+        self._note_losses(stack, losses)
+
+    def _timed_step(self, stack: Stack, count: int, losses: list[torch.Tensor]) -> float:
+        batches = self._batches(count)
+        self.phase.name = "time"
+        self.device.synchronize()
+        started = time.perf_counter()
+        losses.append(optimizer_step(stack, batches, _unseen))
+        self.device.synchronize()
+        self._step += 1
+        return time.perf_counter() - started
+
+    def _affordable(self, step_s: float, counts: int, stack: Stack) -> int:
+        """Measured steps that the time budget allows: the same number on every rank."""
+        slowest = torch.tensor(step_s, dtype=torch.float64, device=self.device.torch_device)
+        if self.spec.world_size > 1:
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        affordable = int(self.spec.time_budget_s / counts / max(float(slowest), 1e-9))
+        return max(self.spec.minimum_steps, min(self.spec.measured_steps, affordable))
+
+    def _one_step(self, stack: Stack, count: int, *, norms: bool) -> torch.Tensor:
+        loss = optimizer_step(
+            stack,
+            self._batches(count),
+            self._enter,
+            before_optimizer=lambda: self._look_at_gradients(stack) if norms else None,
+        )
+        self._step += 1
+        for tensor in _state_tensors(stack):  # a compiled optimizer makes them unseen
+            self.device.tracker.add(tensor)
+        return loss
+
+    def _batches(self, count: int) -> list[torch.Tensor]:
+        data_rank = meshes.data_parallel_rank(self.spec, self.rank)
+        batches = micro_batches(self.spec, step=self._step, count=count, data_rank=data_rank)
+        return [batch.to(self.device.torch_device) for batch in batches]
+
+    def _look_at_gradients(self, stack: Stack) -> None:
+        """Note the total gradient norm and the bytes of gradients; nothing of it is counted."""
+        self._enter(INSTRUMENT)
+        norm = float(total_gradient_norm(stack.model.parameters()))
+        self.record.gradient_norms.append(norm)
+        gradients = [p.grad for p in stack.model.parameters() if p.grad is not None]
+        self._gradient_bytes = _local_bytes(gradients)
+
+    def _note_losses(self, stack: Stack, losses: list[torch.Tensor]) -> None:
+        """Average over the data-parallel ranks, and refuse what is not finite."""
+        self.phase.name = INSTRUMENT
+        means = torch.stack(losses).double()
+        if self.spec.data_parallel_size > 1:
+            dist.all_reduce(means, group=stack.data_group())
+            means /= self.spec.data_parallel_size
+        self.record.losses.extend(means.tolist())
+        if not all(map(math.isfinite, self.record.losses + self.record.gradient_norms)):
+            raise NonFiniteLossError(f"losses {self.record.losses[:4]}")
+
+    def _summary(self, calls: Iterable[Call], stack: Stack) -> list[dict[str, object]]:
+        """Calls of one step, added up by operator, axis and phase."""
+        axes = meshes.axis_names(stack.mesh)
+        count: Counter[tuple[str, str, str]] = Counter()
+        size: Counter[tuple[str, str, str]] = Counter()
+        for call in calls:
+            key = (call.op, axes.get(call.group, call.group), call.phase)
+            count[key] += 1
+            size[key] += call.bytes
+        return [
+            {"op": op, "axis": axis, "phase": phase, "count": n, "bytes": size[op, axis, phase]}
+            for (op, axis, phase), n in sorted(count.items())
+        ]
+
+    def _memory(self, stack: Stack) -> dict[str, object]:
+        peaks = self.device.peaks
+        parameters = _local_bytes([*stack.model.parameters(), *stack.model.buffers()])
+        optimizer = _local_bytes(_state_tensors(stack))
+        held = {
+            "parameters": parameters,
+            "optimizer": optimizer,
+            "gradients": self._gradient_bytes,
+        }
+        rest = max(0, peaks.allocated - sum(held.values()))
+        return {
+            "peak_allocated_bytes": peaks.allocated,
+            "low_peak_bytes": peaks.lowest_step or peaks.allocated,
+            "peak_reserved_bytes": peaks.reserved,
+            "device_bytes": self.device.process_bytes(),
+            "overhead_bytes": self.device.overhead_bytes(),
+            "by_phase": dict(peaks.by_phase),
+            "by_category": {**held, "activations_and_temporaries": rest},
+        }
+
+
+def _unseen(name: str) -> None:
+    """Phases pass unseen while time is taken."""
+
+
+def _state_tensors(stack: Stack) -> list[torch.Tensor]:
+    """Tensors of the optimizer's state."""
+    states = stack.optimizer.state.values()
+    return [t for state in states for t in state.values() if torch.is_tensor(t)]
+
+
+def _local_bytes(tensors: Iterable[torch.Tensor | nn.Parameter]) -> int:
+    """Bytes of this rank's distinct storages."""
+    sizes = {}
+    for tensor in tensors:
+        for plain in plain_tensors(tensor.detach()):
+            storage = plain.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())

@@ -1,0 +1,121 @@
+"""What a rank is asked to do: the JSON file that crosses from the supervisor."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """The settings under probe, as plain values."""
+
+    sharding: str
+    """ddp, shard_grad_op, full_shard or hybrid_shard."""
+    tp_size: int
+    """Ranks that split each layer."""
+    tp_recompute_allgather: bool
+    """Whether backward gathers activations again."""
+    micro_batch_size: int
+    """Sequences of one forward pass of one data-parallel rank."""
+    gradient_accumulation_steps: int
+    """Micro-batches in one optimizer step of one rank."""
+    sync_each_batch: bool
+    """Whether gradients are reduced after every micro-batch."""
+    activation_checkpointing: str
+    """none or full."""
+    cpu_offload: bool
+    """Whether sharded state lives in host memory."""
+    pp_size: int = 1
+    """Pipeline stages; the probe program runs one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One probe. Every rank reads the same file."""
+
+    format: int
+    """Version of this file's form."""
+    model: dict[str, Any]
+    """Fields of the model's configuration, ``model_type`` among them."""
+    settings: Knobs
+    """What to try."""
+    sequence_length: int
+    """Tokens of one sequence."""
+    global_batch_size: int
+    """Sequences of one optimizer step at the settings' own accumulation."""
+    optimizer: str
+    """adamw, adamw_8bit or sgd."""
+    precision: str
+    """bf16, bf16_mixed or fp32."""
+    reduce_dtype: str
+    """bf16 or fp32."""
+    world_size: int
+    """Ranks."""
+    gpus_per_node: int
+    """Ranks that share a node; hybrid_shard shards within it."""
+    device: str
+    """cpu or cuda."""
+    memory_limit_bytes: int | None
+    """Bytes one rank may allocate on its device."""
+    seed: int
+    """Of weights and tokens."""
+    accumulation_counts: list[int]
+    """Micro-batches per optimizer step that are run, one after the other; the last is tracked."""
+    warmup_steps: int
+    """Steps before time is taken, at each count; the tracked ones are among them."""
+    tracked_steps: int
+    """Steps whose memory and collectives are tracked, at the last count."""
+    measured_steps: int
+    """Steps whose time is taken."""
+    minimum_steps: int
+    """Steps whose time is taken even when the time budget is short."""
+    time_budget_s: float
+    """Seconds for the measured steps of all counts."""
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format: got {self.format}; this program reads {FORMAT}")
+        if self.settings.pp_size != 1:
+            raise ValueError("settings.pp_size: the probe program runs one pipeline stage")
+        if not self.accumulation_counts:
+            raise ValueError("accumulation_counts: must name at least one count")
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that see different data."""
+        return self.world_size // self.settings.tp_size
+
+    @property
+    def replicate_size(self) -> int:
+        """Groups that hold the same shards: nodes under hybrid_shard."""
+        if self.settings.sharding != "hybrid_shard":
+            return 1
+        return self.world_size // self.gpus_per_node
+
+    @property
+    def shard_size(self) -> int:
+        """Ranks that the sharded state is split over; 1 under ddp."""
+        if self.settings.sharding == "ddp":
+            return 1
+        return self.data_parallel_size // self.replicate_size
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 wraps the model."""
+        return self.settings.sharding != "ddp" and self.data_parallel_size > 1
+
+
+def read_spec(path: Path) -> Spec:
+    """Read a spec file.
+
+    Raises:
+        ValueError: not JSON, unknown or missing fields, or another format.
+    """
+    values = json.loads(path.read_text(encoding="utf-8"))
+    known = {f.name for f in fields(Spec)}
+    if not isinstance(values, dict) or (odd := known.symmetric_difference(values)):
+        raise ValueError(f"{path.name}: unknown or missing fields {sorted(odd)}")
+    return Spec(**{**values, "settings": Knobs(**values["settings"])})

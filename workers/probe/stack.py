@@ -1,0 +1,221 @@
+"""The user's stack around the model: accelerate, with FSDP2 or DDP, as the settings say.
+
+What is probed is what users run: ``Accelerator.accumulate`` with a
+``GradientAccumulationPlugin``, and accelerate's own FSDP2 wrapping. Two things differ from
+a training script. The model is built on the meta device and filled after it is sharded, so
+that a model fits that is larger than one device. And the plugin is put into accelerate's
+state by hand, because accelerate passes over FSDP on a CPU (see ``_enter_fsdp``).
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from transformers import PreTrainedModel
+
+from workers.probe import mesh as meshes
+from workers.probe import tensor_parallel
+from workers.probe.device import Device
+from workers.probe.model import (
+    WeightFiller,
+    build_on_meta,
+    decoder_layer_class,
+    move_buffers,
+)
+from workers.probe.optimizers import make_optimizer
+from workers.probe.spec import Spec
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_WEIGHTS = {"bf16": torch.bfloat16, "bf16_mixed": torch.float32, "fp32": torch.float32}
+
+
+@dataclass(slots=True, kw_only=True)
+class Stack:
+    """Everything that one optimizer step needs."""
+
+    spec: Spec
+    accelerator: Accelerator
+    model: nn.Module
+    optimizer: Any
+    """An ``AcceleratedOptimizer``, which steps only where gradients are synchronised."""
+    mesh: DeviceMesh | None
+    optimizer_steps: int = 0
+    """Times that the inner optimizer really stepped, by its own hook."""
+
+    def set_accumulation(self, count: int) -> None:
+        """Make an optimizer step of ``count`` micro-batches."""
+        self.accelerator.gradient_accumulation_steps = count
+        self.accelerator.step = 0
+
+    @contextlib.contextmanager
+    def compute(self) -> Iterator[None]:
+        """The number format of forward: autocast where nothing else casts."""
+        casts = self.spec.precision == "bf16_mixed" and not self.spec.is_sharded
+        context = self.accelerator.autocast() if casts else contextlib.nullcontext()
+        with context:
+            yield
+
+    def finish_gradients(self) -> None:
+        """Sum what tensor parallelism left to sum, once per optimizer step."""
+        if self.spec.settings.tp_size > 1:
+            tensor_parallel.reduce_partial_gradients(self.model.parameters())
+
+    def data_group(self) -> dist.ProcessGroup | None:
+        """Ranks that see different data; ``None`` means all ranks."""
+        if self.mesh is None or self.spec.settings.tp_size == 1:
+            return None
+        return self.mesh.get_group("dp") if self.spec.data_parallel_size > 1 else None
+
+
+def build_stack(spec: Spec, device: Device, *, rank: int) -> Stack:
+    """Build, shard, fill and wrap the model and its optimizer.
+
+    Raises:
+        ValueError, NotImplementedError, ImportError: the stack refuses the settings.
+    """
+    accelerator = _accelerator(spec)
+    mesh = _mesh(spec, accelerator)
+    model = build_on_meta(spec.model, _WEIGHTS[spec.precision])
+    if spec.settings.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if spec.settings.tp_size > 1:
+        assert mesh is not None
+        recompute = spec.settings.tp_recompute_allgather
+        tensor_parallel.parallelize(model, mesh["tp"], recompute_allgather=recompute)
+    shard_rank = mesh["dp_shard"].get_local_rank() if mesh is not None and spec.is_sharded else 0
+    filler = WeightFiller(model, seed=spec.seed, shard_rank=shard_rank, shard_size=spec.shard_size)
+    move_buffers(model, device.torch_device)
+    if spec.is_sharded:
+        _shard(accelerator, model)
+    state_device = "cpu" if spec.settings.cpu_offload else device.torch_device
+    _materialize(model, torch.device(state_device))
+    if not spec.is_sharded and spec.settings.tp_size == 1:
+        model.tie_weights()  # new memory for plain tensors unties them
+    filler.fill(model, sharded=spec.is_sharded)
+    return _with_optimizer(spec, accelerator, model, mesh)
+
+
+def _with_optimizer(
+    spec: Spec, accelerator: Accelerator, model: PreTrainedModel, mesh: DeviceMesh | None
+) -> Stack:
+    optimizer = make_optimizer(spec.optimizer, model)
+    wrapped: nn.Module = model
+    if not spec.is_sharded and spec.data_parallel_size > 1:
+        wrapped = accelerator.prepare_model(model)
+        _set_reduce_dtype(spec, wrapped)
+    stack = Stack(
+        spec=spec,
+        accelerator=accelerator,
+        model=wrapped,
+        optimizer=accelerator.prepare_optimizer(optimizer, device_placement=False),
+        mesh=mesh,
+    )
+
+    def count(*_: object) -> None:
+        stack.optimizer_steps += 1
+
+    optimizer.register_step_post_hook(count)
+    return stack
+
+
+def _accelerator(spec: Spec) -> Accelerator:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accumulation = GradientAccumulationPlugin(
+        num_steps=spec.accumulation_counts[-1],
+        sync_each_batch=spec.settings.sync_each_batch,
+        sync_with_dataloader=False,
+    )
+    return Accelerator(
+        cpu=spec.device == "cpu",
+        mixed_precision="bf16" if spec.precision == "bf16_mixed" else "no",
+        gradient_accumulation_plugin=accumulation,
+        kwargs_handlers=[DistributedDataParallelKwargs()],
+    )
+
+
+def _mesh(spec: Spec, accelerator: Accelerator) -> DeviceMesh | None:
+    """The mesh, where sharding or tensor parallelism needs one; put into accelerate's state."""
+    if not spec.is_sharded and spec.settings.tp_size == 1:
+        return None
+    config = meshes.parallelism(spec)
+    mesh = config.build_device_mesh(spec.device)
+    if spec.is_sharded:
+        _enter_fsdp(accelerator, _fsdp_plugin(spec))
+        accelerator.state.parallelism_config = config
+        accelerator.state.device_mesh = mesh
+    return mesh
+
+
+def _enter_fsdp(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Make accelerate's state that of an FSDP run.
+
+    On CUDA ``Accelerator(fsdp_plugin=...)`` does the same. On a CPU accelerate ignores the
+    plugin; and setting only one of the two states lets ``sync_each_batch`` silently do
+    nothing, which is why collectives are counted.
+    """
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
+
+
+def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:
+    mixed = spec.precision == "bf16_mixed"
+    # accelerate's own default also casts the output, the loss with it, to bf16: too coarse to
+    # compare, and nothing else depends on it
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if mixed else None,
+        reduce_dtype=_DTYPES[spec.reduce_dtype],
+    )
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=spec.settings.sharding != "shard_grad_op",
+        auto_wrap_policy="transformer_based_wrap",
+        mixed_precision_policy=policy,
+        cpu_offload=spec.settings.cpu_offload,
+        cpu_ram_efficient_loading=False,
+    )
+
+
+def _shard(accelerator: Accelerator, model: PreTrainedModel) -> None:
+    """Shard with accelerate's FSDP2, parameters still on the meta device."""
+    plugin = accelerator.state.fsdp_plugin
+    plugin.transformer_cls_names_to_wrap = [decoder_layer_class(model)]
+    accelerator._models.append(model)
+    fsdp2_prepare_model(accelerator, model)
+
+
+def _materialize(model: PreTrainedModel, device: torch.device) -> None:
+    """Give parameters undefined memory on ``device``; buffers, which are real, stay."""
+    buffers = {id(b): b for b in model.buffers()}
+    model._apply(
+        lambda t: t if id(t) in buffers else torch.empty_like(t, device=device), recurse=True
+    )
+
+
+def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
+    """Reduce DDP's gradients in ``reduce_dtype`` where it is not their own."""
+    weights = _WEIGHTS[spec.precision]
+    wanted = _DTYPES[spec.reduce_dtype]
+    if wanted == weights:
+        return
+
+    def reduce(
+        group: dist.ProcessGroup | None, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        cast = bucket.buffer().to(wanted).div_(dist.get_world_size(group))
+        future = dist.all_reduce(cast, group=group, async_op=True).get_future()
+        return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    model.register_comm_hook(None, reduce)

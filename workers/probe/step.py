@@ -1,0 +1,47 @@
+"""One optimizer step, as a training script with accelerate writes it."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from workers.probe.stack import Stack
+
+EnterPhase = Callable[[str], None]
+"""Told the name of each phase as it begins: forward, backward, optimizer."""
+
+
+def optimizer_step(
+    stack: Stack,
+    batches: Sequence[torch.Tensor],
+    enter: EnterPhase,
+    before_optimizer: Callable[[], None] | None = None,
+) -> torch.Tensor:
+    """Train on ``batches`` and step the optimizer once.
+
+    Args:
+        stack: what is trained, set to ``len(batches)`` micro-batches per step.
+        batches: int64 tokens of shape (micro_batch_size, sequence_length), on the device.
+        enter: told each phase as it begins.
+        before_optimizer: called once, with all gradients ready.
+
+    Returns:
+        The mean loss of this rank's micro-batches, a scalar on the device, detached.
+    """
+    total = torch.zeros((), device=batches[0].device)
+    for batch in batches:
+        with stack.accelerator.accumulate(stack.model):
+            enter("forward")
+            with stack.compute():
+                loss = stack.model(input_ids=batch, labels=batch, use_cache=False).loss
+            total += loss.detach()
+            enter("backward")
+            stack.accelerator.backward(loss)
+            del loss
+            if stack.accelerator.sync_gradients:
+                stack.finish_gradients()
+                if before_optimizer is not None:
+                    before_optimizer()
+            enter("optimizer")
+            stack.optimizer.step()
+            stack.optimizer.zero_grad()
+    return total / len(batches)

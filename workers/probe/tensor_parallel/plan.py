@@ -1,0 +1,185 @@
+"""Which part of a Hugging Face decoder is split how, and which decoders this is known for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from workers.probe.tensor_parallel.loss import VocabParallelLoss
+from workers.probe.tensor_parallel.modules import (
+    ColumnParallelLinear,
+    Projected,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    gather_linears,
+    shard_sequence,
+)
+from workers.probe.tensor_parallel.parameters import distribute, replicate, set_forward
+from workers.probe.tensor_parallel.sequence import Axis
+
+VERIFIED_MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"})
+"""Model types whose training was seen equal to that of one process."""
+
+_REFUSED: Mapping[str, str] = {
+    "attention_dropout": "each rank would need a random stream of its own",
+    "router_jitter_noise": "each rank would need a random stream of its own",
+    "output_router_logits": "the router's auxiliary loss is not linear in the tokens of a rank",
+}
+"""Configuration fields that must be zero or false, and why."""
+
+
+class UnsupportedByTensorParallel(ValueError):  # noqa: N818  (reads as a sentence where raised)
+    """The model, or its shape, cannot be trained with tensor parallelism here."""
+
+
+def check(model_type: str, config: Any) -> None:
+    """Refuse what has no verified plan.
+
+    Args:
+        model_type: Hugging Face's name of the architecture.
+        config: the model's configuration, an object with its fields as attributes.
+
+    Raises:
+        UnsupportedByTensorParallel: with the reason.
+    """
+    if model_type not in VERIFIED_MODEL_TYPES:
+        known = ", ".join(sorted(VERIFIED_MODEL_TYPES))
+        raise UnsupportedByTensorParallel(
+            f"model type {model_type!r} has no verified tensor-parallel plan; these have: {known}"
+        )
+    for field, reason in _REFUSED.items():
+        value = getattr(config, field, None)
+        if value:
+            raise UnsupportedByTensorParallel(f"{field} is {value}: {reason}")
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool) -> None:
+    """Split a Hugging Face decoder over a mesh axis, in place, with sequence parallelism.
+
+    To be called before data parallelism is applied (``fully_shard``, or ``replicate``, on
+    the mesh's other axes). All ranks of the axis hold the same whole weights, or parameters
+    on the meta device; each is left with its part. Nothing is communicated.
+
+    Afterwards ``model(input_ids, labels=...)`` takes the same tokens on all ranks of the
+    axis and gives the same loss, while ``logits`` are this rank's part of the vocabulary.
+    After the last backward of an optimizer step call ``reduce_partial_gradients``.
+
+    ========================  =====================================================
+    embedding, lm_head        split by vocabulary, tied as before
+    q, k, v, gate, up         split by output features, one all-gather for each group
+    o, down                   split by input features, then a reduce-scatter
+    norms, biases of o, down  replicated, each rank's on its own tokens (or heads)
+    router, experts           replicated, each rank's on its own tokens
+    ========================  =====================================================
+
+    A mixture of experts stays on its sequence shard, for a token's experts depend on no
+    other token: 1 / size of the computation and of the activations, no all-gather, at the
+    price of summing the experts' gradients over the axis once per reduction.
+
+    Args:
+        model: ``...ForCausalLM`` of a verified type.
+        mesh: one axis.
+        recompute_allgather: keep only the shard of gathered activations for backward, and
+            gather again there.
+
+    Raises:
+        UnsupportedByTensorParallel: no verified plan, or sizes that the axis does not divide.
+    """
+    parts: Any = model
+    config = parts.config
+    check(config.model_type, config)
+    axis = Axis.of(mesh)
+    _check_divisible(parts, axis.size)
+    _split_ends(parts, axis, recompute_allgather)
+    for layer in parts.model.layers:
+        _split_layer(layer, axis, recompute_allgather)
+    _shard_sequence_before(parts.model.layers[0], axis)
+    parts.loss_function = VocabParallelLoss(axis)
+    parts._tp_size = axis.size  # what transformers and accelerate ask for
+    _check_complete(model)
+
+
+def _check_divisible(model: Any, size: int) -> None:
+    sizes = {f: getattr(model.config, f) for f in ("num_attention_heads", "num_key_value_heads")}
+    dense = [layer.mlp.gate_proj for layer in model.model.layers if hasattr(layer.mlp, "gate_proj")]
+    for linear in dense:
+        sizes["intermediate_size"] = linear.out_features
+    for field, value in sizes.items():
+        if value % size:
+            raise UnsupportedByTensorParallel(f"{field} is {value}, which {size} does not divide")
+
+
+def _check_complete(model: nn.Module) -> None:
+    left = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
+    if left:
+        raise UnsupportedByTensorParallel(f"parameters without a place in the plan: {left}")
+
+
+def _split_ends(model: Any, axis: Axis, recompute_allgather: bool) -> None:
+    """The embedding and lm_head, which may share their weight, and the norm before lm_head."""
+    embedding, head = model.model.embed_tokens, model.lm_head
+    embedding_weight = distribute(embedding.weight, axis, Shard(0))
+    tied = head.weight is embedding.weight
+    head_weight = embedding_weight if tied else distribute(head.weight, axis, Shard(0))
+    model.model.embed_tokens = VocabParallelEmbedding(embedding_weight, embedding.padding_idx, axis)
+    model.lm_head = ColumnParallelLinear(head, head_weight, axis)
+    _gather_before(model.lm_head, [model.lm_head], axis, recompute_allgather)
+    replicate(model.model.norm, axis)
+
+
+def _split_layer(layer: Any, axis: Axis, recompute_allgather: bool) -> None:
+    replicate(layer.input_layernorm, axis)
+    replicate(layer.post_attention_layernorm, axis)
+    attention = layer.self_attn
+    _split_block(attention, ("q_proj", "k_proj", "v_proj"), "o_proj", axis, recompute_allgather)
+    for norm in ("q_norm", "k_norm"):
+        if hasattr(attention, norm):
+            replicate(getattr(attention, norm), axis)
+    if hasattr(layer.mlp, "gate_proj"):
+        _split_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj", axis, recompute_allgather)
+    else:
+        replicate(layer.mlp, axis)
+
+
+def _split_block(
+    block: nn.Module, columns: tuple[str, ...], row: str, axis: Axis, recompute_allgather: bool
+) -> None:
+    linears = []
+    for name in columns:
+        linear = getattr(block, name)
+        split = ColumnParallelLinear(linear, distribute(linear.weight, axis, Shard(0)), axis)
+        setattr(block, name, split)
+        linears.append(split)
+    setattr(block, row, RowParallelLinear(getattr(block, row), axis))
+    _gather_before(block, linears, axis, recompute_allgather)
+
+
+def _gather_before(
+    block: nn.Module, linears: list[ColumnParallelLinear], axis: Axis, recompute_allgather: bool
+) -> None:
+    def project(shard: Any) -> Projected:
+        return gather_linears(shard, linears, axis, recompute_allgather=recompute_allgather)
+
+    forward: Any = block.forward
+
+    def gathering_forward(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            return forward(project(args[0]), *args[1:], **kwargs)
+        return forward(**{**kwargs, "hidden_states": project(kwargs["hidden_states"])})
+
+    set_forward(block, gathering_forward)
+
+
+def _shard_sequence_before(layer: nn.Module, axis: Axis) -> None:
+    """A hook, unlike the others: a layer's class, and so its forward, is changed by FSDP2.
+
+    Where transformers checkpoints the layer's ``forward`` (5.23) the hook is outside of the
+    checkpoint, where it checkpoints ``__call__`` (5.17) inside, and runs once more.
+    """
+
+    def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (shard_sequence(args[0], axis), *args[1:])
+
+    layer.register_forward_pre_hook(before)

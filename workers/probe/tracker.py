@@ -1,0 +1,198 @@
+"""Peak memory by tensor storage and every collective of a step, on any device.
+
+A dispatch mode sees each operator of a step: new storages are counted until they die, and
+collectives are recorded with the phase they happen in. It slows the step down, so it is on
+during warm-up and off while time is taken.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import active_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
+
+from workers.probe import collectives
+
+BLOCK_BYTES = 512
+"""The CUDA caching allocator rounds every request up to this, so the count does too
+(``kMinBlockSize`` in c10/cuda/CUDACachingAllocator.cpp)."""
+
+INSTRUMENT = "instrument"
+"""The phase of what the probe itself adds to a step; none of it is counted."""
+
+
+class MemoryLimitError(RuntimeError):
+    """A tracked allocation would pass the limit: CPU's stand-in for CUDA's out of memory."""
+
+    def __init__(self, requested_bytes: int, allocated_bytes: int, limit_bytes: int) -> None:
+        self.requested_bytes = requested_bytes
+        self.allocated_bytes = allocated_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"{requested_bytes} bytes more than {allocated_bytes} pass the limit of {limit_bytes}"
+        )
+
+
+@dataclass(slots=True)
+class Phase:
+    """What the step is doing now; shared by all who record."""
+
+    name: str = "start"
+    """start, build, wrap, forward, backward, optimizer, instrument, time or finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective."""
+
+    op: str
+    group: str
+    phase: str
+    bytes: int
+
+
+class StorageTracker(TorchDispatchMode):
+    """Counts bytes of live tensor storages, and records collectives.
+
+    Args:
+        phase: what the step is doing, kept current by the step.
+        count_storages: off where the device's own allocator counts (CUDA).
+        limit_bytes: bytes after which an allocation raises ``MemoryLimitError``.
+
+    Under FSDP2 three things need care: DTensor learns the shape of an operator's output by
+    running it on global shapes, storages are freed and grown by ``resize_`` (which is not
+    dispatched), and DTensors must first be broken up into operators on local tensors.
+    """
+
+    def __init__(
+        self, phase: Phase, *, count_storages: bool = True, limit_bytes: int | None = None
+    ) -> None:
+        super().__init__()
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self.peak_by_phase: Counter[str] = Counter()
+        self.calls: list[Call] = []
+        self._phase = phase
+        self._count_storages = count_storages
+        self._limit_bytes = limit_bytes
+        self._sizes: dict[int, int] = {}
+        self._propagating = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage from now until it dies; a known one is counted once."""
+        if not self._count_storages:
+            return
+        for plain in plain_tensors(tensor):
+            self._add_storage(plain.untyped_storage())
+
+    def note_phase(self) -> None:
+        """A new phase begins: its peak is at least what is held now."""
+        name = self._phase.name
+        self.peak_by_phase[name] = max(self.peak_by_phase[name], self.current_bytes)
+
+    def reset_peak(self) -> None:
+        """Start a new peak from what is held now."""
+        self.peak_bytes = self.current_bytes
+        self.peak_by_phase.clear()
+        self.calls.clear()
+
+    def __enter__(self) -> "StorageTracker":
+        self._watch_resize()
+        self._watch_propagation()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        while self._undo:
+            self._undo.pop()()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # seen again as operators on local tensors
+        out = func(*args, **(kwargs or {}))
+        if self._phase.name == INSTRUMENT or self._propagating or active_fake_mode() is not None:
+            return out
+        kind = collectives.kind_of(func)
+        if kind is not None:
+            group = collectives.group_of(args, kwargs or {})
+            size = collectives.moved_bytes(args, out)
+            self.calls.append(Call(kind, group, self._phase.name, size))
+        tree_map_only(torch.Tensor, self.add, out)
+        return out
+
+    def _add_storage(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, _rounded(storage.nbytes())
+        known = self._sizes.get(key)
+        if known == size or storage.device.type == "meta":
+            return
+        self._grow(key, size - (known or 0))
+        if known is None:
+            weakref.finalize(storage, self._free, key)
+
+    def _grow(self, key: int, by: int) -> None:
+        limit = self._limit_bytes
+        if limit is not None and by > 0 and self.current_bytes + by > limit:
+            raise MemoryLimitError(by, self.current_bytes, limit)
+        self._sizes[key] = self._sizes.get(key, 0) + by
+        self.current_bytes += by
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        self.note_phase()
+
+    def _free(self, key: int) -> None:
+        self.current_bytes -= self._sizes.pop(key, 0)
+
+    def _watch_resize(self) -> None:
+        original = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            key = storage._cdata
+            if key in self._sizes:
+                self._grow(key, _rounded(size) - self._sizes[key])
+            return original(storage, size)
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))
+
+    def _watch_propagation(self) -> None:
+        name = "_propagate_tensor_meta_non_cached"
+        original = getattr(ShardingPropagator, name)
+
+        def propagate(*args: Any, **kwargs: Any) -> Any:
+            self._propagating += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._propagating -= 1
+
+        setattr(ShardingPropagator, name, propagate)
+        self._undo.append(lambda: setattr(ShardingPropagator, name, original))
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with memory of their own inside a DTensor or another wrapper subclass."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, torch.Tensor):  # a DTensor names its mesh too
+            yield from plain_tensors(part)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
