@@ -62,7 +62,9 @@ class Workload:
         longest = self.model.max_sequence_length
         if self.sequence_length > longest:
             raise UsageError(
-                "sequence_length", self.sequence_length, f"{self.model.name} takes {longest} at most"
+                "sequence_length",
+                self.sequence_length,
+                f"{self.model.name} takes {longest} at most",
             )
         if self.reduce_dtype is None:
             own = ReduceDtype.FP32 if self.precision is Precision.FP32 else ReduceDtype.BF16

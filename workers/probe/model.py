@@ -1,14 +1,15 @@
 """Build the model from its configuration: random weights, never a checkpoint, never the network."""
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from workers.probe.data import mixed_seed
 
 WEIGHTS_STD = 0.02
 """Standard deviation of random weights where the configuration names none: GPT-2's, which
@@ -25,14 +26,22 @@ def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     Raises:
         ValueError: transformers refuses the configuration.
     """
-    fields = {name: value for name, value in config.items() if name != "model_type"}
-    settings = AutoConfig.for_model(config["model_type"], **fields)
-    settings.use_cache = False
+    settings = _configuration(config)
+    architecture = AutoModelForCausalLM._model_mapping[type(settings)]
+    attention = "sdpa" if architecture._supports_sdpa else "eager"  # gemma2 caps its scores
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa", dtype=dtype)
+        model = architecture._from_config(settings, attn_implementation=attention, dtype=dtype)
     model.tie_weights()  # building on the meta device unties them
     model.train()
     return model
+
+
+def _configuration(config: Mapping[str, Any]) -> Any:
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    try:
+        return AutoConfig.for_model(config["model_type"], **fields, use_cache=False)
+    except Exception as error:  # its validation raises classes of several libraries
+        raise ValueError(f"transformers refuses the configuration: {error}") from error
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -104,7 +113,7 @@ class WeightFiller:
         if len(shape) == 1:  # scales of norms; gemma's are offsets from one
             return torch.full(shape, self._scale_fill, device=device)
         generator = torch.Generator(device)
-        generator.manual_seed((self._seed << 32) + zlib.crc32(name.encode()))
+        generator.manual_seed(mixed_seed(self._seed, name))
         return torch.empty(shape, device=device).normal_(0, self._std, generator=generator)
 
 
@@ -116,7 +125,7 @@ class _tensor_parallel_slice:  # noqa: N801  (a function with memory)
         if not isinstance(parameter, DTensor):
             return
         for axis, placement in enumerate(parameter.placements):
-            if placement.is_shard():
+            if isinstance(placement, Shard):
                 rank = parameter.device_mesh.get_local_rank(axis)
                 self._cuts.append((placement.dim, rank, parameter.device_mesh.size(axis)))
 

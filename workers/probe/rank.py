@@ -9,7 +9,7 @@ import torch.distributed as dist
 from workers.probe.device import open_device
 from workers.probe.record import Record, versions
 from workers.probe.run import Rank
-from workers.probe.spec import Spec, read_spec
+from workers.probe.spec import read_spec
 from workers.probe.tracker import Phase
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)

@@ -115,7 +115,7 @@ def read_spec(path: Path) -> Spec:
         ValueError: not JSON, unknown or missing fields, or another format.
     """
     values = json.loads(path.read_text(encoding="utf-8"))
-    known = {f.name for f in fields(Spec)}
-    if not isinstance(values, dict) or (odd := known.symmetric_difference(values)):
+    odd = {f.name for f in fields(Spec)}.symmetric_difference(values)
+    if odd:
         raise ValueError(f"{path.name}: unknown or missing fields {sorted(odd)}")
     return Spec(**{**values, "settings": Knobs(**values["settings"])})

@@ -60,7 +60,8 @@ class Stack:
     @contextlib.contextmanager
     def compute(self) -> Iterator[None]:
         """The number format of forward: autocast where nothing else casts."""
-        casts = self.spec.precision == "bf16_mixed" and not self.spec.is_sharded
+        tensor_parallel_alone = self.spec.settings.tp_size > 1 and not self.spec.is_sharded
+        casts = self.spec.precision == "bf16_mixed" and tensor_parallel_alone
         context = self.accelerator.autocast() if casts else contextlib.nullcontext()
         with context:
             yield
@@ -110,8 +111,8 @@ def _with_optimizer(
 ) -> Stack:
     optimizer = make_optimizer(spec.optimizer, model)
     wrapped: nn.Module = model
-    if not spec.is_sharded and spec.data_parallel_size > 1:
-        wrapped = accelerator.prepare_model(model)
+    if not spec.is_sharded and spec.settings.tp_size == 1:
+        wrapped = accelerator.prepare_model(model)  # autocast, and DDP on several ranks
         _set_reduce_dtype(spec, wrapped)
     stack = Stack(
         spec=spec,
@@ -149,7 +150,7 @@ def _mesh(spec: Spec, accelerator: Accelerator) -> DeviceMesh | None:
     if not spec.is_sharded and spec.settings.tp_size == 1:
         return None
     config = meshes.parallelism(spec)
-    mesh = config.build_device_mesh(spec.device)
+    mesh: DeviceMesh | None = config.build_device_mesh(spec.device)
     if spec.is_sharded:
         _enter_fsdp(accelerator, _fsdp_plugin(spec))
         accelerator.state.parallelism_config = config
@@ -207,15 +208,19 @@ def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
     """Reduce DDP's gradients in ``reduce_dtype`` where it is not their own."""
     weights = _WEIGHTS[spec.precision]
     wanted = _DTYPES[spec.reduce_dtype]
-    if wanted == weights:
+    if wanted == weights or not isinstance(model, nn.parallel.DistributedDataParallel):
         return
 
     def reduce(
-        group: dist.ProcessGroup | None, bucket: dist.GradBucket
+        group: dist.ProcessGroup | None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         cast = bucket.buffer().to(wanted).div_(dist.get_world_size(group))
-        future = dist.all_reduce(cast, group=group, async_op=True).get_future()
-        return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+        work = dist.all_reduce(cast, group=group, async_op=True)
+        assert work is not None
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(
+            lambda done: bucket.buffer().copy_(done.value()[0])
+        )
+        return future
 
-    assert isinstance(model, nn.parallel.DistributedDataParallel)
     model.register_comm_hook(None, reduce)

@@ -165,7 +165,7 @@ class StorageTracker(TorchDispatchMode):
                 self._grow(key, _rounded(size) - self._sizes[key])
             return original(storage, size)
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010  (mypy wants it so)
         self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))
 
     def _watch_propagation(self) -> None:
@@ -185,11 +185,12 @@ class StorageTracker(TorchDispatchMode):
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors with memory of their own inside a DTensor or another wrapper subclass."""
-    if not is_traceable_wrapper_subclass(tensor):
+    subclass: Any = tensor  # a Tensor and a wrapper at once has no type
+    if not is_traceable_wrapper_subclass(subclass):
         yield tensor
         return
-    names, _ = tensor.__tensor_flatten__()
-    for part in (getattr(tensor, name) for name in names):
+    names, _ = subclass.__tensor_flatten__()
+    for part in (getattr(subclass, name) for name in names):
         if isinstance(part, torch.Tensor):  # a DTensor names its mesh too
             yield from plain_tensors(part)
 

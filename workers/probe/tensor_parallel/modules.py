@@ -54,7 +54,8 @@ def first_token(vocab_size: int, axis: Axis) -> int:
 
 def shard_sequence(partial: Tensor, axis: Axis) -> Tensor:
     """Sum summands of (batch, sequence, features) over ranks into each rank's sequence part."""
-    shard: Tensor = ReduceScatterSequence.apply(partial, axis)  # type: ignore[no-untyped-call]
+    apply: Any = ReduceScatterSequence.apply
+    shard: Tensor = apply(partial, axis)
     return shard
 
 
@@ -79,7 +80,7 @@ class ColumnParallelLinear(nn.Module):
     def __init__(self, linear: nn.Linear, weight: nn.Parameter, axis: Axis) -> None:
         super().__init__()
         self.weight = weight
-        bias = linear.bias
+        bias: Tensor | None = linear.bias
         self.bias = None if bias is None else distribute(bias, axis, Shard(0))
 
     def forward(self, projected: Projected) -> Tensor:
@@ -94,14 +95,16 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self._axis = axis
         self.weight = distribute(linear.weight, axis, Shard(1))
-        bias = linear.bias
+        bias: Tensor | None = linear.bias
         self.bias = None if bias is None else distribute(bias, axis, Replicate())
 
     def forward(self, activation: Tensor) -> Tensor:
         """(batch, sequence, in_features / size) to (batch, sequence / size, out_features)."""
         partial = nn.functional.linear(activation, split_weight(self.weight))
         shard = shard_sequence(partial, self._axis)
-        return shard if self.bias is None else shard + replicated_weight(self.bias)
+        if self.bias is None:
+            return shard
+        return shard + replicated_weight(self.bias).to(shard.dtype)
 
 
 def gather_linears(

@@ -53,7 +53,7 @@ def reduce_partial_gradients(parameters: Iterable[Tensor]) -> None:
         if not isinstance(grad, DTensor) or not any(p.is_partial() for p in grad.placements):
             continue
         assert grad.device_mesh.ndim == 1, f"partial over more than one axis: {grad.placements}"
-        local = grad.to_local()
+        local = grad.to_local().contiguous()
         dist.all_reduce(local, group=grad.device_mesh.get_group())
         parameter.grad = DTensor.from_local(local, grad.device_mesh, [Replicate()], run_check=False)
 

@@ -67,7 +67,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool
     After the last backward of an optimizer step call ``reduce_partial_gradients``.
 
     ========================  =====================================================
-    embedding, lm_head        split by vocabulary, tied as before
+    embedding, lm_head        split by vocabulary; one tensor if they are tied
     q, k, v, gate, up         split by output features, one all-gather for each group
     o, down                   split by input features, then a reduce-scatter
     norms, biases of o, down  replicated, each rank's on its own tokens (or heads)
@@ -121,7 +121,7 @@ def _split_ends(model: Any, axis: Axis, recompute_allgather: bool) -> None:
     """The embedding and lm_head, which may share their weight, and the norm before lm_head."""
     embedding, head = model.model.embed_tokens, model.lm_head
     embedding_weight = distribute(embedding.weight, axis, Shard(0))
-    tied = head.weight is embedding.weight
+    tied = model.config.tie_word_embeddings or head.weight is embedding.weight
     head_weight = embedding_weight if tied else distribute(head.weight, axis, Shard(0))
     model.model.embed_tokens = VocabParallelEmbedding(embedding_weight, embedding.padding_idx, axis)
     model.lm_head = ColumnParallelLinear(head, head_weight, axis)

@@ -1,0 +1,124 @@
+"""Runs the code that exported files carry, and prints as JSON what is in force.
+
+    accelerate launch --config_file FILE launched.py MODEL [--fsdp-on-cpu] FILE...
+
+The files differ in their code only: the launcher has read one of them. For each file the main
+process prints one line. With ``--fsdp-on-cpu`` accelerate is made to shard on a CPU, which it
+would pass over.
+"""
+
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import ParallelismConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+
+COLLECTIVES = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
+SEQUENCES, TOKENS = 16, 8
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives, with the number format of what they send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._overloadpacket._qualified_op_name.split("::")[-1]
+        if name in COLLECTIVES:
+            sent = args[1] if name.endswith("base_") else args[0][0]
+            if sent.is_floating_point():
+                self.counts[f"{name.strip('_')} {sent.dtype}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def code_of(file: str) -> str:
+    """The code between the fences in the file's comments."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    start, end = lines.index("# ```python"), lines.index("# ```")
+    return "\n".join(line[2:] for line in lines[start + 1 : end])
+
+
+def run(file: str, model: str) -> dict[str, Any]:
+    """Execute the file's code on synthetic tokens."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 64, (SEQUENCES, TOKENS))
+    dataset = [{"input_ids": row, "labels": row} for row in tokens]
+    names = {"MODEL": model, "DATASET": dataset, "LEARNING_RATE": 1e-3}
+    with Collectives() as collectives:
+        exec(compile(code_of(file), file, "exec"), names)
+    return {**in_force(names), "collectives": dict(collectives.counts)}
+
+
+def in_force(names: dict[str, Any]) -> dict[str, Any]:
+    accelerator, model = names["accelerator"], names["model"]
+    return {
+        "processes": accelerator.num_processes,
+        "distributed_type": str(accelerator.distributed_type.value),
+        "device": accelerator.device.type,
+        "mixed_precision": accelerator.mixed_precision,
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        "sync_each_batch": accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False),
+        "weights": str(next(model.parameters()).dtype),
+        "checkpointed": sum(_is_checkpointed(m) for m in model.modules()),
+        "optimizer": type(names["optimizer"].optimizer).__name__,
+        "optimizer_steps": int(next(iter(names["optimizer"].state.values()))["step"]),
+        "loss": float(names["loss"].detach()),
+    }
+
+
+def _is_checkpointed(module: torch.nn.Module) -> bool:
+    name = type(module).__name__
+    if name.endswith("CheckpointWrapper"):
+        return True
+    return name.endswith("DecoderLayer") and module.gradient_checkpointing
+
+
+@contextlib.contextmanager
+def fsdp_on_cpu() -> Iterator[None]:
+    """Have every Accelerator enter FSDP as it does on GPUs (``AcceleratorState.__init__``)."""
+    original = Accelerator.__init__
+
+    def enter(self: Accelerator, *args: Any, **kwargs: Any) -> None:
+        plugin = kwargs.get("fsdp_plugin") or FullyShardedDataParallelPlugin()
+        original(self, *args, **{**kwargs, "cpu": True})
+        if self.mixed_precision != "no":
+            plugin.set_mixed_precision(self.mixed_precision)
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        self.state.distributed_type = DistributedType.FSDP
+        self.state.fsdp_plugin = plugin
+        config = ParallelismConfig(dp_shard_size=self.num_processes)
+        self.state.parallelism_config = config
+        self.state.device_mesh = config.build_device_mesh("cpu")
+
+    Accelerator.__init__ = enter
+    try:
+        yield
+    finally:
+        Accelerator.__init__ = original
+
+
+def main() -> None:
+    model, *rest = sys.argv[1:]
+    files = [file for file in rest if file != "--fsdp-on-cpu"]
+    with fsdp_on_cpu() if "--fsdp-on-cpu" in rest else contextlib.nullcontext():
+        for file in files:
+            result = run(file, model)
+            if PartialState().is_main_process:
+                print(json.dumps(result), flush=True)
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

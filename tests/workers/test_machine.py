@@ -1,0 +1,119 @@
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tuner import machine
+from tuner.cluster import parse_cluster
+from tuner.errors import ProbeError, UsageError
+from tuner.framework import Framework
+from tuner.machine import ReportedGpu
+from workers.machine import Turn, check_machine, default_lock_path
+
+A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
+
+TAKE = """
+import sys, time
+from pathlib import Path
+from workers.machine import Turn
+assert Turn(Path(sys.argv[1])).take()
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_at_a_time(tmp_path):
+    one, other = Turn(tmp_path / "lock"), Turn(tmp_path / "lock")
+    assert one.take()
+    assert one.take()
+    assert not other.take()
+    one.give()
+    one.give()
+    assert other.take()
+    other.give()
+
+
+def test_a_turn_ends_with_the_process_that_has_it(tmp_path):
+    argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"taken\n"
+        turn = Turn(tmp_path / "lock")
+        assert not turn.take()
+        holder.kill()
+        holder.wait()
+    assert turn.take()
+    turn.give()
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ProbeError, match="cannot lock"):
+        Turn(tmp_path / "lock").take()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_lock_is_the_users():
+    assert str(os.getuid()) in default_lock_path().name
+
+
+def on(question, cluster: str):
+    return replace(question, cluster=parse_cluster(cluster))
+
+
+def test_cpu_ranks_run_anywhere(question, monkeypatch):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: (A100,))
+    check_machine(on(question, "cpu:4"))
+    check_machine(on(question, "2x2xcpu"))
+
+
+@pytest.mark.parametrize("cluster", ["a100-80gb", "2xa100-80gb"])
+def test_gpus_of_the_kind_that_is_asked_about(question, monkeypatch, cluster):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: (A100, A100))
+    check_machine(on(question, cluster))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "why"),
+    [
+        ("4xa100-80gb", "this machine is 2xa100-80gb"),
+        ("2xh100-80gb", "this machine is 2xa100-80gb"),
+        ("2x1xa100-80gb", "is 2 nodes; this machine is one"),
+    ],
+)
+def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: (A100, A100))
+    with pytest.raises(ProbeError, match=why):
+        check_machine(on(question, cluster))
+
+
+def test_no_gpu_here(question, monkeypatch):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: ())
+    with pytest.raises(ProbeError, match="shows no GPU"):
+        check_machine(on(question, "a100-80gb"))
+
+
+def test_gpus_that_differ(question, monkeypatch):
+    other = ReportedGpu(name="NVIDIA L4", memory_mib=23034)
+    monkeypatch.setattr(machine, "visible_gpus", lambda: (A100, other))
+    with pytest.raises(ProbeError, match="differ"):
+        check_machine(on(question, "a100-80gb"))
+
+
+def test_a_driver_that_does_not_answer(question, monkeypatch):
+    def fail() -> None:
+        raise UsageError("cluster", "local", "nvidia-smi did not answer within 20 s")
+
+    monkeypatch.setattr(machine, "visible_gpus", fail)
+    with pytest.raises(ProbeError, match="did not answer"):
+        check_machine(on(question, "a100-80gb"))
+
+
+def test_other_versions_than_were_stated(question):
+    versions = dict(question.framework.versions)
+    package = next(iter(versions))
+    stated = Framework(name=question.framework.name, versions={**versions, package: "2.11.9"})
+    with pytest.raises(ProbeError, match=f"states {package} 2.11.9"):
+        check_machine(replace(question, framework=stated))

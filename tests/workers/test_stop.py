@@ -1,0 +1,37 @@
+import os
+import signal
+import time
+
+from workers.stop import SIGNALS, StopRequest
+
+
+def test_nothing_is_requested_at_first():
+    started = time.monotonic()
+    assert StopRequest().wait(0.05) == ""
+    assert time.monotonic() - started >= 0.05
+
+
+def test_a_signal_is_noted_and_stays():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop = StopRequest()
+    try:
+        stop.install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        started = time.monotonic()
+        assert stop.wait(30) == "the worker got SIGTERM"
+        assert time.monotonic() - started < 5
+        assert stop.wait(0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does():
+    read, write = os.pipe()
+    stop = StopRequest(read)
+    os.write(write, b"..")
+    assert stop.wait(0.01) == ""
+    assert stop.wait(0.01) == ""
+    os.close(write)
+    assert stop.wait(30) == "the command that started the worker is gone"
+    os.close(read)

@@ -1,0 +1,296 @@
+import os
+import signal
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import ProbeError, StoreError, UsageError
+from tuner.measurement import Fidelity, Outcome
+from tuner.settings import Settings
+from tuner.store import Claim, Store, WorkerIdentity
+from tuner.study import ProbeRequest, ProbeState, Study, StudyState, Terms
+from workers import worker as worker_module
+from workers.machine import Turn
+from workers.stop import StopRequest
+from workers.worker import INTERRUPTED, Options, Worker, time_left_s
+
+OK = {"*": ["ok"]}
+HANG = {"*": ["ready", "hang"]}
+
+
+@pytest.fixture
+def work(store, tmp_path, stand_in_argv):
+    """Run a worker in this process: ``work(study_id, script)`` is its exit code."""
+
+    def run(study_id: str, script, *, stop: StopRequest | None = None, **options: object) -> int:
+        known = {
+            "folder": tmp_path / "probes",
+            "lock": tmp_path / "probes.lock",
+            "argv": lambda out: stand_in_argv(out, script),
+        }
+        plan = Options(**{**known, **options})
+        return Worker(store, study_id, stop=stop or StopRequest(), options=plan).run()
+
+    return run
+
+
+def enter(store: Store, study: Study, micro_batch_size: int = 1) -> None:
+    settings = Settings(
+        micro_batch_size=micro_batch_size, gradient_accumulation_steps=2 // micro_batch_size
+    )
+    request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)
+    revision = store.study(study.id).revision
+    assert store.enter_probe(study.id, revision, request, 10**9) is not None
+
+
+def outcomes(study: Study) -> list[Outcome | None]:
+    return [probe.measurement and probe.measurement.outcome for probe in study.probes]
+
+
+def test_a_study_is_worked_off(store, question, work, tmp_path):
+    study = store.ask(question, Terms(max_probes=3))
+    assert work(study.id, OK) == 0
+    study = store.study(study.id)
+    assert study.state is StudyState.DONE
+    assert "3 probes" in study.reason
+    assert outcomes(study) == [Outcome.OK] * 3
+    assert not list((tmp_path / "probes").iterdir())
+    assert work(study.id, OK) == 0
+
+
+def test_only_what_is_queued(store, question, work):
+    study = store.ask(question, Terms())
+    enter(store, study, 1)
+    enter(store, study, 2)
+    assert work(study.id, OK, queued_only=True) == 0
+    study = store.study(study.id)
+    assert (study.state, study.reason) == (
+        StudyState.DONE,
+        "the probes that were asked for are done",
+    )
+    assert outcomes(study) == [Outcome.OK] * 2
+
+
+def test_failures_are_recorded_with_their_logs(store, question, work):
+    study = store.ask(question, Terms())
+    enter(store, study)
+    assert work(study.id, {"*": ["say:help", "oom"]}, queued_only=True) == 0
+    (probe,) = store.study(study.id).probes
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.OOM
+    assert probe.measurement.oom is not None
+    assert probe.measurement.log_tails == {0: "help\n", 1: "help\n"}
+
+
+def test_a_crash_is_tried_once_more(store, question, work):
+    study = store.ask(question, Terms())
+    enter(store, study)
+    assert work(study.id, {"*": ["exit:1"]}, queued_only=True) == 0
+    study = store.study(study.id)
+    assert outcomes(study) == [Outcome.CRASHED]
+    states = [event.data.get("state") for event in store.events(study.id) if "probe" in event.data]
+    assert states == ["queued", "running", "queued", "running", "done"]
+
+
+def test_the_deadline(store, question, work):
+    study = store.ask(question, Terms())
+    enter(store, study)
+    assert work(study.id, HANG, queued_only=True, deadline_s=0.5) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.TIMEOUT]
+
+
+def test_a_program_that_cannot_be_started(store, question, work):
+    study = store.ask(question, Terms())
+    enter(store, study)
+    assert work(study.id, OK, queued_only=True, argv=lambda out: ("/nonexistent",)) == 0
+    (probe,) = store.study(study.id).probes
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.CRASHED
+    assert "could not be started" in probe.measurement.detail
+
+
+def test_a_budget_that_ends_in_mid_probe_says_nothing_about_the_settings(store, question, work):
+    study = store.ask(question, Terms(wall_s=1.0))
+    assert work(study.id, HANG) == 0
+    study = store.study(study.id)
+    assert (study.state, study.reason) == (StudyState.DONE, "the budget of 1 s is spent")
+    assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
+
+
+def test_a_stop_that_was_requested_before_anything_began(store, question, work):
+    class Stopped(StopRequest):
+        def wait(self, seconds: float) -> str:
+            return "stop"
+
+    study = store.ask(question, Terms())
+    assert work(study.id, OK, stop=Stopped()) == INTERRUPTED
+    assert store.study(study.id).state is StudyState.QUEUED
+
+
+def test_an_unknown_study(work):
+    with pytest.raises(UsageError, match="no such study"):
+        work("st-123456789abc", OK)
+
+
+def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch):
+    def refuse(question: object) -> None:
+        raise ProbeError("8xa100-80gb is asked about; this machine is cpu:2")
+
+    monkeypatch.setattr(worker_module, "check_machine", refuse)
+    study = store.ask(question, Terms())
+    with pytest.raises(ProbeError):
+        work(study.id, OK)
+    study = store.study(study.id)
+    assert study.state is StudyState.FAILED
+    assert "this machine is cpu:2" in study.reason
+
+
+def test_a_machine_that_is_not_the_cluster_leaves_anothers_study_alone(
+    store, question, work, monkeypatch
+):
+    def refuse(question: object) -> None:
+        raise ProbeError("not here")
+
+    monkeypatch.setattr(worker_module, "check_machine", refuse)
+    study = store.ask(question, Terms())
+    other = WorkerIdentity.of_this_process("other")
+    assert store.move(study.id, StudyState.RUNNING, worker=other)
+    with pytest.raises(ProbeError):
+        work(study.id, OK)
+    assert store.study(study.id).state is StudyState.RUNNING
+
+
+def test_a_store_that_fails_for_a_while(store, question, work, monkeypatch):
+    record, failures = Store.record, iter([StoreError("no answer"), UsageError("db", "x", "busy")])
+
+    def fail_twice(self: Store, claim: Claim, measurement: object) -> bool:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return record(self, claim, measurement)
+
+    monkeypatch.setattr(Store, "record", fail_twice)
+    monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
+    study = store.ask(question, Terms())
+    enter(store, study)
+    assert work(study.id, OK, queued_only=True) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.OK]
+
+
+def test_a_result_that_cannot_be_recorded_is_kept(store, question, work, monkeypatch, tmp_path):
+    def fail(self: Store, claim: Claim, measurement: object) -> bool:
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(Store, "record", fail)
+    monkeypatch.setattr(worker_module, "RECORD_PATIENCE_S", 0.0)
+    study = store.ask(question, Terms())
+    enter(store, study)
+    with pytest.raises(StoreError, match="a result is kept in"):
+        work(study.id, OK, queued_only=True)
+    (kept,) = (tmp_path / "probes").iterdir()
+    assert (kept / "result.json").exists()
+
+
+def test_another_studys_turn_is_waited_for(store, question, work, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(worker_module, "TURN_S", 0.1)
+    caplog.set_level("INFO", logger="workers")
+    other = Turn(tmp_path / "probes.lock")
+    assert other.take()
+    study = store.ask(question, Terms())
+    enter(store, study)
+    looks = []
+
+    def look(self: Store) -> int:
+        looks.append(1)
+        if len(looks) == 4:
+            other.give()
+        return 0
+
+    monkeypatch.setattr(Store, "reap", look)
+    assert work(study.id, OK, queued_only=True) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.OK]
+    waits = [record for record in caplog.records if "waiting for another" in record.message]
+    assert len(waits) == 1
+
+
+def ready(tmp_path: Path) -> bool:
+    return len(list((tmp_path / "probes").glob("*/ready-*"))) == 2
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_hand_the_probe_back(
+    store, question, start_worker, tmp_path, eventually, alive, end
+):
+    study = store.ask(question, Terms())
+    worker = start_worker(study.id, HANG)
+    eventually(lambda: ready(tmp_path))
+    worker.send_signal(end)
+    assert worker.wait(10) == INTERRUPTED
+    study = store.study(study.id)
+    assert (study.state, study.reason) == (StudyState.QUEUED, "interrupted")
+    assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
+    assert not alive(str(tmp_path))
+    assert not list((tmp_path / "probes").iterdir())
+
+
+def test_the_end_of_the_starting_command_is_a_request_to_stop(
+    store, question, start_worker, tmp_path, eventually, alive
+):
+    study = store.ask(question, Terms())
+    read, write = os.pipe()
+    worker = start_worker(study.id, HANG, read)
+    os.close(read)
+    eventually(lambda: ready(tmp_path))
+    os.close(write)
+    assert worker.wait(10) == INTERRUPTED
+    assert store.study(study.id).state is StudyState.QUEUED
+    assert not alive(str(tmp_path))
+
+
+def test_kill_leaves_no_process_and_the_next_worker_goes_on(
+    store, question, start_worker, work, tmp_path, eventually, alive
+):
+    study = store.ask(question, Terms(max_probes=2))
+    worker = start_worker(study.id, HANG)
+    eventually(lambda: ready(tmp_path))
+    assert len(alive(str(tmp_path))) == 3
+    worker.kill()
+    worker.wait()
+    eventually(lambda: not alive(str(tmp_path)), 3.0)
+    assert work(study.id, OK) == 0
+    study = store.study(study.id)
+    assert study.state is StudyState.DONE
+    assert outcomes(study) == [Outcome.OK] * 2
+    assert not list((tmp_path / "probes").iterdir())
+
+
+def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monkeypatch):
+    poll_s = 0.05
+
+    def quick_lease(beat, *, claimed_at, lease_s):
+        return lease(beat, claimed_at=claimed_at, lease_s=lease_s, beat_s=poll_s)
+
+    lease = worker_module.Lease
+    monkeypatch.setattr(worker_module, "Lease", quick_lease)
+    study = store.ask(question, Terms())
+
+    class CancelWhenReady(StopRequest):
+        def wait(self, seconds: float) -> str:
+            if ready(tmp_path):
+                store.move(study.id, StudyState.CANCELLED, "by a test")
+            return super().wait(seconds)
+
+    assert work(study.id, HANG, stop=CancelWhenReady()) == 0
+    study = store.study(study.id)
+    assert study.state is StudyState.CANCELLED
+    assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
+
+
+def test_the_time_that_is_left(question):
+    study = Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING)
+    assert time_left_s(study, 1e9) == float("inf")
+    ago = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()
+    study = replace(study, terms=Terms(wall_s=100.0), asked_at=ago)
+    assert time_left_s(study, 1e9) == pytest.approx(70, abs=2)
+    assert time_left_s(study, 10.0) == 90

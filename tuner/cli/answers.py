@@ -1,0 +1,84 @@
+"""From a study to its answer: whether it needs probes, and what is shown and written at its end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tuner.cli.errors import print_json, report
+from tuner.cli.render import show_answer, show_end, show_probes, stdout_console
+from tuner.cli.targets import Target, with_launch, write_text
+from tuner.cli.units import count_text, moment_text
+from tuner.cli.words import question_text
+from tuner.errors import NothingFitsError, ProbeError, TunerError
+from tuner.planner import Stop, answer, next_probe
+from tuner.store import Store
+from tuner.study import ProbeState, Study, StudyState
+from tuner.suggestion import Candidate, Suggestion
+
+
+def closed_without_probes(store: Store, study: Study) -> Study | None:
+    """The study at its end, if nothing more is worth probing on its terms; else ``None``."""
+    if study.state is not StudyState.QUEUED or not study.probes:
+        return None
+    plan = next_probe(study)
+    if not isinstance(plan, Stop) or plan.nothing_fits:
+        return None
+    moved = store.move(
+        study.id,
+        StudyState.DONE,
+        plan.reason,
+        expect={StudyState.QUEUED},
+        revision=study.revision,
+    )
+    return store.study(study.id) if moved else None
+
+
+def standing_text(study: Study, *, answered: bool) -> str:
+    """Which study this is, and what of it is there already."""
+    done = sum(probe.state is ProbeState.DONE for probe in study.probes)
+    what = f"study {study.id}: {question_text(study.question)}"
+    since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
+    if answered:
+        return f"{what}\nanswered from what is stored, {since}: {study.reason}"
+    return f"{what}\ncontinues from {since}" if done else what
+
+
+def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:
+    """Show a study's answer, and write its files; the exit code.
+
+    Raises:
+        TunerError: a file cannot be written after all.
+    """
+    suggestion = with_launch(answer(study), study.question, targets)
+    files = suggestion.launch["files"] if targets else {}
+    for path, text in files.items():
+        write_text(Path(path), text)
+    if as_json:
+        print_json(suggestion.as_dict())
+    else:
+        console = stdout_console()
+        show_probes(console, study, suggestion.best)
+        show_answer(console, study, suggestion)
+        show_end(console, suggestion, tuple(files))
+    if suggestion.best is None:
+        return report(why_none(study, suggestion), as_json=False)
+    return 0
+
+
+def require_best(study: Study, suggestion: Suggestion) -> Candidate:
+    """The best settings of an answer.
+
+    Raises:
+        NothingFitsError: there are none, for want of memory.
+        ProbeError: there are none, because no probe had a result.
+    """
+    if suggestion.best is None:
+        raise why_none(study, suggestion)
+    return suggestion.best
+
+
+def why_none(study: Study, suggestion: Suggestion) -> TunerError:
+    """Why a study has no best settings: what ran did not fit, or nothing ran."""
+    why = " ".join(suggestion.explanation[:2]) or study.reason
+    if {"oom", "ok"} & suggestion.probes.keys():
+        return NothingFitsError(f"nothing fits: {why}")
+    return ProbeError(f"study {study.id} has no answer: {why}")

@@ -1,0 +1,73 @@
+"""The commands put together, and how their help is laid out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from tuner.cli.commands import COMMANDS, GROUPS
+
+HELP = """Finds the fastest training settings that fit in memory, before a distributed job starts.
+
+It runs a few real training steps with candidate settings, and answers from what they showed.
+"""
+EXIT_CODES = "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits in memory."
+"""Of every command; a signal's are 128 and its number, 130 for Ctrl-C."""
+
+
+class GroupedHelp(TyperCommand):
+    """A command whose help shows options under the titles of their panels, as plain text.
+
+    Rich's boxes would take a third of a second to draw, and half of a narrow terminal.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each panel, in the order of the options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                title = getattr(parameter, "rich_help_panel", None) or _title(parameter)
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=26)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; its exit code.
+
+    Raises:
+        TunerError: what went wrong with it.
+        typer.TyperException: the arguments make no command.
+    """
+    command = typer.main.get_command(app())
+    code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
+    return int(code or 0)
+
+
+def app() -> typer.Typer:
+    """All commands."""
+    whole = _group(HELP, COMMANDS)
+    for name, (text, commands) in GROUPS.items():
+        whole.add_typer(_group(text, commands), name=name)
+    return whole
+
+
+def _group(text: str, commands: dict[str, Callable[..., int]]) -> typer.Typer:
+    group = typer.Typer(
+        help=text,
+        epilog=EXIT_CODES,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    for name, command in commands.items():
+        group.command(name, cls=GroupedHelp, epilog=EXIT_CODES)(command)
+    return group
+
+
+def _title(parameter: Any) -> str:
+    return "Arguments" if parameter.param_type_name == "argument" else "Output"

@@ -1,0 +1,187 @@
+"""From what was written on the command line to a checked question and its terms.
+
+Everything is checked here, before any database is opened: after a usage error nothing has been
+written anywhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from tuner import machine
+from tuner.cli.options import Asked, SuggestAsked
+from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
+from tuner.cluster import Cluster, Device, local_cluster, parse_cluster
+from tuner.errors import UsageError
+from tuner.framework import (
+    Framework,
+    FrameworkName,
+    framework,
+    installed_versions,
+    parse_stated_versions,
+)
+from tuner.measurement import Fidelity
+from tuner.model import load_model
+from tuner.settings import KNOBS
+from tuner.space import Space, enumerate_space
+from tuner.study import Question, Terms
+from tuner.workload import Optimizer, Precision, ReduceDtype, Workload, choice
+
+T = TypeVar("T")
+
+SAME_MEMORY = 0.02
+"""Relative difference between two readings of one GPU's memory: driver releases differ by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """A checked question with its terms."""
+
+    question: Question
+    """What is asked."""
+    space: Space
+    """Its legal settings."""
+    terms: Terms
+    """On what terms."""
+
+
+def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
+    """The inquiry that was written.
+
+    Args:
+        asked: the options.
+        budget: further fields of the terms, already read.
+
+    Raises:
+        UsageError: some of it cannot be read, is contradictory, or cannot be measured here.
+    """
+    question = _question(asked)
+    terms = Terms(
+        fidelity=choice("fidelity", Fidelity, asked.fidelity),
+        headroom=read_share("headroom", asked.headroom),
+        memory_limit_bytes=if_given(read_size, "memory_limit", asked.memory_limit),
+        **budget,
+    )
+    check_measurable(question)
+    return Inquiry(question=question, space=enumerate_space(question), terms=terms)
+
+
+def read_budget(asked: SuggestAsked) -> dict[str, Any]:
+    """The fields of :class:`Terms` that say how long to look.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    return {
+        "max_probes": read_whole("max_probes", asked.max_probes),
+        "wall_s": if_given(read_duration, "budget", asked.budget),
+        "device_s": if_given(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
+        "tolerance": read_share("tolerance", asked.tolerance),
+    }
+
+
+def if_given(read: Callable[[str, str], T], field: str, text: str | None) -> T | None:
+    """``None`` for an option that was left out, else what ``read`` makes of it."""
+    return None if text is None else read(field, text)
+
+
+def check_measurable(question: Question) -> None:
+    """Refuse what a probe on this machine would not measure.
+
+    Raises:
+        UsageError: the framework is not probed, other versions are installed, the optimizer's
+            library is missing, or this machine is not the cluster.
+    """
+    _check_framework(question.framework)
+    if question.workload.optimizer is Optimizer.ADAMW_8BIT and find_spec("torchao") is None:
+        raise UsageError(
+            "optimizer", "adamw_8bit", "needs torchao, which is not installed: pip install torchao"
+        )
+    if question.cluster.gpu.device is Device.CPU:
+        _check_memory(question.cluster)
+    else:
+        _check_gpus(question.cluster)
+
+
+def _question(asked: Asked) -> Question:
+    stated = parse_stated_versions(asked.framework_version or ())
+    return Question(
+        workload=_workload(asked),
+        cluster=parse_cluster(asked.cluster),
+        framework=framework(asked.framework, stated),
+        knobs=_knobs(asked.knob or ()),
+    )
+
+
+def _workload(asked: Asked) -> Workload:
+    return Workload(
+        model=load_model(asked.model),
+        sequence_length=read_whole("sequence_length", asked.sequence_length),
+        global_batch_size=read_whole("global_batch_size", asked.global_batch_size),
+        optimizer=choice("optimizer", Optimizer, asked.optimizer),
+        precision=choice("precision", Precision, asked.precision),
+        reduce_dtype=if_given(
+            lambda field, text: choice(field, ReduceDtype, text), "reduce_dtype", asked.reduce_dtype
+        ),
+    )
+
+
+def _knobs(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Allowed values by knob; the question checks them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            known = ", ".join(KNOBS)
+            raise UsageError("knob", text, f"must look like tp_size=1,2; the knobs are {known}")
+        if name in found:
+            raise UsageError("knob", text, f"{name} is given twice; write all its values in one")
+        found[name] = tuple(filter(None, (value.strip() for value in values.split(","))))
+    return found
+
+
+def _check_framework(asked: Framework) -> None:
+    if asked.name is FrameworkName.NANOTRON:
+        raise UsageError(
+            "framework",
+            "nanotron",
+            "is not probed here, and answers are from probes only: use torch, accelerate or"
+            " trainer",
+        )
+    here = installed_versions()
+    for package, version in asked.versions.items():
+        if here.get(package) != version:
+            found = here.get(package)
+            state = f"{package} {found} is installed here" if found else "it is not installed here"
+            raise UsageError(
+                "framework_version",
+                f"{package}={version}",
+                f"{state}, and probes run with what is installed: install {package}=={version},"
+                " or leave it out",
+            )
+
+
+def _check_memory(cluster: Cluster) -> None:
+    """CPU ranks share this machine's memory; a file may claim more."""
+    claimed, there_is = cluster.gpu.memory_bytes * cluster.world_size, machine.memory_bytes()
+    if claimed > there_is:
+        raise UsageError(
+            "cluster",
+            f"{cluster.world_size} ranks with {cluster.gpu.memory_bytes / 2**30:.1f} GiB each",
+            f"this machine has {there_is / 2**30:.1f} GiB for all of them",
+        )
+
+
+def _check_gpus(cluster: Cluster) -> None:
+    here = local_cluster()
+    enough = cluster.nodes == 1 and cluster.gpus_per_node <= here.gpus_per_node
+    roomy = here.gpu.memory_bytes * (1 + SAME_MEMORY) >= cluster.gpu.memory_bytes
+    if here.gpu.device is Device.CUDA and here.gpu.name == cluster.gpu.name and enough and roomy:
+        return
+    raise UsageError(
+        "cluster",
+        cluster.name,
+        f"probes run here, and this machine is {here.name}: use --cluster local, or run tuner on"
+        f" {'that machine' if cluster.nodes == 1 else 'a single node of that kind'}",
+    )

@@ -1,0 +1,132 @@
+"""Every command: its options, its help, and where it is done.
+
+What does the work is imported inside the commands, so that ``tuner --help`` imports none of it.
+"""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from typer import Argument, Option
+
+from tuner.cli.options import Database, Json, ProbeAsked, SuggestAsked, taking
+
+StudyId = Annotated[
+    str, Argument(metavar="STUDY", help="A study's id, or a beginning of it that no other has.")
+]
+
+
+@taking(SuggestAsked)
+def suggest(asked: SuggestAsked) -> int:
+    """Find the fastest settings that fit, by running real training steps on this machine.
+
+    Every probe is kept: the same question asked again goes on from there. Ctrl-C ends the
+    running probe and loses nothing else.
+
+    \b
+    Example, on any machine, without a GPU:
+      tuner suggest --model stories15m --cluster cpu:2 --max-probes 8 \\
+          --global-batch-size 8 --sequence-length 128
+    """
+    from tuner.cli.suggest import run
+
+    return run(asked)
+
+
+@taking(ProbeAsked)
+def probe(asked: ProbeAsked) -> int:
+    """Run one probe of given settings on this machine, and show what it measured.
+
+    It is kept in the study of the same question. Settings that were probed before are run once
+    more. Exit code 3 says that the settings do not fit in memory.
+
+    \b
+    Example, on any machine, without a GPU:
+      tuner probe --model stories15m --cluster cpu:2 \\
+          --global-batch-size 8 --sequence-length 128 \\
+          --settings sharding=full_shard,micro_batch_size=2
+    """
+    from tuner.cli.probe import run
+
+    return run(asked)
+
+
+def export(
+    study: StudyId,
+    format_name: Annotated[str, Argument(metavar="FORMAT", help="The launcher's: accelerate.")],
+    write: Annotated[
+        str | None,
+        Option(metavar="PATH", help="Write it to this file, instead of to stdout."),
+    ] = None,
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Print a study's answer as the configuration file of a launcher.
+
+    \b
+    Example:
+      tuner export st-5c1f accelerate --write accelerate.yaml
+    """
+    from tuner.cli.export import run
+
+    return run(study, format_name, write, as_json=json, db=db)
+
+
+def list_studies(json: Json = False, db: Database = None) -> int:
+    """List the 50 studies that were asked last, the newest first.
+
+    \b
+    Example:
+      tuner studies list
+    """
+    from tuner.cli.studies import run
+
+    return run(as_json=json, db=db)
+
+
+def show_study(study: StudyId, json: Json = False, db: Database = None) -> int:
+    """Show a study: what was asked, its probes, its answer, and why probes failed.
+
+    \b
+    Example:
+      tuner studies show st-5c1f
+    """
+    from tuner.cli.show import run
+
+    return run(study, as_json=json, db=db)
+
+
+def upgrade_database(json: Json = False, db: Database = None) -> int:
+    """Bring a database to this version's schema; a SQLite file that is absent is made.
+
+    SQLite is brought there by itself whenever it is used; other databases only by this command.
+
+    \b
+    Example:
+      tuner db upgrade --db postgresql://user@host/tuner
+    """
+    from tuner.cli.database import upgrade
+
+    return upgrade(as_json=json, db=db)
+
+
+def check_database(json: Json = False, db: Database = None) -> int:
+    """Check a database for damage and for differences from this version's schema.
+
+    Exit code 1 says that something is wrong with it.
+
+    \b
+    Example:
+      tuner db check
+    """
+    from tuner.cli.database import check
+
+    return check(as_json=json, db=db)
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"suggest": suggest, "probe": probe, "export": export}
+"""``tuner NAME``."""
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
+    "studies": ("Look at studies.", {"list": list_studies, "show": show_study}),
+    "db": ("Look after the database.", {"upgrade": upgrade_database, "check": check_database}),
+}
+"""``tuner GROUP NAME``, with each group's help."""

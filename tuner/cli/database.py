@@ -1,0 +1,45 @@
+"""``tuner db``: bring a database to this version's schema, and check it."""
+
+import typer
+
+from tuner.cli.errors import print_json
+from tuner.store import default_url, migrate
+from tuner.store.engine import parse_url, shown_url
+
+FAILED = 1
+
+
+def upgrade(*, as_json: bool, db: str | None) -> int:
+    """Migrate; the exit code.
+
+    Raises:
+        UsageError: the address is wrong, or it cannot be written.
+        StoreError: it cannot be reached, or is of a newer version.
+    """
+    url = db or default_url()
+    applied = migrate.upgrade(url)
+    shown = shown_url(parse_url(url))
+    if as_json:
+        print_json({"db": shown, "applied": applied})
+    else:
+        done = f"applied {', '.join(applied)}" if applied else "is up to date"
+        typer.echo(f"{shown}: {done}")
+    return 0
+
+
+def check(*, as_json: bool, db: str | None) -> int:
+    """Look for damage and differences; the exit code, 1 when there are some.
+
+    Raises:
+        UsageError: the address is wrong, or there is no such database.
+        StoreError: it cannot be reached.
+    """
+    url = db or default_url()
+    problems = migrate.check(url)
+    shown = shown_url(parse_url(url))
+    if as_json:
+        print_json({"db": shown, "problems": problems})
+    else:
+        for line in problems or ["in order"]:
+            typer.echo(f"{shown}: {line}")
+    return FAILED if problems else 0

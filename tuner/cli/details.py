@@ -1,0 +1,160 @@
+"""One probe in full: what it measured, or why it failed."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tuner.cli.columns import Column, table_of
+from tuner.cli.render import facts_grid
+from tuner.cli.rows import speed_of
+from tuner.cli.units import (
+    duration_text,
+    moment_text,
+    size_number,
+    size_text,
+    size_unit,
+    speed_text,
+    time_text,
+)
+from tuner.cli.words import knob_text, range_text, rank_word
+from tuner.measurement import Measurement, Outcome
+from tuner.planner import step_time
+from tuner.study import Probe, Study
+
+LOG_LINES = 12
+"""Lines that are shown of the end of a rank's log."""
+
+
+def probe_dict(study: Study, probe: Probe) -> dict[str, Any]:
+    """A probe as plain JSON values, with the quantities that follow from its measurement."""
+    values: dict[str, Any] = {
+        "id": probe.id,
+        "settings": probe.request.settings.as_dict(),
+        "fidelity": str(probe.request.fidelity),
+        "repetition": probe.request.repetition,
+        "accumulation_counts": list(probe.request.accumulation_counts),
+        "state": str(probe.state),
+        "memory_limit_bytes": probe.memory_limit_bytes,
+        "finished_at": probe.finished_at,
+        "measurement": probe.measurement and probe.measurement.as_dict(),
+    }
+    if probe.measurement is not None:
+        time = step_time([probe.measurement], probe.request.settings.gradient_accumulation_steps)
+        values["outcome"] = str(probe.measurement.outcome)
+        values["fits"] = fits(study, probe.measurement)
+        values["step_time_s"] = time.as_dict()
+        values["tokens_per_s_per_gpu"] = speed_of(time, study.question).as_dict()
+    return values
+
+
+def fits(study: Study, measurement: Measurement) -> bool | None:
+    """Whether the probe fits on the study's terms; ``None`` when that is not known."""
+    if measurement.outcome is Outcome.OOM:
+        return False
+    if measurement.memory is None:
+        return None
+    needed = measurement.memory.allocated_bytes + measurement.memory.overhead_bytes
+    return needed <= study.terms.limit_bytes(study.question.cluster)
+
+
+def show_probe(console: Console, study: Study, probe: Probe) -> None:
+    """Settings, outcome and all that was measured."""
+    assert probe.measurement is not None
+    console.print()
+    console.print(facts_grid(_facts(study, probe, probe.measurement)))
+    if probe.measurement.collectives:
+        console.print()
+        _show_collectives(console, probe.measurement)
+    show_logs(console, probe)
+
+
+def show_logs(console: Console, probe: Probe) -> None:
+    """The end of each rank's log, when the probe failed; an out of memory explains itself."""
+    measurement = probe.measurement
+    if measurement is None or measurement.outcome in (Outcome.OK, Outcome.OOM):
+        return
+    for rank, tail in sorted(measurement.log_tails.items()):
+        lines = tail.strip().splitlines()[-LOG_LINES:]
+        if lines:
+            console.print()
+            console.print(Text(f"Probe #{probe.id}, end of rank {rank}'s log", style="bold"))
+            console.print(Text("\n".join(f"  {line}" for line in lines), style="dim"))
+
+
+def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    settings = probe.request.settings.as_dict()
+    yield "settings", ", ".join(f"{k} {knob_text(v)}" for k, v in settings.items())
+    again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
+    yield "probe", f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
+    yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
+    yield from _memory_facts(study, probe, measurement)
+    yield from _time_facts(study, probe, measurement)
+    versions = ", ".join(f"{name} {version}" for name, version in measurement.versions.items())
+    yield from [("versions", versions)] if versions else []
+    yield "cost", f"{duration_text(measurement.wall_s)}, {measurement.device_s:.0f} device-seconds"
+
+
+def _memory_facts(
+    study: Study, probe: Probe, measurement: Measurement
+) -> Iterator[tuple[str, str]]:
+    limit = size_text(study.terms.limit_bytes(study.question.cluster))
+    if oom := measurement.oom:
+        yield (
+            "memory",
+            f"more than {size_text(oom.needed_bytes)}: rank {oom.rank} asked for"
+            f" {size_text(oom.requested_bytes)} in {oom.phase}, with"
+            f" {size_text(oom.allocated_bytes)} allocated, limit {size_text(oom.limit_bytes)}",
+        )
+    if memory := measurement.memory:
+        per = rank_word(study.question)
+        over = f", overhead {size_text(memory.overhead_bytes)}" if memory.overhead_bytes else ""
+        yield (
+            "memory",
+            f"{size_text(memory.allocated_bytes)} allocated per {per}, of {limit}{over};"
+            f" reserved {size_text(memory.reserved_bytes)}, on the device"
+            f" {size_text(memory.device_bytes)}",
+        )
+        yield "peaks", _sizes(memory.by_phase)
+        yield "held", _sizes(memory.by_category)
+
+
+def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    time = step_time([measurement], probe.request.settings.gradient_accumulation_steps)
+    if time.value is None:
+        return
+    speed, per = speed_of(time, study.question), rank_word(study.question)
+    yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
+    steps = " and ".join(
+        f"{len(times)} of {count} micro-batch{'' if count == 1 else 'es'}"
+        for count, times in measurement.step_times_s.items()
+    )
+    yield (
+        "step",
+        f"{time_text(time.value)} s (80% interval {time_text(time.low)} to"
+        f" {time_text(time.high)}); steps timed: {steps}",
+    )
+    losses = measurement.losses
+    if losses:
+        yield "loss", f"{losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
+
+
+def _show_collectives(console: Console, measurement: Measurement) -> None:
+    count = measurement.tracked_accumulation
+    title = f"Collectives of rank 0 in one step of {count} micro-batch{'' if count == 1 else 'es'}"
+    console.print(Text(title, style="bold"))
+    found = measurement.collectives
+    unit, divisor = size_unit(max(one.bytes for one in found))
+    columns = (
+        Column("collective", [one.op for one in found]),
+        Column("axis", [one.axis for one in found]),
+        Column("phase", [one.phase for one in found]),
+        Column("calls", [str(one.count) for one in found], is_number=True),
+        Column(unit, [size_number(one.bytes, divisor) for one in found], is_number=True),
+    )
+    console.print(table_of(columns, console.width))

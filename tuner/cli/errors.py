@@ -1,0 +1,66 @@
+"""How errors are shown, and the exit code of each: the only place for both."""
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from tuner.errors import TunerError, UsageError
+
+USAGE = 2
+
+
+class StoppedError(TunerError):
+    """A signal asked the command to end. Not an error of anybody's, but no answer either."""
+
+    def __init__(self, number: signal.Signals, kept: str) -> None:
+        """``kept`` says what is left of the work, in one line."""
+        super().__init__(f"stopped by {number.name}; {kept}")
+        self.exit_code = 128 + number
+
+
+SHOWN = (TunerError, typer.TyperException)
+"""What is shown in one line. Anything else is a mistake of ours, and shows its traceback."""
+
+
+def report(error: Exception, *, as_json: bool) -> int:
+    """Show an error of :data:`SHOWN`; the exit code.
+
+    stderr gets ``tuner: error: ...`` in one line. With ``as_json``, stdout gets
+    ``{"error": {"field", "message", "exit_code"}}``, so that it always holds one JSON object.
+    """
+    message, code = _one_line(error), exit_code(error)
+    if as_json:
+        found = {"field": field_of(error), "message": message, "exit_code": code}
+        print_json({"error": found})
+    typer.echo(f"tuner: error: {message}", err=True)
+    return code
+
+
+def exit_code(error: Exception) -> int:
+    """1 failed, 2 usage, 3 nothing fits; 128 and the signal's number when stopped."""
+    return error.exit_code if isinstance(error, TunerError) else USAGE
+
+
+def field_of(error: Exception) -> str | None:
+    """The field of the question, or the option, that is wrong."""
+    if isinstance(error, UsageError):
+        return error.field
+    parameter = getattr(error, "param", None)
+    return getattr(parameter, "name", None)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "tuner"
+        text = error.format_message().rstrip(".")
+        return " ".join(f"{text}; see '{command} --help'".split())
+    return " ".join(str(error).split())

@@ -1,0 +1,210 @@
+"""The options of ``suggest`` and ``probe``: one dataclass each, expanded into the command.
+
+Values stay text here; :mod:`tuner.cli.asked` reads them. So every bad value gets an error of the
+same form, with what was given and what is allowed, and showing help imports nothing else.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+from typer import Option
+
+T = TypeVar("T")
+
+WORKLOAD = "What is trained"
+PLACE = "Where, and with what"
+SPACE = "What may be chosen, and what fits"
+BUDGET = "How long to look"
+OUTPUT = "Output"
+
+
+def _option(metavar: str, text: str, panel: str) -> Any:
+    return Option(metavar=metavar, help=text, rich_help_panel=panel)
+
+
+Json = Annotated[
+    bool,
+    Option("--json", help="Print one JSON object on stdout, and nothing else there."),
+]
+Database = Annotated[
+    str | None,
+    Option(
+        "--db",
+        metavar="URL",
+        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB, or"
+        " else SQLite in the user's data folder.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What ``suggest`` and ``probe`` have in common, as it was written."""
+
+    model: Annotated[
+        str,
+        _option(
+            "NAME|FILE",
+            "A model of the catalogue, such as llama-3.1-8b or stories15m, or the path of a"
+            " Hugging Face config.json. Weights are random; none are read.",
+            WORKLOAD,
+        ),
+    ]
+    global_batch_size: Annotated[
+        str,
+        _option(
+            "N",
+            "Sequences of one optimizer step, over all GPUs. No answer changes it.",
+            WORKLOAD,
+        ),
+    ]
+    sequence_length: Annotated[str, _option("N", "Tokens of one sequence.", WORKLOAD)]
+    optimizer: Annotated[str, _option("adamw|adamw_8bit|sgd", "The optimizer.", WORKLOAD)] = "adamw"
+    precision: Annotated[
+        str,
+        _option(
+            "bf16|bf16_mixed|fp32",
+            "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32,"
+            " matrices multiplied in bf16.",
+            WORKLOAD,
+        ),
+    ] = "bf16"
+    reduce_dtype: Annotated[
+        str | None,
+        _option(
+            "bf16|fp32",
+            "Number format in which gradients are summed over GPUs. By default fp32 with"
+            " precision fp32, else bf16.",
+            WORKLOAD,
+        ),
+    ] = None
+    cluster: Annotated[
+        str,
+        _option(
+            "CLUSTER",
+            "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
+            " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
+            " machine.",
+            PLACE,
+        ),
+    ] = "local"
+    framework: Annotated[
+        str,
+        _option(
+            "torch|accelerate|trainer",
+            "The stack that you launch: a script of your own (torch), one with accelerate, or"
+            " the transformers Trainer.",
+            PLACE,
+        ),
+    ] = "torch"
+    framework_version: Annotated[
+        list[str] | None,
+        _option(
+            "PACKAGE=VERSION",
+            "State a version, such as accelerate=1.15.0. Probes run with what is installed, so"
+            " it must be that. By default as installed. Repeatable.",
+            PLACE,
+        ),
+    ] = None
+    knob: Annotated[
+        list[str] | None,
+        _option(
+            "KNOB=VALUE,...",
+            "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
+            " value, but no cpu_offload. Repeatable.",
+            SPACE,
+        ),
+    ] = None
+    headroom: Annotated[
+        str,
+        _option("SHARE", "Share of each GPU's usable memory to leave free, below 1.", SPACE),
+    ] = "0.05"
+    memory_limit: Annotated[
+        str | None,
+        _option(
+            "SIZE",
+            "Memory that a step may use of one GPU or CPU process, such as 4GiB or 500MiB; taken"
+            " as it is. By default the GPU's memory less the headroom.",
+            SPACE,
+        ),
+    ] = None
+    fidelity: Annotated[
+        str,
+        _option("measured", "How probes are run: measured, on all ranks of the cluster.", BUDGET),
+    ] = "measured"
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuggestAsked(Asked):
+    """Options of ``tuner suggest``."""
+
+    max_probes: Annotated[str, _option("N", "Probes to run at most.", BUDGET)] = "20"
+    budget: Annotated[
+        str | None,
+        _option(
+            "DURATION",
+            "Time to look at most, such as 90s, 10m or 1.5h. By default without limit.",
+            BUDGET,
+        ),
+    ] = None
+    max_gpu_seconds: Annotated[
+        str | None,
+        _option(
+            "N",
+            "GPU-seconds to spend at most (of CPU processes: process-seconds). By default"
+            " without limit.",
+            BUDGET,
+        ),
+    ] = None
+    tolerance: Annotated[
+        str,
+        _option(
+            "SHARE",
+            "Gain in speed that is not worth another probe, below 1; settings that differ less"
+            " are tied, and the lighter one wins.",
+            BUDGET,
+        ),
+    ] = "0.01"
+    write: Annotated[
+        list[str] | None,
+        Option(
+            metavar="FORMAT=PATH",
+            help="Write the answer as a launcher's configuration file, such as"
+            " accelerate=accelerate.yaml. Repeatable.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAsked(Asked):
+    """Options of ``tuner probe``."""
+
+    settings: Annotated[
+        str,
+        _option(
+            "KNOB=VALUE,...",
+            "What to try, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
+            " their default; gradient_accumulation_steps follows from the global batch.",
+            SPACE,
+        ),
+    ]
+
+
+def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
+    """Make a function of one ``kind`` a command whose options are the fields of ``kind``."""
+
+    def expand(command: Callable[[T], int]) -> Callable[..., int]:
+        @wraps(command)
+        def run(**options: Any) -> int:
+            return command(kind(**options))
+
+        run.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        return run
+
+    return expand

@@ -1,0 +1,89 @@
+"""``tuner probe``: run one settings, and show what it measured."""
+
+import typer
+
+from tuner.cli.answers import standing_text
+from tuner.cli.asked import read_inquiry
+from tuner.cli.details import fits, probe_dict, show_probe
+from tuner.cli.errors import print_json, report
+from tuner.cli.follow import follow
+from tuner.cli.options import ProbeAsked
+from tuner.cli.progress import progress_of
+from tuner.cli.render import stdout_console
+from tuner.cli.worker import worker_argv
+from tuner.errors import NothingFitsError, ProbeError, StoreError
+from tuner.measurement import Outcome
+from tuner.planner.timing import counts_to_run
+from tuner.settings import Settings, parse_settings
+from tuner.space import check_settings, settings_notes
+from tuner.store import Store, open_store
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study
+
+TRIES = 20
+"""Times that a probe is entered again because the study moved on meanwhile."""
+
+
+def run(asked: ProbeAsked) -> int:
+    """Run the probe; the exit code: 0 it ran and fits, 1 it failed, 3 it does not fit.
+
+    Raises:
+        UsageError: something about the question or the settings is wrong.
+        ProbeError: the probe was not run.
+    """
+    inquiry = read_inquiry(asked, max_probes=1)
+    settings = _read_settings(inquiry.question, asked.settings)
+    with open_store(asked.db) as store:
+        study = store.ask(inquiry.question, inquiry.terms)
+        typer.echo(standing_text(study, answered=False), err=True)
+        entered = _enter(store, study, settings)
+        study = follow(store, study.id, progress_of(study), worker_argv(study.id, queued_only=True))
+    found = next((probe for probe in study.probes if probe.id == entered.id), entered)
+    return _show(study, found, as_json=asked.json)
+
+
+def _read_settings(question: Question, text: str) -> Settings:
+    """The settings that were written, with dead knobs collapsed, and a word about these."""
+    written = parse_settings(text)
+    given = {part.partition("=")[0].strip() for part in text.split(",")}
+    settings = check_settings(question, written, given=given)
+    for note in settings_notes(question, written):
+        if note.knob in given:
+            typer.echo(f"note: {note.why}", err=True)
+    return settings
+
+
+def _enter(store: Store, study: Study, settings: Settings) -> Probe:
+    """Queue the probe, unless an interrupted one of the same settings waits already."""
+    for _ in range(TRIES):
+        same = [probe for probe in study.probes if probe.request.settings == settings]
+        waiting = [probe for probe in same if probe.state is not ProbeState.DONE]
+        if waiting:
+            return waiting[0]
+        request = ProbeRequest(
+            settings=settings,
+            fidelity=study.terms.fidelity,
+            repetition=max((probe.request.repetition + 1 for probe in same), default=0),
+            accumulation_counts=counts_to_run(settings.gradient_accumulation_steps),
+        )
+        limit_bytes = study.terms.limit_bytes(study.question.cluster)
+        if entered := store.enter_probe(study.id, study.revision, request, limit_bytes):
+            return entered
+        study = store.study(study.id)
+    raise StoreError(f"study {study.id} is too busy to enter a probe; try again")
+
+
+def _show(study: Study, probe: Probe, *, as_json: bool) -> int:
+    measurement = probe.measurement
+    if measurement is None:
+        raise ProbeError(f"the probe was not run: study {study.id} is {study.state} {study.reason}")
+    if as_json:
+        print_json({"study_id": study.id, "probe": probe_dict(study, probe)})
+    else:
+        show_probe(stdout_console(), study, probe)
+    if fits(study, measurement) is False:
+        why = measurement.detail or "they need more than the limit"
+        return report(NothingFitsError(f"these settings do not fit: {why}"), as_json=False)
+    if measurement.outcome is not Outcome.OK:
+        failure = ProbeError(f"the probe ended as {measurement.outcome}: {measurement.detail}")
+        return report(failure, as_json=False)
+    return 0

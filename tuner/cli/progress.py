@@ -1,0 +1,166 @@
+"""What is shown while probes run: a live table on a terminal, and plain lines elsewhere."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, Self
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tuner.cli.rows import Row, differing, fastest_first, rows_of
+from tuner.cli.tables import probes_table
+from tuner.cli.units import duration_text
+from tuner.cli.words import question_text, rank_word, row_text
+from tuner.planner.words import describe
+from tuner.settings import Settings
+from tuner.space import enumerate_space
+from tuner.study import Probe, ProbeState, Study
+
+FRAME_S = 1.0
+"""Between two frames when nothing happened: the clock moves on."""
+BESIDE_ROWS = 9
+"""Lines of the display that are not rows of the table."""
+
+
+class Progress(Protocol):
+    """Shows a study while it is being answered."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, study: Study) -> None:
+        """Show the study as it is now; called several times a second."""
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+
+
+def progress_of(study: Study) -> Progress:
+    """What fits stderr: stdout is for the answer."""
+    console = Console(stderr=True)
+    return LiveTable(console, study) if console.is_terminal else PlainLines(study)
+
+
+class PlainLines:
+    """One line on stderr for each probe that is finished."""
+
+    def __init__(self, study: Study) -> None:
+        self._known = {probe.id for probe in study.probes if probe.state is ProbeState.DONE}
+        self._before = len(self._known)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is to be put back."""
+
+    def show(self, study: Study) -> None:
+        """A line for every probe that was not finished at the last call."""
+        for probe in study.probes:
+            if probe.state is ProbeState.DONE and probe.id not in self._known:
+                self._known.add(probe.id)
+                number = len(self._known) - self._before
+                self.note(f"probe {number}/{study.terms.max_probes}: {_finding(study, probe)}")
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        typer.echo(text, err=True)
+
+
+class LiveTable:
+    """The probes as they come in, what is running now, and how much of the budget is spent."""
+
+    def __init__(self, console: Console, study: Study) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._study = study
+        self._note = ""
+        self._began = time.monotonic()
+        self._running: dict[int, float] = {}
+        self._knobs = differing(enumerate_space(study.question).legal)
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def show(self, study: Study) -> None:
+        """Draw again when the study is another, or a second has passed."""
+        now = time.monotonic()
+        if study is self._study and now - self._drawn < FRAME_S:
+            return
+        self._study, self._drawn = study, now
+        running = [p.id for p in study.probes if p.state is ProbeState.RUNNING]
+        self._running = {id_: self._running.get(id_, now) for id_ in running}
+        self._live.update(self._frame(now), refresh=True)
+
+    def note(self, text: str) -> None:
+        """Show a line below the rest."""
+        self._note = text
+        self._live.update(self._frame(time.monotonic()), refresh=True)
+
+    def _frame(self, now: float) -> Group:
+        rows = rows_of(self._study)
+        latest = rows[-max(3, self._console.height - BESIDE_ROWS) :]
+        parts: list[Table | Text] = [_heading(self._study)]
+        if rows:
+            per = rank_word(self._study.question)
+            best = _fastest(rows, self._study)
+            table = probes_table(latest, self._knobs, width=self._console.width, per=per, best=best)
+            parts.append(table)
+        parts.append(self._status(now))
+        if self._note:
+            parts.append(Text(self._note, style="yellow"))
+        return Group(*parts)
+
+    def _status(self, now: float) -> Table:
+        spent, most = probes_spent(self._study), self._study.terms.max_probes
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row(
+            ProgressBar(total=most, completed=spent, width=20),
+            Text(f"{spent}/{most} probes"),
+            Text(duration_text(now - self._began)),
+            Text(self._now(now), overflow="ellipsis", no_wrap=True),
+        )
+        return grid
+
+    def _now(self, now: float) -> str:
+        for probe in self._study.probes:
+            if probe.id in self._running:
+                return f"probe #{probe.id} running for {now - self._running[probe.id]:.0f} s"
+        if any(probe.state is ProbeState.QUEUED for probe in self._study.probes):
+            return "waiting for this machine"
+        return "choosing the next probe"
+
+
+def probes_spent(study: Study) -> int:
+    """Finished probes of this asking."""
+    return sum(probe.state is ProbeState.DONE for probe in study.probes[study.probes_before :])
+
+
+def _heading(study: Study) -> Text:
+    text = f"{study.id}: {question_text(study.question)}"
+    return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
+
+
+def _fastest(rows: Sequence[Row], study: Study) -> Settings | None:
+    """The fastest so far that fits; the answer may prefer one that is tied with it."""
+    limit = study.terms.limit_bytes(study.question.cluster)
+    fitting = [row for row in rows if row.is_ok and (row.needed_bytes or 0) <= limit]
+    timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
+    return timed[0].settings if timed else None
+
+
+def _finding(study: Study, probe: Probe) -> str:
+    """What one probe found, and with which settings; without its repetitions."""
+    row = rows_of(replace(study, probes=(probe,)))[0]
+    return f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"

@@ -1,0 +1,126 @@
+"""A study's answer, for people."""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tuner.cli.rows import Row, differing, fastest_first, rows_of
+from tuner.cli.tables import common_text, probes_table
+from tuner.cli.units import count_text, duration_text, time_text
+from tuner.cli.words import knob_text, memory_range_text, rank_word, speed_range_text
+from tuner.measurement import Outcome
+from tuner.study import Study
+from tuner.suggestion import Candidate, Suggestion
+
+FILE_WIDTH = 160
+"""Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
+
+
+TEXT_WIDTH = 100
+"""Columns of paragraphs: longer lines are hard to read."""
+
+
+def stdout_console() -> Console:
+    """Where answers go."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in console._environ:
+        console.width = FILE_WIDTH
+    return console
+
+
+def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
+    """Names with their values beside them."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(style="bold")
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    return grid
+
+
+def show_probes(console: Console, study: Study, best: Candidate | None) -> None:
+    """The table of probes, fastest first, and what the table leaves out."""
+    rows = fastest_first(rows_of(study))
+    if not rows:
+        return
+    knobs = differing([row.settings for row in rows])
+    table = probes_table(
+        rows,
+        knobs,
+        width=console.width,
+        per=rank_word(study.question),
+        best=best.settings if best else None,
+    )
+    console.print(table)
+    legend = [common_text(rows, knobs), *_legend(rows, best)]
+    console.print(Text("; ".join(filter(None, legend)), style="dim"))
+    _lines(console, [f"probe {_ids(row)} {row.outcome}: {row.detail}" for row in _failed(rows)])
+
+
+def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
+    """The best settings, why, which knobs were dead, and how to launch."""
+    best = suggestion.best
+    if best is not None:
+        _show_best(console, best, rank_word(study.question))
+    _section(console, "Why" if best else "No answer", suggestion.explanation)
+    _section(console, "Knobs without effect here", [dead.why for dead in suggestion.dead_knobs])
+
+
+def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -> None:
+    """What was written, how to launch it, and what it all cost."""
+    console.print()
+    for path in written:
+        console.print(Text.assemble(("Written  ", "bold"), path), soft_wrap=True)
+    if suggestion.launch["argv"]:
+        command = shlex.join(suggestion.launch["argv"])
+        console.print(Text.assemble(("Launch   ", "bold"), command), soft_wrap=True)
+    probes = count_text(sum(suggestion.probes.values()), "probe")
+    spent = f"{duration_text(suggestion.wall_s)}, {suggestion.device_s:,.0f} device-seconds"
+    console.print(Text.assemble(("Cost     ", "bold"), f"{probes}, {spent}"))
+    console.print(Text.assemble(("Study    ", "bold"), suggestion.study_id))
+
+
+def _show_best(console: Console, best: Candidate, per: str) -> None:
+    console.print()
+    console.print(Text("Answer", style="bold green"))
+    facts = {knob: knob_text(value) for knob, value in best.settings.as_dict().items()}
+    seconds = f"{time_text(best.step_time_s.value)} s for an optimizer step"
+    facts["speed"] = f"{speed_range_text(best, per)}, {seconds}"
+    facts["memory"] = memory_range_text(best, per)
+    facts["both are"] = str(best.provenance)
+    console.print(facts_grid(facts.items()), width=min(console.width, TEXT_WIDTH))
+
+
+def _section(console: Console, title: str, lines: Sequence[str]) -> None:
+    if lines:
+        console.print()
+        console.print(Text(title, style="bold"))
+        _lines(console, lines)
+
+
+def _lines(console: Console, lines: Sequence[str]) -> None:
+    """Paragraphs, the first line indented by two and the others by four."""
+    for line in lines:
+        # Settings have no spaces, and could not be wrapped.
+        text = Text(re.sub(r",(?=\w+=)", ", ", line))
+        wrapped = text.wrap(console, min(console.width, TEXT_WIDTH) - 4)
+        shown = "\n    ".join(part.plain.rstrip() for part in wrapped)
+        console.print(Text(f"  {shown}"), soft_wrap=True)
+
+
+def _failed(rows: Sequence[Row]) -> list[Row]:
+    quiet = {Outcome.OK, Outcome.OOM}
+    return [row for row in rows if row.outcome not in quiet and row.detail]
+
+
+def _legend(rows: Sequence[Row], best: Candidate | None) -> list[str]:
+    found = ["* is the answer"] if best else []
+    return [*found, "> ran out of memory there"] if any(row.at_least for row in rows) else found
+
+
+def _ids(row: Row) -> str:
+    return ", ".join(f"#{number}" for number in row.ids)

@@ -1,0 +1,76 @@
+"""``tuner studies show``: one study in full."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from tuner.cli.details import probe_dict, show_logs
+from tuner.cli.errors import print_json
+from tuner.cli.render import facts_grid, show_answer, show_end, show_probes, stdout_console
+from tuner.cli.targets import with_launch
+from tuner.cli.units import count_text, duration_text, moment_text, size_text
+from tuner.cli.words import knob_text, question_text
+from tuner.planner import answer
+from tuner.store import open_store
+from tuner.study import Study
+from tuner.suggestion import Suggestion
+
+
+def run(study_id: str, *, as_json: bool, db: str | None) -> int:
+    """Show a study; the exit code.
+
+    Raises:
+        UsageError: there is no such study or database.
+        StoreError: the database cannot be read.
+    """
+    with open_store(db, create=False) as store:
+        study = store.study(study_id)
+    suggestion = with_launch(answer(study), study.question, ())
+    if as_json:
+        print_json(_as_dict(study, suggestion))
+    else:
+        _show(stdout_console(), study, suggestion)
+    return 0
+
+
+def _as_dict(study: Study, suggestion: Suggestion) -> dict[str, Any]:
+    return {
+        "study": {
+            "id": study.id,
+            "state": str(study.state),
+            "reason": study.reason,
+            "created_at": study.created_at,
+            "asked_at": study.asked_at,
+            "question": study.question.as_dict(),
+            "terms": study.terms.as_dict(),
+        },
+        "probes": [probe_dict(study, probe) for probe in study.probes],
+        "suggestion": suggestion.as_dict(),
+    }
+
+
+def _show(console: Console, study: Study, suggestion: Suggestion) -> None:
+    console.print(facts_grid(_facts(study)))
+    console.print()
+    show_probes(console, study, suggestion.best)
+    show_answer(console, study, suggestion)
+    for probe in study.probes:
+        show_logs(console, probe)
+    show_end(console, suggestion, ())
+
+
+def _facts(study: Study) -> Iterator[tuple[str, str]]:
+    question, terms = study.question, study.terms
+    yield "Question", question_text(question)
+    versions = ", ".join(f"{name} {v}" for name, v in question.framework.versions.items())
+    yield from [("Versions", versions)] if versions else []
+    for knob, values in question.knobs.items():
+        yield "Only", f"{knob} {', '.join(knob_text(value) for value in values)}"
+    limit = size_text(terms.limit_bytes(question.cluster))
+    budget = [count_text(terms.max_probes, "probe")]
+    budget += [duration_text(terms.wall_s)] if terms.wall_s else []
+    budget += [f"{terms.device_s:g} device-seconds"] if terms.device_s else []
+    yield "Terms", f"at most {', '.join(budget)}; memory limit {limit}; {terms.fidelity}"
+    asked = f"asked {moment_text(study.created_at)}, last {moment_text(study.asked_at)} UTC"
+    yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"

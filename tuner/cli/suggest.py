@@ -1,0 +1,37 @@
+"""``tuner suggest``: probe, and answer."""
+
+import typer
+
+from tuner.cli.answers import closed_without_probes, finish, standing_text
+from tuner.cli.asked import Inquiry, read_budget, read_inquiry
+from tuner.cli.follow import follow
+from tuner.cli.options import SuggestAsked
+from tuner.cli.progress import progress_of
+from tuner.cli.targets import read_targets
+from tuner.cli.worker import worker_argv
+from tuner.store import Store, open_store
+from tuner.study import Study
+
+
+def run(asked: SuggestAsked) -> int:
+    """Answer the question; the exit code.
+
+    Raises:
+        UsageError: something about the question is wrong; nothing was written then.
+        TunerError: it could not be answered.
+    """
+    inquiry = read_inquiry(asked, **read_budget(asked))
+    targets = read_targets(asked.write or (), inquiry.question, inquiry.space)
+    with open_store(asked.db) as store:
+        study = _answered(store, inquiry)
+    return finish(study, targets, as_json=asked.json)
+
+
+def _answered(store: Store, inquiry: Inquiry) -> Study:
+    """The question's study, with all probes that are worth it on these terms."""
+    study = store.ask(inquiry.question, inquiry.terms)
+    if closed := closed_without_probes(store, study):
+        typer.echo(standing_text(closed, answered=True), err=True)
+        return closed
+    typer.echo(standing_text(study, answered=False), err=True)
+    return follow(store, study.id, progress_of(study), worker_argv(study.id))

@@ -1,0 +1,108 @@
+"""Tables of probes and studies, laid out for the terminal's width."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.table import Table
+
+from tuner.cli.columns import Column, natural_width, table_of
+from tuner.cli.rows import Row, knob_texts
+from tuner.cli.units import size_number, size_unit, speed_text, time_text
+from tuner.measurement import Outcome
+from tuner.settings import KNOBS, Settings
+from tuner.study import ProbeState
+
+TITLES = {
+    "sharding": "sharding",
+    "tp_size": "tp\nsize",
+    "tp_recompute_allgather": "re-\ngather",
+    "pp_size": "pp\nsize",
+    "micro_batch_size": "micro\nbatch",
+    "gradient_accumulation_steps": "accum\nsteps",
+    "sync_each_batch": "sync\neach",
+    "activation_checkpointing": "ckpt",
+    "cpu_offload": "off-\nload",
+}
+"""Column heads of the knobs."""
+SHORT: Mapping[str, str] = {Outcome.COMMUNICATION_ERROR: "comm error"}
+"""Outcomes that would make the table too wide."""
+PENDING = frozenset(ProbeState) - {ProbeState.DONE}
+
+
+def probes_table(
+    rows: Sequence[Row],
+    knobs: Sequence[str],
+    *,
+    width: int,
+    per: str = "GPU",
+    best: Settings | None = None,
+) -> Table:
+    """The probes as a table.
+
+    Args:
+        rows: in the order to be shown.
+        knobs: the knobs to show; see :func:`tuner.cli.rows.differing`.
+        width: columns of the terminal; what there is no room for is left out.
+        per: what a rank is, in a word.
+        best: settings to mark as the answer.
+    """
+    unit, divisor = size_unit(max((row.needed_bytes or 0 for row in rows), default=0))
+    speeds = [speed_text(row.speed.value) for row in rows]
+    columns = [
+        Column("probe", [_ids(row, best) for row in rows], is_number=True),
+        *_knob_columns(rows, knobs),
+        Column(f"memory\n{unit}", [memory_text(row, divisor) for row in rows], is_number=True),
+        Column(f"tokens/s\nper {per}", speeds, is_number=True),
+        Column("outcome", [_outcome(row) for row in rows]),
+    ]
+    for column in (
+        Column("step\ns", [time_text(row.step_time.value) for row in rows], is_number=True),
+        Column("80%\ninterval", [_interval(row) for row in rows], is_number=True),
+    ):
+        if natural_width([*columns, column]) <= width:
+            columns.insert(-2, column)
+    return table_of(columns, width, [_style(row, row.settings == best) for row in rows])
+
+
+def common_text(rows: Sequence[Row], knobs: Sequence[str]) -> str:
+    """The knobs that are not shown and have one value in all rows, as a line below the table."""
+    texts = [knob_texts(row.settings) for row in rows]
+    values = {knob: {one[knob] for one in texts} - {"-"} for knob in KNOBS if knob not in knobs}
+    same = [f"{knob} {found.pop()}" for knob, found in values.items() if len(found) == 1]
+    return f"everywhere: {', '.join(same)}" if same else ""
+
+
+def memory_text(row: Row, divisor: int) -> str:
+    """Memory in the table's unit; ``>`` where it is a lower bound."""
+    if row.needed_bytes is None:
+        return "-"
+    text = size_number(row.needed_bytes, divisor)
+    return f">{text}" if row.at_least else text
+
+
+def _knob_columns(rows: Sequence[Row], knobs: Sequence[str]) -> Iterator[Column]:
+    texts = [knob_texts(row.settings) for row in rows]
+    for knob in knobs:
+        number = knob.endswith(("_size", "_steps"))
+        yield Column(TITLES[knob], [one[knob] for one in texts], is_number=number)
+
+
+def _ids(row: Row, best: Settings | None) -> str:
+    return ("*" if row.settings == best else "") + ",".join(map(str, row.ids))
+
+
+def _interval(row: Row) -> str:
+    if row.step_time.value is None:
+        return "-"
+    return f"{time_text(row.step_time.low)}-{time_text(row.step_time.high)}"
+
+
+def _outcome(row: Row) -> str:
+    return SHORT.get(row.outcome, row.outcome)
+
+
+def _style(row: Row, chosen: bool) -> str:
+    if chosen:
+        return "bold green"
+    if row.outcome in PENDING:
+        return "cyan"
+    return "" if row.is_ok else "red"

@@ -1,0 +1,1 @@
+"""What settings cost, as plain arithmetic."""

@@ -1,0 +1,266 @@
+"""The YAML file of ``accelerate launch --config_file``, and the code that it cannot replace.
+
+The file says how many processes there are and how they shard. Micro-batch size, accumulation,
+``sync_each_batch``, number formats and the optimizer are said by the training script: the file
+begins with that code as comments, so that nothing is dropped silently. The two together put in
+force what was probed. Field names are those of accelerate 1.15: ``ClusterConfig`` in
+``commands/config/config_args.py``, and ``prepare_multi_gpu_env`` in ``utils/launch.py``, which
+hands them on as the environment that ``FullyShardedDataParallelPlugin`` and
+``ParallelismConfig`` read.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from packaging.version import Version
+
+from tuner.cluster import Device
+from tuner.export.accelerate_script import (
+    checkpoints_in_script,
+    has_data_parallel_ranks,
+    is_sharded,
+    script,
+)
+from tuner.export.contract import About, Format
+from tuner.framework import FrameworkName
+from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.study import Question
+from tuner.workload import Precision
+
+__all__ = ["FORMAT", "LAYER_CLASSES", "configuration", "script"]
+
+FILE_NAME = "accelerate.yaml"
+WIDTH = 96
+"""Characters of a comment line, without its mark."""
+
+LAYER_CLASSES: Mapping[str, str] = {
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "mixtral": "MixtralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen2_moe": "Qwen2MoeDecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer",
+    "gemma": "GemmaDecoderLayer",
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3_text": "Gemma3DecoderLayer",
+    "phi": "PhiDecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "gpt2": "GPT2Block",
+    "gpt_neox": "GPTNeoXLayer",
+    "olmo2": "Olmo2DecoderLayer",
+    "smollm3": "SmolLM3DecoderLayer",
+}
+"""Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
+``_no_split_modules``."""
+
+
+def configuration(question: Question, settings: Settings) -> dict[str, Any]:
+    """The file's content: fields of accelerate's ``ClusterConfig``."""
+    cluster = question.cluster
+    on_cpu = cluster.gpu.device is Device.CPU
+    values: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _distributed_type(question, settings),
+        # CPU ranks share one machine, also where groups of them stand for nodes
+        "num_machines": 1 if on_cpu else cluster.nodes,
+        "machine_rank": 0,
+        "num_processes": cluster.world_size,
+        "mixed_precision": _mixed_precision(question),
+        "use_cpu": on_cpu,
+    }
+    if is_sharded(question, settings):
+        values["fsdp_config"] = _fsdp_config(question, settings)
+    if is_sharded(question, settings) and settings.sharding is Sharding.HYBRID_SHARD:
+        values["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": cluster.nodes,
+            "parallelism_config_dp_shard_size": cluster.gpus_per_node,
+        }
+    return values
+
+
+def _why_not(question: Question, settings: Settings) -> str | None:
+    if settings.tp_size > 1:
+        return (
+            f"accelerate runs no tensor parallelism, and these settings have"
+            f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or"
+            " --framework accelerate"
+        )
+    if settings.pp_size > 1:
+        return (
+            f"accelerate runs no pipeline stages, and these settings have"
+            f" pp_size={settings.pp_size}; ask again with --framework accelerate"
+        )
+    if settings.sharding is Sharding.ZERO1:
+        return (
+            "accelerate cannot shard the optimizer state alone (zero1); ask again with"
+            " --framework accelerate"
+        )
+    if settings.sharding is Sharding.HYBRID_SHARD and question.cluster.gpus_per_node == 1:
+        return (
+            "hybrid_shard shards within a node, and a node has one GPU here; ask again with"
+            " --knob sharding=ddp,shard_grad_op,full_shard"
+        )
+    if settings.cpu_offload and not is_sharded(question, settings):
+        return "accelerate offloads to the CPU only what it shards; ask for another sharding"
+    return _too_old(question, settings)
+
+
+def _too_old(question: Question, settings: Settings) -> str | None:
+    """The version of accelerate is a part of the question only for frameworks built on it."""
+    stated = question.framework.versions.get("accelerate")
+    oldest = _oldest_accelerate(question, settings)
+    if stated is None or Version(stated) >= Version(oldest):
+        return None
+    return (
+        f"these settings need accelerate {oldest} or newer, and the question names {stated};"
+        f" ask again with --framework-version accelerate={oldest}"
+    )
+
+
+def _oldest_accelerate(question: Question, settings: Settings) -> str:
+    """The oldest version that does what file and script say (read in the releases' code)."""
+    if not is_sharded(question, settings):
+        return "0.31"  # sync_each_batch came with 0.28 and stepped too often before 0.31
+    if settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
+        return "1.11"  # before, FSDP2 synchronized each micro-batch
+    if settings.sharding is Sharding.HYBRID_SHARD:
+        return "1.10"  # the first with parallelism_config
+    if settings.activation_checkpointing is not Checkpointing.NONE:
+        return "1.10"  # before, layers were checkpointed in another way
+    return "1.6"  # the first with FSDP2
+
+
+def _distributed_type(question: Question, settings: Settings) -> str:
+    if is_sharded(question, settings):
+        return "FSDP"
+    # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
+    return "MULTI_GPU" if has_data_parallel_ranks(question) else "NO"
+
+
+def _mixed_precision(question: Question) -> str:
+    return "bf16" if question.workload.precision is Precision.BF16_MIXED else "no"
+
+
+def _fsdp_config(question: Question, settings: Settings) -> dict[str, Any]:
+    in_file = settings.activation_checkpointing is Checkpointing.FULL
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": settings.sharding is not Sharding.SHARD_GRAD_OP,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[question.workload.model.model_type],
+        "fsdp_activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
+        "fsdp_offload_params": settings.cpu_offload,
+        # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def _render(question: Question, settings: Settings, about: About) -> str:
+    blocks = (
+        _not_here(question, settings),
+        _provenance(question, settings, about),
+        _launch(question, settings),
+        _warnings(question, settings),
+        _code(question, settings),
+    )
+    header = "\n#\n".join(filter(None, map("\n".join, blocks)))
+    return f"{header}\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
+
+
+def _not_here(question: Question, settings: Settings) -> Iterator[str]:
+    if question.cluster.gpu.device is Device.CPU and is_sharded(question, settings):
+        yield from _comment(
+            "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
+            " shard nothing. It describes the settings for as many GPUs, and the script stops"
+            " anywhere else."
+        )
+
+
+def _provenance(question: Question, settings: Settings, about: About) -> Iterator[str]:
+    work = question.workload
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(about.versions.items()))
+    yield from _comment(
+        f"Written by tuner on {about.date} from study {about.study_id}; its figures are"
+        f" {about.provenance}{f', with {versions}' if versions else ''}."
+    )
+    yield from _comment(
+        f"{work.model.name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
+        f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"
+        f" gradients reduced in {work.reduce_dtype}."
+    )
+    yield from _comment(str(settings).replace(",", ", "))
+    for figure in about.figures:
+        yield from _comment(f"- {figure}")
+
+
+def _launch(question: Question, settings: Settings) -> Iterator[str]:
+    nodes = configuration(question, settings)["num_machines"]
+    needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer. Start it"
+    command = f"#     accelerate launch --config_file {FILE_NAME}"
+    if nodes == 1:
+        yield f"# {needs}:"
+        yield f"{command} SCRIPT.py"
+        return
+    yield from _comment(
+        f"{needs} on each of the {nodes} nodes, with its number (from 0 to {nodes - 1}) and the"
+        " address of node 0:"
+    )
+    yield f"{command} --machine_rank NUMBER \\"
+    yield "#         --main_process_ip ADDRESS --main_process_port 29500 SCRIPT.py"
+
+
+def _code(question: Question, settings: Settings) -> Iterator[str]:
+    yield "# What this file cannot say is in force only if the training script says it:"
+    yield "# ```python"
+    yield from (f"# {line}".rstrip() for line in script(question, settings).splitlines())
+    yield "# ```"
+
+
+def _warnings(question: Question, settings: Settings) -> Iterator[str]:
+    """What a reader would otherwise get wrong."""
+    sharded = is_sharded(question, settings)
+    on_cpu = question.cluster.gpu.device is Device.CPU
+    if on_cpu and not sharded and has_data_parallel_ranks(question):
+        yield from _comment(
+            "MULTI_GPU is on purpose: with MULTI_CPU accelerate launches one process only, unless"
+            " under mpirun. Accelerator(cpu=True) is what keeps the processes on the CPU and"
+            " together. Set OMP_NUM_THREADS to the cores of one process, as the probes did: the"
+            " launcher's own choice may be another."
+        )
+    if settings.activation_checkpointing is Checkpointing.FULL and sharded:
+        yield from _comment(_checkpointing(question, settings))
+    if question.framework.name is FrameworkName.TRAINER:
+        yield from _comment(
+            "The Trainer makes its own Accelerator: the script below is the same training"
+            " without it."
+        )
+
+
+def _checkpointing(question: Question, settings: Settings) -> str:
+    if checkpoints_in_script(question, settings):
+        return (
+            "fsdp_activation_checkpointing must stay off: it does not restore the random state,"
+            " so with this model's dropout backward would compute other activations than forward."
+            " The script checkpoints instead."
+        )
+    return (
+        "fsdp_activation_checkpointing checkpoints the layers: the script must not do it again"
+        " with gradient_checkpointing_enable."
+    )
+
+
+def _comment(text: str) -> list[str]:
+    """Comment lines, whatever the text holds: it may come from others, as a model's name does."""
+    safe = "".join(c if c.isprintable() else " " for c in text).replace("`", "'")
+    hang = "  " if safe.startswith("- ") else ""
+    wrapped = textwrap.wrap(
+        safe, WIDTH, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+    )
+    return [f"# {line}" for line in wrapped]
+
+
+FORMAT = Format(name="accelerate", file_name=FILE_NAME, why_not=_why_not, render=_render)

@@ -1,0 +1,11 @@
+"""What to probe next, when to stop, and what to answer: pure functions of a study.
+
+The planner keeps nothing between two calls. It reads the study's probes, says what is known
+under today's memory limit, and decides; whoever calls it enters the decision into the store.
+"""
+
+from tuner.planner.answer import answer
+from tuner.planner.next import Stop, Wait, next_probe
+from tuner.planner.timing import step_time
+
+__all__ = ["Stop", "Wait", "answer", "next_probe", "step_time"]

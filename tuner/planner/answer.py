@@ -1,0 +1,114 @@
+"""The suggestion that a study's probes support so far."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tuner.measurement import Memory
+from tuner.planner.explain import explain
+from tuner.planner.knowledge import Finding, Knowledge, learn, total_measured
+from tuner.planner.outlook import MemoryOutlook
+from tuner.planner.ranking import choose, pareto
+from tuner.quantity import Provenance, Quantity
+from tuner.study import Study
+from tuner.suggestion import GIB, Candidate, Guard, Suggestion
+
+MOST_ALTERNATIVES = 5
+"""Settings that are listed beside the best."""
+
+
+def answer(study: Study) -> Suggestion:
+    """The answer from what is measured so far; a pure function of the study.
+
+    ``best`` is ``None`` when nothing was seen to fit; the explanation says why.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    known = learn(study)
+    fitting = known.fitting
+    choice = choose(fitting, study.terms.tolerance)
+    others = [f for f in fitting if choice is None or f is not choice.best]
+    wall_s, device_s = total_measured(probe.measurement for probe in study.probes)
+    return Suggestion(
+        study_id=study.id,
+        state=str(study.state),
+        workload=study.question.workload.as_dict(),
+        cluster=study.question.cluster.as_dict(),
+        framework=study.question.framework.as_dict(),
+        best=_candidate(known, choice.best) if choice else None,
+        alternatives=tuple(_candidate(known, f) for f in others[:MOST_ALTERNATIVES]),
+        pareto=tuple(_candidate(known, f) for f in pareto(fitting)),
+        dead_knobs=known.space.dead_knobs,
+        legal=len(known.space.legal),
+        predicted_to_fit=_predicted_to_fit(known),
+        probes=_outcomes(study),
+        wall_s=wall_s,
+        device_s=device_s,
+        explanation=explain(known, choice),
+    )
+
+
+def _candidate(known: Knowledge, finding: Finding) -> Candidate:
+    memories = finding.memories
+    return Candidate(
+        settings=finding.settings,
+        allocated_gib=finding.peak.scaled(1 / GIB),
+        reserved_gib=_range_gib([memory.reserved_bytes for memory in memories]),
+        device_gib=_range_gib([memory.device_bytes for memory in memories]),
+        limit_gib=known.limit_bytes / GIB,
+        breakdown_gib=_breakdown_gib(memories),
+        tokens_per_s_per_gpu=_speed(known.study, finding.step_time),
+        step_time_s=finding.step_time,
+        guard=_guard(finding),
+    )
+
+
+def _range_gib(sizes: Sequence[int]) -> Quantity:
+    """The largest of the repetitions, with their range as interval."""
+    largest = max(sizes) / GIB
+    return Quantity(
+        value=largest, low=min(sizes) / GIB, high=largest, provenance=Provenance.MEASURED
+    )
+
+
+def _breakdown_gib(memories: Sequence[Memory]) -> dict[str, float]:
+    """Of the repetition that needed most."""
+    largest = max(memories, key=lambda memory: memory.allocated_bytes)
+    return {name: size / GIB for name, size in largest.by_category.items()}
+
+
+def _speed(study: Study, step_time: Quantity) -> Quantity:
+    """Tokens per second and device; the longest step makes the lowest speed."""
+    value, low, high = step_time.value, step_time.low, step_time.high
+    assert value is not None
+    assert low is not None
+    assert high is not None
+    question = study.question
+    tokens = question.workload.tokens_per_step / question.cluster.world_size
+    return Quantity(
+        value=tokens / value,
+        low=tokens / high,
+        high=tokens / low,
+        provenance=step_time.provenance,
+    )
+
+
+def _guard(finding: Finding) -> Guard:
+    last = finding.probes[-1]
+    versions = last.measurement.versions if last.measurement else {}
+    return Guard(versions=dict(versions), date=last.finished_at)
+
+
+def _predicted_to_fit(known: Knowledge) -> int:
+    """Legal settings that fit, as far as probes say, and the corrected estimate for the rest."""
+    outlook = MemoryOutlook(known)
+    return sum(
+        s in known.findings or outlook.expected_bytes(s) <= known.limit_bytes
+        for s in known.space.legal
+        if not known.is_infeasible(s)
+    )
+
+
+def _outcomes(study: Study) -> dict[str, int]:
+    counts = Counter(str(p.measurement.outcome) for p in study.probes if p.measurement)
+    return dict(sorted(counts.items()))

@@ -1,0 +1,300 @@
+"""What a study's probes have taught about its settings, under today's memory limit."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum
+
+from tuner.measurement import CLOSES_CLASS, Measurement, Memory, Outcome
+from tuner.planner.timing import is_extrapolated, step_time
+from tuner.quantity import Provenance, Quantity
+from tuner.settings import Settings
+from tuner.space import Space, enumerate_space
+from tuner.study import Probe, ProbeState, Study
+
+TEACHES_NOTHING = frozenset({Outcome.COMMUNICATION_ERROR, Outcome.WORKER_LOST, Outcome.CANCELLED})
+"""Outcomes that say nothing of the settings: a later asking may try them again."""
+
+Family = tuple[Settings, bool]
+"""A class, and whether it accumulates: within one, memory grows with the micro-batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Settings whose steps were done: the pooled measurements of their probes."""
+
+    settings: Settings
+    """What was probed."""
+    probes: tuple[Probe, ...]
+    """The probes that ended well, by repetition."""
+    step_time: Quantity
+    """Seconds of an optimizer step; unknown when no time was taken."""
+    peak: Quantity
+    """Peak allocated bytes on the rank that needed most, over the repetitions."""
+    overhead_bytes: int
+    """Device memory outside the allocator."""
+    extrapolated: bool
+    """Whether the time comes from fewer micro-batches than the settings have."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free on a device: the peak's upper end, and the overhead."""
+        assert self.peak.high is not None
+        return int(self.peak.high) + self.overhead_bytes
+
+    @property
+    def seconds(self) -> float:
+        """The step time's value; infinite when unknown."""
+        return float("inf") if self.step_time.value is None else self.step_time.value
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The memory of each probe."""
+        return tuple(
+            p.measurement.memory for p in self.probes if p.measurement and p.measurement.memory
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Memory that settings were found to need, more than there is."""
+
+    settings: Settings
+    """Which."""
+    bytes: int
+    """On one device."""
+    at_least: bool
+    """Whether it ran out of memory there, and may need more."""
+    probe_id: int
+    """Where that is known from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """Everything that planning and answering need to know."""
+
+    study: Study
+    """Whose probes."""
+    space: Space
+    """Its legal settings."""
+    limit_bytes: int
+    """Bytes that one device may need today."""
+    findings: Mapping[Settings, Finding]
+    """Legal settings whose steps were done, whether they fit today or not."""
+    too_large: Mapping[Settings, Need]
+    """Settings that were seen not to fit today."""
+    closed: Mapping[Settings, str] = field(default_factory=dict)
+    """Settings that failed for other reasons, with the outcome."""
+    closed_classes: Mapping[Settings, str] = field(default_factory=dict)
+    """Classes that are refused or train wrongly, with the outcome."""
+    slow: Mapping[Settings, float] = field(default_factory=dict)
+    """Settings that ran out of time, with the seconds they were given."""
+    smallest_too_large: Mapping[Family, int] = field(default_factory=dict)
+    """The smallest micro-batch size of a family that does not fit."""
+    repetitions: Mapping[Settings, int] = field(default_factory=dict)
+    """How often settings were probed already."""
+
+    @property
+    def fitting(self) -> tuple[Finding, ...]:
+        """Findings that fit and are sound, fastest first; equal ones in the space's order."""
+        found = [f for f in self.findings.values() if self.fits(f)]
+        return tuple(sorted(found, key=lambda f: (f.seconds, str(f.settings))))
+
+    def fits(self, finding: Finding) -> bool:
+        """Whether it needs no more than the limit, was timed, and nothing speaks against it."""
+        settings = finding.settings
+        return (
+            finding.step_time.value is not None
+            and settings not in self.too_large
+            and settings not in self.closed
+            and settings.settings_class not in self.closed_classes
+        )
+
+    def is_infeasible(self, settings: Settings) -> bool:
+        """Whether these settings, or smaller ones of their family, were seen not to fit."""
+        if settings in self.too_large:
+            return True
+        smallest = self.smallest_too_large.get(family(settings))
+        return smallest is not None and settings.micro_batch_size >= smallest
+
+    def candidates(self) -> list[Settings]:
+        """Legal settings that are worth a probe of their own: untried, and not ruled out."""
+        return [
+            settings
+            for settings in self.space.legal
+            if settings not in self.findings
+            and settings not in self.closed
+            and settings not in self.slow
+            and settings.settings_class not in self.closed_classes
+            and not self.is_infeasible(settings)
+        ]
+
+
+def family(settings: Settings) -> Family:
+    """The family of settings; see :data:`Family`."""
+    return settings.settings_class, settings.gradient_accumulation_steps > 1
+
+
+def learn(study: Study) -> Knowledge:
+    """Everything that the study's finished probes say today. Their order does not matter.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    space = enumerate_space(study.question)
+    limit = study.terms.limit_bytes(study.question.cluster)
+    probes = [p for p in study.probes if p.state is ProbeState.DONE and p.measurement]
+    findings = _findings(probes)
+    needs = [need for p in probes if (need := _need_of_oom(p, limit))]
+    needs += [_need_of(f) for f in findings.values() if f.needed_bytes > limit]
+    legal = frozenset(space.legal)
+    return Knowledge(
+        study=study,
+        space=space,
+        limit_bytes=limit,
+        findings={s: f for s, f in findings.items() if s in legal},
+        too_large=_largest(needs),
+        closed=_closed(study, probes, findings),
+        closed_classes=_closed_classes(probes),
+        slow=_slow(probes, findings),
+        smallest_too_large=_smallest(needs),
+        repetitions=_repetitions(study.probes),
+    )
+
+
+def outcome_of(probe: Probe) -> Outcome | None:
+    """A finished probe's outcome."""
+    return probe.measurement.outcome if probe.measurement else None
+
+
+def _findings(probes: Iterable[Probe]) -> dict[Settings, Finding]:
+    by_settings: dict[Settings, list[Probe]] = defaultdict(list)
+    for probe in probes:
+        measurement = probe.measurement
+        if measurement and measurement.outcome is Outcome.OK and measurement.memory:
+            by_settings[probe.request.settings].append(probe)
+    return {settings: _finding(settings, found) for settings, found in by_settings.items()}
+
+
+def _finding(settings: Settings, probes: Sequence[Probe]) -> Finding:
+    ordered = tuple(sorted(probes, key=lambda p: (p.request.repetition, p.id)))
+    measurements = [p.measurement for p in ordered if p.measurement]
+    memories = [m.memory for m in measurements if m.memory]
+    count = settings.gradient_accumulation_steps
+    return Finding(
+        settings=settings,
+        probes=ordered,
+        step_time=step_time(measurements, count),
+        peak=_peak(memories),
+        overhead_bytes=max(memory.overhead_bytes for memory in memories),
+        extrapolated=is_extrapolated(measurements, count),
+    )
+
+
+def _peak(memories: Sequence[Memory]) -> Quantity:
+    """The highest peak seen, with the smallest that a steady step reached as the lower end."""
+    highest = max(memory.allocated_bytes for memory in memories)
+    lowest = min(min(memory.allocated_low_bytes, highest) for memory in memories)
+    return Quantity(value=highest, low=lowest, high=highest, provenance=Provenance.MEASURED)
+
+
+def _need_of(finding: Finding) -> Need:
+    return Need(
+        settings=finding.settings,
+        bytes=finding.needed_bytes,
+        at_least=False,
+        probe_id=finding.probes[0].id,
+    )
+
+
+def _need_of_oom(probe: Probe, limit_bytes: int) -> Need | None:
+    """What an ``oom`` says under ``limit_bytes``; nothing, if it may fit now.
+
+    A probe that had a smaller limit than today's, and would have kept within today's so far,
+    only says what the step needs at least.
+    """
+    measurement, had = probe.measurement, probe.memory_limit_bytes
+    if not measurement or measurement.outcome is not Outcome.OOM:
+        return None
+    needed = measurement.oom.needed_bytes if measurement.oom else limit_bytes
+    if had is not None and had < limit_bytes and needed <= limit_bytes:
+        return None
+    return Need(
+        settings=probe.request.settings,
+        bytes=max(needed, 1),
+        at_least=True,
+        probe_id=probe.id,
+    )
+
+
+def _largest(needs: Iterable[Need]) -> dict[Settings, Need]:
+    found: dict[Settings, Need] = {}
+    for need in sorted(needs, key=lambda n: (n.bytes, n.at_least, -n.probe_id)):
+        found[need.settings] = need
+    return found
+
+
+def _smallest(needs: Iterable[Need]) -> dict[Family, int]:
+    found: dict[Family, int] = {}
+    for need in needs:
+        key, micro = family(need.settings), need.settings.micro_batch_size
+        found[key] = min(micro, found.get(key, micro))
+    return found
+
+
+_CLOSED_BY = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
+
+
+def _closed(
+    study: Study, probes: Iterable[Probe], findings: Mapping[Settings, Finding]
+) -> dict[Settings, str]:
+    """Settings that failed; those that taught nothing only for the asking they failed in."""
+    now = {probe.id for probe in probes_of_asking(study)}
+    return {
+        probe.request.settings: str(outcome)
+        for probe in sorted(probes, key=lambda p: p.id)
+        if (outcome := outcome_of(probe)) in _CLOSED_BY
+        or (
+            outcome in TEACHES_NOTHING
+            and probe.id in now
+            and probe.request.settings not in findings
+        )
+    }
+
+
+def probes_of_asking(study: Study) -> tuple[Probe, ...]:
+    """The probes that the latest asking has spent, oldest first."""
+    return tuple(sorted(study.probes, key=lambda p: p.id))[study.probes_before :]
+
+
+def _closed_classes(probes: Iterable[Probe]) -> dict[Settings, str]:
+    return {
+        probe.request.settings.settings_class: str(outcome)
+        for probe in sorted(probes, key=lambda p: p.id)
+        if (outcome := outcome_of(probe)) in CLOSES_CLASS
+    }
+
+
+def _slow(probes: Iterable[Probe], findings: Mapping[Settings, Finding]) -> dict[Settings, float]:
+    return {
+        probe.request.settings: probe.measurement.wall_s
+        for probe in probes
+        if probe.measurement
+        and probe.measurement.outcome is Outcome.TIMEOUT
+        and probe.request.settings not in findings
+    }
+
+
+def _repetitions(probes: Iterable[Probe]) -> dict[Settings, int]:
+    """One more than the highest repetition of each settings."""
+    found: dict[Settings, int] = {}
+    for probe in probes:
+        settings = probe.request.settings
+        found[settings] = max(found.get(settings, 0), probe.request.repetition + 1)
+    return found
+
+
+def total_measured(measurements: Iterable[Measurement | None]) -> tuple[float, float]:
+    """Seconds and device-seconds that measurements took, in any order the same."""
+    known = [m for m in measurements if m]
+    return fsum(m.wall_s for m in known), fsum(m.device_s for m in known)

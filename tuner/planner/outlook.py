@@ -1,0 +1,75 @@
+"""What settings that were not probed are expected to need, from arithmetic and from probes."""
+
+from functools import cached_property
+from statistics import median_low
+
+from tuner.cost.memory import memory_bound
+from tuner.planner.knowledge import Knowledge
+from tuner.planner.words import describe, gib_text
+from tuner.settings import Settings
+
+
+class MemoryOutlook:
+    """The memory estimate, corrected by what a study's probes have needed."""
+
+    def __init__(self, known: Knowledge) -> None:
+        self._known = known
+        self._workload = known.study.question.workload
+        self._cluster = known.study.question.cluster
+        self._totals: dict[Settings, int] = {}
+        self._floors: dict[Settings, int] = {}
+
+    def expected_bytes(self, settings: Settings) -> float:
+        """The estimate, scaled by the class's probes, or else by what is typical so far."""
+        factor = self._factors.get(settings.settings_class, self._typical_factor)
+        return factor * self._total(settings)
+
+    def floor_bytes(self, settings: Settings) -> int:
+        """What the settings need at least, by arithmetic."""
+        self._total(settings)
+        return self._floors[settings]
+
+    def cannot_fit(self, settings: Settings) -> bool:
+        """Whether arithmetic alone says so."""
+        return self.floor_bytes(settings) > self._known.limit_bytes
+
+    def smallest_need(self) -> str:
+        """The least memory that settings which do not fit are known to need; empty if none."""
+        seen = self._known.too_large.values()
+        least = min(seen, key=lambda need: (need.bytes, need.probe_id), default=None)
+        if least is None:
+            return ""
+        more = "at least " if least.at_least else ""
+        return (
+            f"the smallest need known is {more}{gib_text(least.bytes)} on one device, of"
+            f" {describe(least.settings)} (probe #{least.probe_id}); the limit is"
+            f" {gib_text(self._known.limit_bytes)}"
+        )
+
+    @cached_property
+    def needed(self) -> dict[Settings, int]:
+        """Bytes that legal settings were seen to need; of those out of memory, at least."""
+        ran_out = {s: need.bytes for s, need in self._known.too_large.items()}
+        measured = {s: f.needed_bytes for s, f in self._known.findings.items()}
+        legal = frozenset(self._known.space.legal)
+        return {s: n for s, n in {**ran_out, **measured}.items() if s in legal}
+
+    @cached_property
+    def _factors(self) -> dict[Settings, float]:
+        """Needed over estimated, by class; the largest seen."""
+        found: dict[Settings, float] = {}
+        for settings, needed in self.needed.items():
+            key, ratio = settings.settings_class, needed / max(self._total(settings), 1)
+            found[key] = max(ratio, found.get(key, 0.0))
+        return found
+
+    @cached_property
+    def _typical_factor(self) -> float:
+        return median_low(self._factors.values()) if self._factors else 1.0
+
+    def _total(self, settings: Settings) -> int:
+        if settings not in self._totals:
+            bound = memory_bound(self._workload, settings, self._cluster)
+            self._totals[settings] = bound.total_bytes
+            self._floors[settings] = bound.floor_bytes
+        return self._totals[settings]

@@ -1,0 +1,71 @@
+"""Which of the settings that fit is the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.planner.knowledge import Finding
+from tuner.planner.timing import overlap
+from tuner.settings import Settings
+
+LIGHTER = 0.01
+"""Part of the memory by which settings must be lighter to be preferred for it."""
+
+_DEFAULT = Settings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The answer among findings that fit."""
+
+    best: Finding
+    """The answer."""
+    fastest: Finding
+    """The one with the shortest step; often the best itself."""
+    tied: tuple[Finding, ...]
+    """All that cannot be told apart from the fastest in speed, it included, fastest first."""
+
+
+def choose(fitting: Sequence[Finding], tolerance: float) -> Choice | None:
+    """The fastest, or one that cannot be told apart from it and is lighter or as light and simpler.
+
+    Two findings cannot be told apart when their step times' intervals overlap, or when they
+    differ by ``tolerance`` (relative) or less.
+
+    Args:
+        fitting: findings that fit, fastest first.
+        tolerance: as in :class:`tuner.study.Terms`.
+    """
+    if not fitting:
+        return None
+    fastest = fitting[0]
+    tied = tuple(f for f in fitting if indistinguishable(fastest, f, tolerance))
+    lighter = [f for f in tied if f.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)]
+    if lighter:
+        most = min(f.needed_bytes for f in lighter) * (1 + LIGHTER)
+        pool = [f for f in lighter if f.needed_bytes <= most]
+    else:
+        pool = [f for f in tied if f.needed_bytes <= fastest.needed_bytes]
+    best = min(pool, key=lambda f: (complexity(f.settings), f.seconds, str(f.settings)))
+    return Choice(best=best, fastest=fastest, tied=tied)
+
+
+def indistinguishable(one: Finding, other: Finding, tolerance: float) -> bool:
+    """Whether two findings' speeds cannot be told apart."""
+    near = abs(one.seconds - other.seconds) <= tolerance * min(one.seconds, other.seconds)
+    return near or overlap(one.step_time, other.step_time)
+
+
+def complexity(settings: Settings) -> int:
+    """Knobs that are not at their simplest value, batch sizes apart."""
+    names = _DEFAULT.as_dict()
+    del names["micro_batch_size"], names["gradient_accumulation_steps"]
+    return sum(getattr(settings, name) != getattr(_DEFAULT, name) for name in names)
+
+
+def pareto(fitting: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings that no other beats in both memory and speed, fastest first."""
+    front: list[Finding] = []
+    for finding in sorted(fitting, key=lambda f: (f.seconds, f.needed_bytes, str(f.settings))):
+        if not front or finding.needed_bytes < front[-1].needed_bytes:
+            front.append(finding)
+    return tuple(front)

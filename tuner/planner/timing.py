@@ -1,0 +1,148 @@
+"""The time of an optimizer step, from the steps that probes have timed.
+
+The value is the median of the timed steps. Its 80% interval is that of the sample median from
+order statistics, which assumes nothing of the distribution: with ``n`` steps, the median lies
+between the k-th smallest and the k-th largest with probability ``1 - 2 P(B(n, 1/2) < k)``
+(David and Nagaraja, Order Statistics, 3rd ed., section 7.1). Three steps or fewer cannot carry
+80%, so their range is widened. Steps of one run share its luck, so when a probe was repeated
+the interval also spans the medians of its repetitions.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from statistics import median
+
+from tuner.measurement import Measurement
+from tuner.quantity import UNKNOWN, Provenance, Quantity
+
+CONFIDENCE = 0.8
+"""Of every interval."""
+
+WIDENED_BY = {2: 1.0, 3: 0.25}
+"""Part of the range by which the interval exceeds the range on each side, by number of steps.
+
+Those of Student's t at 80%: 1.54 ranges to each side of the mean for 2 steps, and about 0.6
+for 3, rounded up. With four steps the range itself carries 87%.
+"""
+
+SINGLE_STEP = 0.25
+"""Relative half width for one timed step, of which no spread is known."""
+
+LEAST = 0.5
+"""Lower end of any interval, at least, in shortest steps timed."""
+
+LONGEST_RUN_OUT = 8
+"""Micro-batches per optimizer step up to which a probe runs all of them."""
+
+SHORT_COUNTS = (2, 4)
+"""Counts that stand for longer ones: the step's time is linear in the count."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    value: float
+    low: float
+    high: float
+
+
+def step_time(measurements: Iterable[Measurement], accumulation: int) -> Quantity:
+    """Seconds of one optimizer step, pooled over the repetitions of one probe.
+
+    Args:
+        measurements: of the same settings; those that did not end well count for nothing.
+        accumulation: micro-batches in the step that is asked for.
+
+    Returns:
+        From the steps that ran so many micro-batches, when there are any. Else the line
+        through the two counts that were run, with its interval (:func:`is_extrapolated`).
+        Unknown when neither is there.
+    """
+    runs = [m.step_times_s for m in measurements if m.step_times_s]
+    found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
+    if found is None:
+        counts = sorted({count for run in runs for count, steps in run.items() if steps})
+        if len(counts) < 2 or counts[-1] > accumulation:
+            return UNKNOWN
+        low, high = counts[0], counts[-1]
+        found = _line(
+            (low, _pooled([run[low] for run in runs if run.get(low)])),
+            (high, _pooled([run[high] for run in runs if run.get(high)])),
+            accumulation,
+        )
+    return Quantity(
+        value=found.value, low=found.low, high=found.high, provenance=Provenance.MEASURED
+    )
+
+
+def is_extrapolated(measurements: Iterable[Measurement], accumulation: int) -> bool:
+    """Whether no step ran that many micro-batches, so that the time comes from fewer."""
+    return not any(m.step_times_s.get(accumulation) for m in measurements)
+
+
+def counts_to_run(accumulation: int) -> tuple[int, ...]:
+    """What a first probe runs instead of ``accumulation`` micro-batches; empty: all of them."""
+    return SHORT_COUNTS if accumulation > LONGEST_RUN_OUT else ()
+
+
+def overlap(one: Quantity, other: Quantity) -> bool:
+    """Whether two known intervals have a number in common."""
+    assert one.low is not None
+    assert one.high is not None
+    assert other.low is not None
+    assert other.high is not None
+    return one.low <= other.high and other.low <= one.high
+
+
+def _pooled(runs: Sequence[Sequence[float]]) -> _Interval | None:
+    """The median of all steps, with an interval that also spans the runs' own medians."""
+    if not runs:
+        return None
+    steps = sorted(step for run in runs for step in run)
+    low, high = _median_interval(steps)
+    medians = [median(run) for run in runs]
+    return _Interval(median(steps), min(low, *medians, high), max(high, *medians, low))
+
+
+def _median_interval(steps: Sequence[float]) -> tuple[float, float]:
+    """The narrowest pair of order statistics that carries ``CONFIDENCE``; ``steps`` ascend."""
+    n = len(steps)
+    if n == 1:
+        return steps[0] * (1 - SINGLE_STEP), steps[0] * (1 + SINGLE_STEP)
+    extra = WIDENED_BY.get(n, 0.0) * (steps[-1] - steps[0])
+    outside, cut = 0.0, 0
+    while cut < n // 2:
+        outside += 2 * comb(n, cut) / 2**n
+        if 1 - outside < CONFIDENCE:
+            break
+        cut += 1
+    cut = max(cut - 1, 0)
+    return max(steps[cut] - extra, LEAST * steps[0]), steps[n - 1 - cut] + extra
+
+
+def _line(
+    first: tuple[int, _Interval | None], second: tuple[int, _Interval | None], count: int
+) -> _Interval:
+    """Extrapolate to ``count``; errors of the two points are taken as independent.
+
+    A step of more micro-batches takes at least as long as the longest that was run, and at
+    most in proportion, because the rest of a step (the optimizer) takes some time too.
+    """
+    (few, short), (many, long) = first, second
+    assert short is not None
+    assert long is not None
+    lever = (count - many) / (many - few)
+    value = long.value + lever * (long.value - short.value)
+    down = sqrt(
+        ((1 + lever) * (long.value - long.low)) ** 2 + (lever * (short.high - short.value)) ** 2
+    )
+    up = sqrt(
+        ((1 + lever) * (long.high - long.value)) ** 2 + (lever * (short.value - short.low)) ** 2
+    )
+    in_proportion = count / many
+    value = min(max(value, long.value), long.value * in_proportion)
+    return _Interval(
+        value,
+        min(max(value - down, long.low), value),
+        max(min(value + up, long.high * in_proportion), value),
+    )

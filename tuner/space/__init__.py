@@ -1,0 +1,29 @@
+"""The space of legal settings: what the knobs can be, which of them are dead, and why.
+
+A knob that cannot act is collapsed to one canonical value, so that equal settings train alike
+and nothing is probed twice. Three things can hold of a value: it acts; it does not act, and
+the knob is *dead* there; or it is refused, because the stack would fail or train wrongly.
+"""
+
+from tuner.space.checking import check_settings, settings_notes
+from tuner.space.dead import (
+    NO_TENSOR_PARALLEL,
+    NO_TENSOR_PARALLEL_WITH,
+    TENSOR_PARALLEL_MODEL_TYPES,
+    DeadKnob,
+)
+from tuner.space.enumeration import Space, enumerate_space
+from tuner.space.rules import SHARDINGS, divisors
+
+__all__ = [
+    "NO_TENSOR_PARALLEL",
+    "NO_TENSOR_PARALLEL_WITH",
+    "SHARDINGS",
+    "TENSOR_PARALLEL_MODEL_TYPES",
+    "DeadKnob",
+    "Space",
+    "check_settings",
+    "divisors",
+    "enumerate_space",
+    "settings_notes",
+]

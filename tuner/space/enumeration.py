@@ -1,0 +1,181 @@
+"""Enumerates the legal settings, and says which knobs are dead in them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from tuner.errors import UsageError
+from tuner.settings import KNOBS, Checkpointing, Settings, Sharding
+from tuner.space.dead import DeadKnob, Fixed, canonical_class, fixed_sync, sentence, show_all
+from tuner.space.rules import (
+    SHARDINGS,
+    broken_rule,
+    check_possible,
+    divisors,
+    enough_micro_batches,
+    possible,
+    split_by,
+)
+from tuner.study import Question
+
+_CLASS_KNOBS = (
+    "pp_size",
+    "tp_size",
+    "sharding",
+    "tp_recompute_allgather",
+    "activation_checkpointing",
+    "cpu_offload",
+)
+
+_Ledger = dict[Fixed, Counter[Sharding]]
+"""How many legal settings each fixed knob holds for, by sharding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All legal settings of a question, dead knobs collapsed."""
+
+    legal: tuple[Settings, ...]
+    """In a fixed order, each once; never empty."""
+    dead_knobs: tuple[DeadKnob, ...]
+    """Knobs that do not act: anywhere, or where versions decide it, or though asked for."""
+
+
+def enumerate_space(question: Question) -> Space:
+    """Every legal settings of the question, and the knobs that do not act in it.
+
+    A restriction of a knob holds where the knob is live; where it is dead, the knob has its
+    canonical value, and ``dead_knobs`` says so if that is not what was asked for.
+
+    Raises:
+        UsageError: a restriction names an impossible value or leaves nothing, or no settings
+            can make the global batch.
+    """
+    for knob, values in question.knobs.items():
+        for value in values:
+            check_possible(question, knob, value)
+    legal, ledger = _enumerate(question)
+    if not legal:
+        raise _nothing_legal(question)
+    return Space(legal=tuple(legal), dead_knobs=tuple(_dead_knobs(question, legal, ledger)))
+
+
+def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
+    legal: list[Settings] = []
+    ledger: _Ledger = {}
+    for one_class, fixed in _classes(question).items():
+        members = list(_members(question, one_class, ledger))
+        legal.extend(members)
+        for one in fixed:
+            ledger.setdefault(one, Counter())[one_class.sharding] += len(members)
+    return legal, ledger
+
+
+def _classes(question: Question) -> dict[Settings, list[Fixed]]:
+    """Canonical classes with their dead knobs, in a fixed order."""
+    found: dict[Settings, list[Fixed]] = {}
+    options = [_options(question, knob) for knob in _CLASS_KNOBS]
+    for values in product(*options):
+        raw = Settings(**dict(zip(_CLASS_KNOBS, values, strict=True)))
+        settings, fixed = canonical_class(question, raw)
+        if settings not in found and broken_rule(question, settings) is None:
+            found[settings] = fixed
+    return found
+
+
+def _options(question: Question, knob: str) -> tuple[Any, ...]:
+    """Values of one knob to combine: those asked for, else all, that are possible."""
+    cluster = question.cluster
+    defaults: Mapping[str, tuple[Any, ...]] = {
+        "pp_size": divisors(cluster.world_size),
+        "tp_size": divisors(cluster.gpus_per_node),
+        "sharding": SHARDINGS[question.framework.name],
+        "tp_recompute_allgather": (False, True),
+        "activation_checkpointing": tuple(Checkpointing),
+        "cpu_offload": (False,),  # only when asked for: it is slow, and takes host memory
+    }
+    return possible(question, knob, question.knobs.get(knob, defaults[knob]))
+
+
+def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterator[Settings]:
+    """The legal settings of a class: micro-batch sizes, and when gradients are synchronized."""
+    batch = question.workload.global_batch_size
+    ranks = one_class.data_parallel_size(question.cluster.world_size)
+    if batch % ranks:
+        return
+    micros = question.knobs.get("micro_batch_size")
+    counts = question.knobs.get("gradient_accumulation_steps")
+    for micro in divisors(batch // ranks):
+        count = batch // ranks // micro
+        wanted = (micros is None or micro in micros) and (counts is None or count in counts)
+        if not wanted or not enough_micro_batches(one_class, count):
+            continue
+        one = replace(one_class, micro_batch_size=micro, gradient_accumulation_steps=count)
+        for sync in _sync_values(question, one, ledger):
+            yield replace(one, sync_each_batch=sync)
+
+
+def _sync_values(question: Question, settings: Settings, ledger: _Ledger) -> tuple[bool, ...]:
+    wanted = question.knobs.get("sync_each_batch", (True, False))
+    fixed = fixed_sync(question, settings)
+    if fixed is None:
+        return wanted
+    keep = fixed.value is not None and (not fixed.refused or fixed.value in wanted)
+    ledger.setdefault(fixed, Counter())[settings.sharding] += keep
+    return (fixed.value,) if keep else ()
+
+
+def _dead_knobs(question: Question, legal: list[Settings], ledger: _Ledger) -> Iterator[DeadKnob]:
+    shardings = {settings.sharding for settings in legal}
+    for knob in KNOBS:
+        entries = {fixed: where for fixed, where in ledger.items() if fixed.knob == knob}
+        everywhere = sum(where.total() for where in entries.values()) == len(legal)
+        asked = question.knobs.get(knob, ())
+        for fixed, where in entries.items():
+            unasked = asked and fixed.value not in asked and where.total() > 0
+            if fixed.by_versions or (everywhere and where.total()) or unasked:
+                only = () if set(where) >= shardings else sorted(where)
+                yield DeadKnob(knob=knob, why=sentence(fixed, asked=asked, only=only))
+        if not entries and not asked and knob in ("tp_size", "pp_size"):
+            yield from _without_choice(question, knob)
+
+
+def _without_choice(question: Question, knob: str) -> Iterator[DeadKnob]:
+    """A parallel size that could act, but has one possible value only."""
+    if _options(question, knob) == (1,):
+        sizes = ", ".join(f"{what} ({size})" for what, size in split_by(question, knob))
+        yield DeadKnob(knob=knob, why=f"{knob} is 1: no larger number divides all of {sizes}")
+
+
+def _nothing_legal(question: Question) -> UsageError:
+    """Which restriction, or else the global batch, leaves no legal settings."""
+    lifted = {knob: _enumerate(_without(question, knob))[0] for knob in question.knobs}
+    blamed = [knob for knob, legal in lifted.items() if legal]
+    if blamed:
+        knob, *others = blamed
+        values = sorted({getattr(settings, knob) for settings in lifted[knob]})
+        lift = f" (or lift the restriction of {', '.join(others)})" if others else ""
+        allowed = f"leaves no legal settings; the rest allows {show_all(values)}{lift}"
+        return UsageError(knob, show_all(question.knobs[knob]), allowed)
+    if question.knobs and _enumerate(replace(question, knobs={}))[0]:
+        given = "; ".join(f"{knob}={show_all(v)}" for knob, v in question.knobs.items())
+        return UsageError("knob", given, "no settings satisfy all of these restrictions")
+    return _impossible_batch(replace(question, knobs={}))
+
+
+def _without(question: Question, knob: str) -> Question:
+    return replace(question, knobs={k: v for k, v in question.knobs.items() if k != knob})
+
+
+def _impossible_batch(question: Question) -> UsageError:
+    world = question.cluster.world_size
+    sizes = {
+        one_class.data_parallel_size(world): f"tp_size {one_class.tp_size}"
+        + (f", pp_size {one_class.pp_size}" if one_class.pp_size > 1 else "")
+        for one_class in _classes(question)
+    }
+    multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
+    allowed = f"must be a multiple of a possible data-parallel size: {multiples}"
+    return UsageError("global_batch_size", question.workload.global_batch_size, allowed)

@@ -1,0 +1,20 @@
+"""Where studies are kept, and the queue of their probes: SQLAlchemy on SQLite or PostgreSQL."""
+
+from tuner.store.engine import default_url
+from tuner.store.identity import WorkerIdentity
+from tuner.store.queue import LEASE_S
+from tuner.store.records import Claim, Event, EventKind, StudySummary
+from tuner.store.store import Store, open_store, study_id
+
+__all__ = [
+    "LEASE_S",
+    "Claim",
+    "Event",
+    "EventKind",
+    "Store",
+    "StudySummary",
+    "WorkerIdentity",
+    "default_url",
+    "open_store",
+    "study_id",
+]

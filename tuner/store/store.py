@@ -1,0 +1,376 @@
+"""The store: studies, their probes and the queue, in one database.
+
+Each method is one short transaction of its own, and any number of processes and threads may call
+them at once. Methods raise :class:`tuner.errors.StoreError` when the database fails, and
+:class:`tuner.errors.UsageError` with the field ``db`` when it cannot be written.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Self
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from tuner.errors import StoreError, UnknownNameError, UsageError
+from tuner.measurement import Measurement
+from tuner.store import migrate, queue
+from tuner.store.engine import (
+    default_url,
+    is_sqlite,
+    make_engine,
+    parse_url,
+    translated,
+    writing,
+)
+from tuner.store.identity import WorkerIdentity
+from tuner.store.records import Claim, Event, EventKind, StudySummary
+from tuner.store.rows import add_event, clock, event_of, probe_of, read_study, read_summaries
+from tuner.store.tables import AttemptRow, EventRow, ProbeRow, StudyRow
+from tuner.study import (
+    STUDY_TRANSITIONS,
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+
+ID_PREFIX = "st-"
+ID_DIGITS = 12
+
+
+def open_store(url: str | None = None, *, create: bool = True) -> "Store":
+    """Opens a database, the default one unless ``url`` names another.
+
+    A SQLite file is made, with its folder, when absent, and migrated when it is of an earlier
+    version. Any other database must be at this version's schema already.
+
+    Args:
+        url: ``sqlite:///path/to/file.db`` or ``postgresql://user@host/database``.
+        create: whether an absent SQLite file is made.
+
+    Raises:
+        UsageError: the address is wrong, or it cannot be written, or is not ours, or is absent.
+        StoreError: it cannot be reached, is of a newer version, or is not migrated.
+    """
+    parsed = parse_url(url if url is not None else default_url())
+    if is_sqlite(parsed):
+        path = str(parsed.database)
+        migrate.make_folder(path) if create else migrate.require_file(path)
+    engine = make_engine(parsed)
+    try:
+        migrate.prepare(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Store(engine)
+
+
+class Store:
+    """An open database, at this version's schema. A context manager; see :func:`open_store`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = writing(engine)
+
+    @property
+    def url(self) -> str:
+        """The address, whole: a file's absolute path, or with the password."""
+        return self._engine.url.render_as_string(hide_password=False)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Studies
+
+    def ask(self, question: Question, terms: Terms) -> Study:
+        """Asks a question: a new study, or the same question's, on the new terms.
+
+        Everything learned for it is kept, and counted in ``probes_before``. It is put back to
+        queued, unless a worker is at it. Probes that were planned and never tried are withdrawn:
+        they were planned on the old terms.
+        """
+        self.reap()
+        with self._write() as session:
+            study, new = _asked_study(session, question, terms)
+            now = clock(session)
+            if not new:
+                _renew(session, study, question, terms, now)
+            study.revision += 1
+            data = {"again": not new, "terms": terms.as_dict()}
+            add_event(session, study, EventKind.ASKED, now, data)
+            # A study that runs after reap() has a live worker.
+            if study.state not in queue.OPEN:
+                queue.move_study(session, study, StudyState.QUEUED, "", now)
+            session.flush()
+            return read_study(session, study)
+
+    def find(self, question: Question) -> Study | None:
+        """The study of a question, if it was asked before."""
+        with self._read() as session:
+            row = session.scalar(select(StudyRow).where(StudyRow.identity == question.identity))
+            return read_study(session, row) if row else None
+
+    def study(self, study_id: str) -> Study:
+        """A study with its probes, by its id or by a beginning of it that no other has.
+
+        Raises:
+            UsageError: there is none, or several.
+        """
+        with self._read() as session:
+            return read_study(session, _named_study(session, study_id))
+
+    def studies(self, limit: int = 50) -> list[StudySummary]:
+        """The studies that were asked last, newest first."""
+        with self._read() as session:
+            return read_summaries(session, limit)
+
+    def move(
+        self,
+        study_id: str,
+        to: StudyState,
+        reason: str = "",
+        *,
+        expect: Collection[StudyState] | None = None,
+        revision: int | None = None,
+        worker: WorkerIdentity | None = None,
+    ) -> bool:
+        """Moves a study to another state.
+
+        Args:
+            study_id: the whole id.
+            to: the state to move to.
+            reason: why, in one line.
+            expect: states from which alone to move; all that :data:`STUDY_TRANSITIONS` allows
+                unless given.
+            revision: the revision at which this was decided, if another one must prevent it: a
+                study that was asked again meanwhile is not done.
+            worker: who is at it from now on, when it moves to running.
+
+        Returns:
+            Whether it moved; ``False`` when it stands somewhere else.
+
+        Raises:
+            UsageError: there is no such study.
+        """
+        with self._write() as session:
+            study = session.get(StudyRow, study_id, with_for_update=True)
+            if study is None:
+                raise _unknown(session, study_id)
+            if to not in STUDY_TRANSITIONS[study.state]:
+                return False
+            if expect is not None and study.state not in expect:
+                return False
+            if revision is not None and study.revision != revision:
+                return False
+            now = clock(session)
+            queue.move_study(session, study, to, reason, now)
+            if to is StudyState.RUNNING:
+                study.worker = worker.as_dict() if worker else None
+                study.worker_seen_at = now
+            return True
+
+    def events(self, study_id: str, after: int = 0) -> list[Event]:
+        """What happened to a study since the event ``after``, oldest first."""
+        newer = (EventRow.study_id == study_id, EventRow.id > after)
+        with self._read() as session:
+            rows = session.scalars(select(EventRow).where(*newer).order_by(EventRow.id))
+            return [event_of(row) for row in rows]
+
+    # Probes
+
+    def enter_probe(
+        self, study_id: str, revision: int, request: ProbeRequest, memory_limit_bytes: int | None
+    ) -> Probe | None:
+        """Queues a probe that was planned at ``revision``; ``None`` when the study moved on."""
+        with self._write() as session:
+            study = session.get(StudyRow, study_id, with_for_update=True)
+            if study is None:
+                raise _unknown(session, study_id)
+            if study.revision != revision or study.state not in queue.OPEN:
+                return None
+            now = clock(session)
+            row = _queued_probe(study_id, request, memory_limit_bytes, now)
+            session.add(row)
+            study.revision += 1
+            session.flush()
+            queue.tell_probe(session, study, row, now, {})
+            return probe_of(row, None)
+
+    def claim(self, study_id: str, worker: WorkerIdentity) -> Claim | None:
+        """Takes the study's oldest queued probe, for :data:`queue.LEASE_S` seconds.
+
+        Returns:
+            ``None`` when none is queued, or the study is at its end.
+        """
+        with self._write() as session:
+            return queue.claim(session, study_id, worker)
+
+    def beat(self, claim: Claim) -> bool:
+        """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
+        with self._write() as session:
+            return queue.beat(session, claim)
+
+    def record(self, claim: Claim, measurement: Measurement) -> bool:
+        """Ends the probe with its measurement, or queues it again after what may be an accident
+        (:data:`tuner.measurement.TRIED_AGAIN`).
+
+        Returns:
+            ``False``, and nothing is changed, when the claim was lost.
+        """
+        with self._write() as session:
+            return queue.record(session, claim, measurement)
+
+    def give_back(self, claim: Claim, why: str) -> bool:
+        """Queues the probe again, without counting this attempt; ``False`` as in ``record``."""
+        with self._write() as session:
+            return queue.give_back(session, claim, why)
+
+    def reap(self) -> int:
+        """Takes probes from workers that are lost, and puts studies without a worker to queued.
+
+        A worker is lost when its lease ran out, or when it ran on this machine and its process
+        is gone. A probe that lost :data:`queue.MOST_LOSSES` workers ends as ``worker_lost``.
+
+        Returns:
+            How many attempts were lost.
+        """
+        with self._read() as session:
+            suspects = queue.suspects(session)
+        lost = 0
+        for attempt_id in suspects:  # one transaction each: locks are taken in one order
+            with self._write() as session:
+                lost += queue.lose(session, attempt_id)
+        with self._read() as session:
+            orphans = queue.orphans(session)
+        for orphan in orphans:
+            with self._write() as session:
+                queue.put_back(session, orphan)
+        return lost
+
+    # Transactions
+
+    @contextmanager
+    def _read(self) -> Iterator[Session]:
+        with translated(self._engine.url), Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def _write(self) -> Iterator[Session]:
+        with translated(self._engine.url), Session(self._writer) as session, session.begin():
+            yield session
+
+
+def study_id(question: Question) -> str:
+    """The id of a question's study: ``st-`` and the first 12 digits of its identity."""
+    return ID_PREFIX + question.identity[:ID_DIGITS]
+
+
+def _asked_study(session: Session, question: Question, terms: Terms) -> tuple[StudyRow, bool]:
+    """The question's study, locked, and whether it was made now."""
+    named = study_id(question)
+    study = session.get(StudyRow, named, with_for_update=True)
+    new = study is None
+    if new:
+        try:
+            with session.begin_nested():
+                session.add(_new_study(question, terms, clock(session)))
+        except IntegrityError:  # another process asked at the same moment
+            new = False
+        study = queue.locked_study(session, named)
+    assert study is not None
+    if study.identity != question.identity:
+        raise StoreError(f"the id {named} belongs to another question; use another --db")
+    return study, new
+
+
+def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
+    identity = question.identity
+    return StudyRow(
+        id=study_id(question),
+        identity=identity,
+        model_name=question.workload.model.name,
+        cluster_name=question.cluster.name,
+        question=question.as_dict(),
+        terms=terms.as_dict(),
+        state=StudyState.QUEUED,
+        reason="",
+        revision=0,
+        # 31 bits, which every generator of random numbers takes, and not those of the id.
+        seed=int(identity[-8:], 16) >> 1,
+        probes_before=0,
+        created_at=now,
+        asked_at=now,
+    )
+
+
+def _renew(
+    session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
+) -> None:
+    """Puts a study on new terms."""
+    tried = select(AttemptRow.id).where(AttemptRow.probe_id == ProbeRow.id).exists()
+    untried = (
+        select(ProbeRow)
+        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED, ~tried)
+        # One that a worker is just claiming is its; to wait for it could be to wait for ever.
+        .with_for_update(skip_locked=True)
+    )
+    for probe in session.scalars(untried).all():
+        queue.tell_probe(session, study, probe, now, {"state": "withdrawn"})
+        session.delete(probe)
+    done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
+    study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
+    study.question, study.model_name = question.as_dict(), question.workload.model.name
+    study.terms, study.asked_at = terms.as_dict(), now
+    if study.state is StudyState.QUEUED:
+        study.reason = ""
+
+
+def _queued_probe(
+    study_id: str, request: ProbeRequest, memory_limit_bytes: int | None, now: datetime
+) -> ProbeRow:
+    return ProbeRow(
+        study_id=study_id,
+        settings=str(request.settings),
+        fidelity=request.fidelity,
+        repetition=request.repetition,
+        accumulation_counts=list(request.accumulation_counts),
+        memory_limit_bytes=memory_limit_bytes,
+        state=ProbeState.QUEUED,
+        created_at=now,
+    )
+
+
+def _named_study(session: Session, given: str) -> StudyRow:
+    """The study whose id begins so; the ``st-`` may be left out."""
+    begin = given.strip().lower()
+    begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
+    if begin != ID_PREFIX:
+        like = StudyRow.id.startswith(begin, autoescape=True)
+        rows = session.scalars(select(StudyRow).where(like).order_by(StudyRow.id).limit(5)).all()
+        if len(rows) == 1 or (rows and rows[0].id == begin):
+            return rows[0]
+        if rows:
+            ids = ", ".join(row.id for row in rows)
+            raise UsageError("study", given, f"several begin so: {ids}")
+    raise _unknown(session, given)
+
+
+def _unknown(session: Session, given: str) -> UsageError:
+    newest = select(StudyRow.id).order_by(StudyRow.asked_at.desc()).limit(1000)
+    ids = session.scalars(newest).all()
+    if not ids:
+        return UsageError("study", given, "no such study; there are none in this database yet")
+    return UnknownNameError("study", given, ids)

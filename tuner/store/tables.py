@@ -1,0 +1,242 @@
+"""The tables. A change here needs a migration beside it; tests compare the two.
+
+studies ──< probes ──< attempts        one running attempt per probe, by a partial unique index
+   │          └──── measurements       one per probe
+   └──< events
+"""
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
+
+from tuner.measurement import Fidelity, Outcome
+from tuner.store.records import AttemptState, EventKind
+from tuner.study import ProbeState, StudyState
+
+VERSION_TABLE = "tuner_alembic_version"
+"""Not Alembic's own name, which other programs use in databases that may be shared."""
+
+STATUS_LENGTH = 32
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A moment, always aware and in UTC, also in SQLite, which keeps no zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class JsonText(TypeDecorator[Any]):
+    """JSON kept as text: a diverged loss is NaN, which PostgreSQL's own JSON types refuse."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+class UtcNow(FunctionElement[datetime]):
+    """The database's clock, which all workers share: leases are given and judged by it alone."""
+
+    type = UtcTime()
+    inherit_cache = True
+
+
+@compiles(UtcNow, "sqlite")
+def _now_in_sqlite(element: UtcNow, compiler: Any, **kw: Any) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+
+
+@compiles(UtcNow, "postgresql")
+def _now_in_postgresql(element: UtcNow, compiler: Any, **kw: Any) -> str:
+    return "clock_timestamp()"  # now() would stand still while a transaction waits for a lock
+
+
+class Base(DeclarativeBase):
+    """Base of all tables; constraints are named, so that migrations can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
+
+
+def _status(kind: type[StrEnum], name: str) -> Enum:
+    return Enum(
+        kind,
+        name=name,
+        native_enum=False,
+        create_constraint=True,
+        length=STATUS_LENGTH,
+        values_callable=lambda members: [str(member) for member in members],
+    )
+
+
+def _row_id() -> Mapped[int]:
+    return mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+
+
+def _parent(column: str) -> ForeignKey:
+    return ForeignKey(column, ondelete="CASCADE")
+
+
+_KEEP_IDS = {"sqlite_autoincrement": True}
+"""An id is never given again, also when the newest row was deleted."""
+
+
+class StudyRow(Base):
+    """A question and the terms on which it was asked last."""
+
+    __tablename__ = "studies"
+    __table_args__ = (Index(None, "asked_at"),)
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    identity: Mapped[str] = mapped_column(String(64), unique=True)
+    model_name: Mapped[str] = mapped_column(Text)
+    cluster_name: Mapped[str] = mapped_column(Text)
+    question: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    terms: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    state: Mapped[StudyState] = mapped_column(_status(StudyState, "state"))
+    reason: Mapped[str] = mapped_column(Text)
+    revision: Mapped[int]
+    seed: Mapped[int]
+    probes_before: Mapped[int]
+    worker: Mapped[dict[str, Any] | None] = mapped_column(JsonText)
+    """Who is at it, while it runs."""
+    worker_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    """When that worker last did something for the study."""
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    asked_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class ProbeRow(Base):
+    """Settings to be tried in a study."""
+
+    __tablename__ = "probes"
+    __table_args__ = (
+        UniqueConstraint("study_id", "settings", "fidelity", "repetition"),
+        CheckConstraint("repetition >= 0", name="repetition"),
+        CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
+        _KEEP_IDS,
+    )
+
+    id: Mapped[int] = _row_id()
+    study_id: Mapped[str] = mapped_column(_parent("studies.id"))
+    settings: Mapped[str] = mapped_column(Text)
+    """``str(Settings)``."""
+    fidelity: Mapped[Fidelity] = mapped_column(_status(Fidelity, "fidelity"))
+    repetition: Mapped[int]
+    accumulation_counts: Mapped[list[int]] = mapped_column(JsonText)
+    memory_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    state: Mapped[ProbeState] = mapped_column(_status(ProbeState, "state"))
+    outcome: Mapped[Outcome | None] = mapped_column(_status(Outcome, "outcome"))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class AttemptRow(Base):
+    """One execution of a probe by a worker, with its lease."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        UniqueConstraint("probe_id", "number"),
+        CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
+        Index(
+            "uq_attempts_running",
+            "probe_id",
+            unique=True,
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
+        _KEEP_IDS,
+    )
+
+    id: Mapped[int] = _row_id()
+    probe_id: Mapped[int] = mapped_column(_parent("probes.id"))
+    number: Mapped[int]
+    """1 for the probe's first attempt."""
+    state: Mapped[AttemptState] = mapped_column(_status(AttemptState, "state"))
+    outcome: Mapped[Outcome | None] = mapped_column(_status(Outcome, "outcome"))
+    detail: Mapped[str] = mapped_column(Text)
+    worker: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    started_at: Mapped[datetime] = mapped_column(UtcTime)
+    lease_until: Mapped[datetime] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class MeasurementRow(Base):
+    """What a probe found: the whole of it, and the figures that queries want."""
+
+    __tablename__ = "measurements"
+
+    probe_id: Mapped[int] = mapped_column(
+        _parent("probes.id"), primary_key=True, autoincrement=False
+    )
+    attempt_id: Mapped[int] = mapped_column(_parent("attempts.id"), index=True)
+    outcome: Mapped[Outcome] = mapped_column(_status(Outcome, "outcome"))
+    allocated_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    device_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    step_time_s: Mapped[float | None] = mapped_column(Double)
+    """Median time of the optimizer steps with the largest accumulation that was run."""
+    tokens_per_s: Mapped[float | None] = mapped_column(Double)
+    """Tokens of those steps, over all ranks, by that time."""
+    wall_s: Mapped[float] = mapped_column(Double)
+    device_s: Mapped[float] = mapped_column(Double)
+    measurement: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    recorded_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class EventRow(Base):
+    """One thing that happened to a study."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "study_id", "id"), _KEEP_IDS)
+
+    id: Mapped[int] = _row_id()
+    study_id: Mapped[str] = mapped_column(_parent("studies.id"))
+    kind: Mapped[EventKind] = mapped_column(_status(EventKind, "kind"))
+    at: Mapped[datetime] = mapped_column(UtcTime)
+    data: Mapped[dict[str, Any]] = mapped_column(JsonText)

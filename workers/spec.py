@@ -1,0 +1,51 @@
+"""A probe of a study, as the JSON that every rank reads."""
+
+from typing import Any
+
+from tuner.study import Probe, Study
+
+FORMAT = 1
+WARMUP_STEPS = 3
+"""The first steps load kernels, fill the allocator's pools and make the optimizer's state."""
+TRACKED_STEPS = 2
+"""Of the warm-up: the second is the first one in steady state."""
+MEASURED_STEPS = 10
+"""Enough for an interval of the median."""
+MINIMUM_STEPS = 3
+"""The least that says anything about spread."""
+TIME_BUDGET_S = 10.0
+"""For the measured steps: on a small CPU machine ten probes stay within minutes."""
+
+
+def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
+    """The ``spec.json`` of ``probe``.
+
+    The accumulation counts that are run are the request's own, or the settings' where it names
+    none; the last one is tracked.
+    """
+    workload = study.question.workload
+    cluster = study.question.cluster
+    settings = probe.request.settings
+    return {
+        "format": FORMAT,
+        "model": workload.model.as_config(),
+        "settings": settings.as_dict(),
+        "sequence_length": workload.sequence_length,
+        "global_batch_size": workload.global_batch_size,
+        "optimizer": str(workload.optimizer),
+        "precision": str(workload.precision),
+        "reduce_dtype": str(workload.reduce_dtype),
+        "world_size": cluster.world_size,
+        "gpus_per_node": cluster.gpus_per_node,
+        "device": str(cluster.gpu.device),
+        "memory_limit_bytes": probe.memory_limit_bytes,
+        "seed": study.seed,
+        "accumulation_counts": list(
+            probe.request.accumulation_counts or (settings.gradient_accumulation_steps,)
+        ),
+        "warmup_steps": WARMUP_STEPS,
+        "tracked_steps": TRACKED_STEPS,
+        "measured_steps": MEASURED_STEPS,
+        "minimum_steps": MINIMUM_STEPS,
+        "time_budget_s": TIME_BUDGET_S,
+    }

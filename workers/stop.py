@@ -1,0 +1,49 @@
+"""Requests to stop: signals, and the end of the command that started this process."""
+
+import os
+import select
+import signal
+import time
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequest:
+    """Becomes requested once and stays so; asked between other work, never from a thread.
+
+    Handlers only leave a note, so nothing is interrupted half-way.
+    """
+
+    def __init__(self, watch_fd: int | None = None) -> None:
+        """Watch ``watch_fd``, the read end of a pipe that the starting command holds open."""
+        self._why = ""
+        self._poll = select.poll()
+        self._watch_fd = watch_fd
+        if watch_fd is not None:
+            self._poll.register(watch_fd, select.POLLIN)
+
+    def install(self) -> None:
+        """Take the signals that ask a process to end."""
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def wait(self, seconds: float) -> str:
+        """Wait, but not on when a stop is requested; why it is, or an empty text."""
+        until = time.monotonic() + seconds
+        while not self._why:
+            left = min(0.1, until - time.monotonic())
+            if self._starter_gone(max(0.0, left)):
+                self._why = "the command that started the worker is gone"
+            if left <= 0:
+                break
+        return self._why
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._why = f"the worker got {signal.Signals(number).name}"
+
+    def _starter_gone(self, seconds: float) -> bool:
+        """Sleep; whether the watched pipe was closed. Bytes in it mean nothing."""
+        if not self._poll.poll(seconds * 1000) or self._watch_fd is None:
+            return False
+        return not os.read(self._watch_fd, 4096)

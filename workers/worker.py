@@ -1,0 +1,314 @@
+"""The worker: plans a study's probes, runs them one at a time, and records what they found."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from tuner.errors import ProbeError, StoreError, TunerError, UsageError
+from tuner.measurement import Measurement, Outcome
+from tuner.planner import Stop, Wait, next_probe
+from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
+from tuner.study import ProbeState, Study, StudyState
+from workers.files import write_result, write_spec
+from workers.folders import (
+    default_probes_folder,
+    keep_folder,
+    make_folder,
+    remove_folder,
+    remove_leftovers,
+)
+from workers.launchers.base import Ended, Job, Launcher, Run
+from workers.launchers.local import LocalLauncher, probe_argv
+from workers.lease import Lease
+from workers.machine import Turn, check_machine, default_lock_path
+from workers.merge import merge
+from workers.records import read_records
+from workers.spec import probe_spec
+from workers.stop import StopRequest
+
+T = TypeVar("T")
+
+PROBE_DEADLINE_S = 600.0
+"""For one probe. Its timed steps take 20 s or three steps; a model that needs minutes for a step
+cannot be tuned by running it, and a hang must not take the night."""
+POLL_S = 0.1
+"""Between two looks at the ranks: much less than a rank's start, and cheap."""
+PAUSE_S = 0.5
+"""Between two looks at a study whose probe another worker runs."""
+TURN_S = 2.0
+"""Of waiting for another study's probe on this machine, between two looks at one's own study."""
+STORE_PATIENCE_S = 60.0
+"""For a store that does not answer: as long as a lease, after which probes are others'."""
+RECORD_PATIENCE_S = 600.0
+"""For recording what a probe has found, which cost minutes of devices."""
+RETRY_S = 1.0
+"""Between two tries of the store."""
+INTERRUPTED = 130
+"""Exit code after a request to stop, as shells have it for Ctrl-C."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a worker runs probes."""
+
+    queued_only: bool = False
+    """Run what is queued and plan nothing."""
+    folder: Path = field(default_factory=default_probes_folder)
+    """For the folders of probes."""
+    lock: Path = field(default_factory=default_lock_path)
+    """Held while ranks run."""
+    deadline_s: float = PROBE_DEADLINE_S
+    """Seconds for one probe."""
+    argv: Callable[[Path], tuple[str, ...]] = probe_argv
+    """The command of a rank of the probe in a folder."""
+
+
+class Worker:
+    """Works at one study until it is answered, or a stop is requested."""
+
+    def __init__(
+        self,
+        store: Store,
+        study_id: str,
+        *,
+        stop: StopRequest,
+        launcher: Launcher | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self._store = store
+        self._id = study_id
+        self._stop = stop
+        self._launcher = launcher or LocalLauncher()
+        self._options = options or Options()
+        self._identity = WorkerIdentity.of_this_process()
+        self._turn = Turn(self._options.lock)
+        self._started = time.monotonic()
+        self._waiting = False
+        self._began = False
+        self._checked = False
+
+    def run(self) -> int:
+        """Work; the exit code.
+
+        Raises:
+            ProbeError: no probe can be run here; the study has failed if this worker began it.
+            StoreError: the store did not answer for longer than a while.
+            UsageError: there is no such study.
+        """
+        remove_leftovers(self._options.folder)
+        try:
+            while not (why := self._stop.wait(0)):
+                code = self._step()
+                if code is not None:
+                    return code
+        except ProbeError as error:
+            if self._began:
+                self._move(StudyState.FAILED, str(error))
+            raise
+        log.info("%s", why)
+        self._move(StudyState.QUEUED, "interrupted")
+        return INTERRUPTED
+
+    def _step(self) -> int | None:
+        """Do the next thing; an exit code when there is nothing more to do."""
+        self._patiently(self._store.reap)
+        study = self._patiently(lambda: self._store.study(self._id))
+        if study.state is StudyState.QUEUED:
+            self._began = self._move(StudyState.RUNNING, expect=StudyState.QUEUED)
+            return None  # to read it again
+        if study.state is not StudyState.RUNNING:
+            log.info("the study is %s: %s", study.state, study.reason)
+            return 0
+        if not self._checked:
+            check_machine(study.question)
+            self._checked = True
+        if self._time_left_s(study) <= 0:
+            reason = f"the budget of {study.terms.wall_s:g} s is spent"
+            return self._finish(study, StudyState.DONE, reason)
+        if any(probe.state is ProbeState.QUEUED for probe in study.probes):
+            self._run_next(study)
+            return None
+        return self._run_out(study) if self._options.queued_only else self._plan(study)
+
+    def _plan(self, study: Study) -> int | None:
+        plan = next_probe(study)
+        if isinstance(plan, Stop):
+            if plan.nothing_fits:
+                reason = f"{plan.reason}: {plan.nothing_fits}"
+                return self._finish(study, StudyState.FAILED, reason)
+            return self._finish(study, StudyState.DONE, plan.reason)
+        if isinstance(plan, Wait):
+            self._stop.wait(PAUSE_S)
+            return None
+        limit_bytes = study.terms.limit_bytes(study.question.cluster)
+        enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
+        self._patiently(enter)
+        return None
+
+    def _run_out(self, study: Study) -> int | None:
+        """Nothing is queued, and nothing is to be planned."""
+        if any(probe.state is ProbeState.RUNNING for probe in study.probes):
+            self._stop.wait(PAUSE_S)
+            return None
+        return self._finish(study, StudyState.DONE, "the probes that were asked for are done")
+
+    def _run_next(self, study: Study) -> None:
+        """Claim a queued probe and run it, when it is our turn on this machine."""
+        if not self._take_turn():
+            return
+        try:
+            claimed_at = time.monotonic()
+            claim = self._patiently(lambda: self._store.claim(study.id, self._identity))
+            if claim is None:  # another worker has it
+                self._stop.wait(PAUSE_S)
+                return
+            beat = partial(self._store.beat, claim)
+            with Lease(beat, claimed_at=claimed_at, lease_s=LEASE_S) as lease:
+                self._run_claim(study, claim, lease)
+        finally:
+            self._turn.give()
+
+    def _take_turn(self) -> bool:
+        """Whether it is our turn now, or soon; the study may change while we wait for longer."""
+        until = time.monotonic() + TURN_S
+        while not self._turn.take():
+            if not self._waiting:
+                log.info("waiting for another study's probe on this machine")
+            self._waiting = True
+            if self._stop.wait(0.05) or time.monotonic() > until:
+                return False
+        self._waiting = False
+        return True
+
+    def _run_claim(self, study: Study, claim: Claim, lease: Lease) -> None:
+        deadline_s = min(self._options.deadline_s, self._time_left_s(study))
+        try:
+            folder = make_folder(self._options.folder, str(claim.probe.id))
+            measurement = self._measure(study, claim, lease, folder, deadline_s)
+        except ProbeError as error:
+            self._give_back(claim, str(error))
+            raise
+        self._turn.give()
+        if measurement.outcome is Outcome.CANCELLED:
+            self._give_back(claim, self._stop.wait(0) or lease.over)
+        elif measurement.outcome is Outcome.TIMEOUT and deadline_s < self._options.deadline_s:
+            # Ended for the budget's sake, which says nothing about the settings.
+            self._give_back(claim, "the study's time is spent")
+        else:
+            self._record(claim, measurement, folder)
+        remove_folder(folder)
+
+    def _measure(
+        self, study: Study, claim: Claim, lease: Lease, folder: Path, deadline_s: float
+    ) -> Measurement:
+        """Run a probe; cancelled when a stop is requested or the lease is over."""
+        cluster = study.question.cluster
+        job = Job(
+            argv=self._options.argv(folder),
+            directory=folder,
+            ranks=cluster.world_size,
+            device=str(cluster.gpu.device),
+            deadline_s=deadline_s,
+        )
+        try:
+            write_spec(folder, probe_spec(study, claim.probe))
+            run = self._launcher.start(job)
+        except OSError as error:
+            detail = f"the ranks could not be started: {error}"
+            return Measurement(outcome=Outcome.CRASHED, detail=detail)
+        ended = self._supervise(run, lease)
+        records = read_records(folder, cluster.world_size)
+        return merge(ended, records, run.logs(), deadline_s=deadline_s)
+
+    def _supervise(self, run: Run, lease: Lease) -> Ended:
+        try:
+            while (ended := run.poll()) is None:
+                if self._stop.wait(POLL_S) or lease.over:
+                    return run.cancel()
+        except BaseException:
+            run.cancel()
+            raise
+        return ended
+
+    def _record(self, claim: Claim, measurement: Measurement, folder: Path) -> None:
+        """Record what was found; it is kept in its folder if the store never answers."""
+        try:
+            write_result(folder, measurement)
+        except OSError as error:  # a full disk must not lose what is still in memory
+            log.warning("cannot write %s: %s", folder, error)
+        try:
+            recorded = self._patiently(
+                lambda: self._store.record(claim, measurement), RECORD_PATIENCE_S
+            )
+        except TunerError as error:
+            raise StoreError(f"{error}; a result is kept in {keep_folder(folder)}") from error
+        text = f"{measurement.outcome} after {measurement.wall_s:.1f} s"
+        if measurement.detail:
+            text += f": {measurement.detail}"
+        if not recorded:
+            text += " (not recorded: the claim was lost)"
+        log.info("probe %d: %s [%s]", claim.probe.id, text, claim.probe.request.settings)
+
+    def _give_back(self, claim: Claim, why: str) -> None:
+        given = self._patiently(lambda: self._store.give_back(claim, why))
+        log.info("probe %d: %s%s", claim.probe.id, why, "" if given else " (the claim was lost)")
+
+    def _finish(self, study: Study, state: StudyState, reason: str) -> int | None:
+        """End the study; no exit code if it was asked again, or moved, meanwhile."""
+        if not self._move(state, reason, revision=study.revision):
+            return None
+        log.info("the study is %s: %s", state, reason)
+        return 0
+
+    def _move(
+        self,
+        to: StudyState,
+        reason: str = "",
+        *,
+        expect: StudyState = StudyState.RUNNING,
+        revision: int | None = None,
+    ) -> bool:
+        move = partial(self._store.move, self._id, to, reason, expect={expect})
+        return self._patiently(lambda: move(revision=revision, worker=self._identity))
+
+    def _time_left_s(self, study: Study) -> float:
+        return time_left_s(study, time.monotonic() - self._started)
+
+    def _patiently(self, call: Callable[[], T], patience_s: float = STORE_PATIENCE_S) -> T:
+        """Call the store, again and again while it fails; not when a stop is requested."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return call()
+            except TunerError as error:
+                if not _may_pass(error) or time.monotonic() > until or self._stop.wait(0):
+                    raise
+                log.warning("%s; trying again", error)
+                self._stop.wait(RETRY_S)
+
+
+def _may_pass(error: TunerError) -> bool:
+    """Whether it is the database's trouble, and no mistake of anybody's."""
+    return isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db")
+
+
+def time_left_s(study: Study, worked_s: float) -> float:
+    """Seconds that this asking of the study may still take; infinite without a budget.
+
+    Args:
+        study: the study.
+        worked_s: seconds that the worker has been at it. The time that a study waits for a
+            worker is not counted, nor is what the worker did for an earlier asking.
+    """
+    if study.terms.wall_s is None:
+        return math.inf
+    asked = datetime.fromisoformat(study.asked_at)
+    return study.terms.wall_s - min(worked_s, (datetime.now(UTC) - asked).total_seconds())
