@@ -43,10 +43,10 @@ format: $(INSTALLED)  ## mend style
 bench: bench-cli bench-suggest  ## all benchmarks of this machine
 
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
-	@$(BIN)/python -P benchmarks/cli.py
+	@$(BIN)/python benchmarks/cli.py
 
 bench-suggest: $(INSTALLED)  ## how long the main job takes
-	@$(BIN)/python -P benchmarks/suggest.py
+	@$(BIN)/python benchmarks/suggest.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml

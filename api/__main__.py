@@ -24,7 +24,9 @@ def main() -> None:
     options = parser.parse_args()
     try:
         with open_store(options.db) as store:
-            uvicorn.run(create_app(store), host=options.host, port=options.port, server_header=False)
+            uvicorn.run(
+                create_app(store), host=options.host, port=options.port, server_header=False
+            )
     except TunerError as error:
         raise SystemExit(f"error: {error}") from error
 

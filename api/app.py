@@ -8,21 +8,20 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tuner import planner
 from tuner.errors import NothingFitsError, StoreError, TunerError, UsageError
-from tuner.export import About, export
-from tuner.store import Store
-from tuner.study import Study
+from tuner.store import Store, StudySummary
+from tuner.study import Probe, Study
 
 HOSTS = ("localhost", "127.0.0.1", "[::1]", "testserver")
 """Names that a browser may call this service by: another page's name is refused."""
 
 STATUS: Mapping[type[TunerError], int] = {UsageError: 422, NothingFitsError: 409, StoreError: 503}
-"""HTTP status of each kind of error; a study or format that is not there is 404."""
+"""HTTP status of each kind of error; a study that is not there is 404."""
 
 StudyId = Annotated[str, Path(max_length=64, description="A study's id, such as st-0123456789ab")]
 
@@ -43,7 +42,7 @@ def create_app(store: Store) -> FastAPI:
     def list_studies(
         limit: Annotated[int, Query(ge=1, le=200, description="Studies at most")] = 50,
     ) -> dict[str, Any]:
-        return {"studies": [summary.as_dict() for summary in store.studies(limit)]}
+        return {"studies": [_summary(summary) for summary in store.studies(limit)]}
 
     @app.get("/tune/{study_id}", summary="A study: its question, where it stands, its suggestion")
     def show_study(study_id: StudyId) -> dict[str, Any]:
@@ -62,19 +61,6 @@ def create_app(store: Store) -> FastAPI:
         study = _find(store, study_id)
         return {"probes": [_probe(probe) for probe in study.probes]}
 
-    @app.get(
-        "/tune/{study_id}/export/{format_name}",
-        summary="The best settings as a launcher's file",
-        response_class=PlainTextResponse,
-    )
-    def show_export(study_id: StudyId, format_name: str) -> str:
-        study = _find(store, study_id)
-        suggestion = planner.answer(study)
-        if suggestion.best is None:
-            raise HTTPException(409, f"study {study.id} has no answer yet")
-        about = About.of(study, suggestion)
-        return export(format_name, study.question, suggestion.best.settings, about)
-
     return app
 
 
@@ -85,7 +71,21 @@ def _find(store: Store, study_id: str) -> Study:
         raise HTTPException(404, str(error)) from error
 
 
-def _probe(probe: Any) -> dict[str, Any]:
+def _summary(summary: StudySummary) -> dict[str, Any]:
+    probes = {str(outcome): count for outcome, count in summary.probes.items()}
+    return {
+        "study_id": summary.id,
+        "model": summary.model_name,
+        "cluster": summary.cluster_name,
+        "state": str(summary.state),
+        "reason": summary.reason,
+        "probes": probes,
+        "created_at": summary.created_at,
+        "asked_at": summary.asked_at,
+    }
+
+
+def _probe(probe: Probe) -> dict[str, Any]:
     measurement = probe.measurement
     return {
         "id": probe.id,

@@ -135,7 +135,7 @@ class Measurement:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return _plain(self)
+        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":

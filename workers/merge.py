@@ -224,7 +224,7 @@ def _signal_name(number: int) -> str:
 
 def _others(first: _Failure, failures: Sequence[_Failure]) -> str:
     others = [failure.rank for failure in failures if failure is not first]
-    return f" (then {_ranks(others)} failed)" if others else ""
+    return f" ({_ranks(others)} failed too)" if others else ""
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -85,7 +85,7 @@ CASES = {
         [bad(0, COMMUNICATION, 99.0), oom(1, 99.5)],
         *(Why.ENDED, 0, Outcome.OOM),
         "rank 1 ran out of memory in backward: 1.00 GiB more than 3.00 GiB in use, of 3.73 GiB"
-        " allowed (then rank 0 failed)",
+        " allowed (rank 0 failed too)",
     ),
     "the first of two out of memory": (
         [end(0, 10), end(1, 10)],
@@ -111,13 +111,13 @@ CASES = {
         [end(0, -signal.SIGSEGV, at=100.1), end(1, 10)],
         [MISSING, bad(1, COMMUNICATION, 100.0)],
         *(Why.ENDED, 0, Outcome.CRASHED),
-        "rank 0 was ended by SIGSEGV; its record is missing (then rank 1 failed)",
+        "rank 0 was ended by SIGSEGV; its record is missing (rank 1 failed too)",
     ),
     "a signal that was seen after another rank had crashed for it": (
         [end(0, 10), end(1, KILLED, at=100.2)],
         [bad(0, Outcome.CRASHED, 100.0), MISSING],
         *(Why.ENDED, 0, Outcome.CRASHED),
-        "rank 1 was ended by SIGKILL; its record is missing (then rank 0 failed)",
+        "rank 1 was ended by SIGKILL; its record is missing (rank 0 failed too)",
     ),
     "the kernel's kill that was seen after another rank had crashed for it": (
         [end(0, 10), end(1, KILLED, at=100.2)],
@@ -127,7 +127,7 @@ CASES = {
     "a library that aborted when another rank had failed": (
         [end(0, -signal.SIGABRT, at=100.2), end(1, 10)],
         [MISSING, bad(1, Outcome.CRASHED, 100.0)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 in forward: Error: words (then rank 0 failed)"),
+        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 in forward: Error: words (rank 0 failed too)"),
     ),
     "out of memory that was reported after a library had aborted": (
         [end(0, -signal.SIGABRT, at=99.0), end(1, 10)],
@@ -157,7 +157,7 @@ CASES = {
     "only communication failed": (
         [end(0, 10), end(1, 10)],
         [bad(0, COMMUNICATION, 100.0), bad(1, COMMUNICATION, 99.0)],
-        *(Why.ENDED, 0, COMMUNICATION, "rank 1 in forward: Error: words (then rank 0 failed)"),
+        *(Why.ENDED, 0, COMMUNICATION, "rank 1 in forward: Error: words (rank 0 failed too)"),
     ),
     "one failed to communicate, the other hung": (
         [end(0, 10), end(1, KILLED, stopped=True)],
@@ -177,7 +177,7 @@ CASES = {
     "an exception on one rank": (
         [end(0, 10), end(1, 10)],
         [bad(0, COMMUNICATION, 99.9), bad(1, Outcome.CRASHED, 100.0)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 in forward: Error: words (then rank 0 failed)"),
+        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 in forward: Error: words (rank 0 failed too)"),
     ),
     "no record and exit code 0": (
         [end(0), end(1)],

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuner.cli.console import stdout_console
 from tuner.cli.errors import print_json, report
-from tuner.cli.render import show_answer, show_end, show_probes, stdout_console
+from tuner.cli.render import show_answer, show_end, show_probes
 from tuner.cli.targets import Target, with_launch, write_text
 from tuner.cli.units import count_text, moment_text
 from tuner.cli.words import question_text

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tuner.cli.columns import Column, table_of
-from tuner.cli.render import facts_grid
+from tuner.cli.console import facts_grid
 from tuner.cli.rows import speed_of
 from tuner.cli.units import (
     duration_text,

@@ -4,12 +4,12 @@ import typer
 
 from tuner.cli.answers import standing_text
 from tuner.cli.asked import read_inquiry
+from tuner.cli.console import stdout_console
 from tuner.cli.details import fits, probe_dict, show_probe
 from tuner.cli.errors import print_json, report
 from tuner.cli.follow import follow
 from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import progress_of
-from tuner.cli.render import stdout_console
 from tuner.cli.worker import worker_argv
 from tuner.errors import NothingFitsError, ProbeError, StoreError
 from tuner.measurement import Outcome

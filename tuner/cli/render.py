@@ -2,12 +2,12 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from tuner.cli.console import TEXT_WIDTH, facts_grid
 from tuner.cli.rows import Row, differing, fastest_first, rows_of
 from tuner.cli.tables import common_text, probes_table
 from tuner.cli.units import count_text, duration_text, time_text
@@ -15,31 +15,6 @@ from tuner.cli.words import knob_text, memory_range_text, rank_word, speed_range
 from tuner.measurement import Outcome
 from tuner.study import Study
 from tuner.suggestion import Candidate, Suggestion
-
-FILE_WIDTH = 160
-"""Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
-
-
-TEXT_WIDTH = 100
-"""Columns of paragraphs: longer lines are hard to read."""
-
-
-def stdout_console() -> Console:
-    """Where answers go."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in console._environ:
-        console.width = FILE_WIDTH
-    return console
-
-
-def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names with their values beside them."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(style="bold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
-    return grid
 
 
 def show_probes(console: Console, study: Study, best: Candidate | None) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
+from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.details import probe_dict, show_logs
 from tuner.cli.errors import print_json
-from tuner.cli.render import facts_grid, show_answer, show_end, show_probes, stdout_console
+from tuner.cli.render import show_answer, show_end, show_probes
 from tuner.cli.targets import with_launch
 from tuner.cli.units import count_text, duration_text, moment_text, size_text
 from tuner.cli.words import knob_text, question_text

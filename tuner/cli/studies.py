@@ -63,7 +63,7 @@ def _as_dict(summary: StudySummary) -> dict[str, Any]:
 
 def _show(found: Sequence[StudySummary]) -> None:
     from tuner.cli.columns import Column, natural_width, table_of
-    from tuner.cli.render import stdout_console
+    from tuner.cli.console import stdout_console
 
     console = stdout_console()
     columns = [

@@ -103,7 +103,7 @@ def _extrapolation(best: Finding) -> Iterator[str]:
         )
     elif count > max(SHORT_COUNTS) and len(best.probes) > 1:
         run_out = [p.id for p in best.probes if p.measurement and _ran(p.measurement, count)]
-        yield f"Steps with all of its {count} micro-batches were run (probe {probes_text(run_out)})."
+        yield f"Steps of all its {count} micro-batches were run (probe {probes_text(run_out)})."
 
 
 def _ran(measurement: Measurement, count: int) -> bool:

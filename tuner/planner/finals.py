@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.planner.knowledge import Finding, Knowledge
-from tuner.planner.ranking import indistinguishable
+from tuner.planner.ranking import choose, indistinguishable
 from tuner.study import ProbeRequest
 
 REPEAT_FROM = 6
@@ -16,8 +16,8 @@ VERIFICATION_STEPS = 8
 def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[ProbeRequest]:
     """The final probes that are still wanted, most wanted first; at most two.
 
-    A leader whose time was extrapolated is verified at its full accumulation, if the time
-    left allows it. Two leaders that cannot be told apart are run once more each.
+    An answer whose time was extrapolated is verified at its full accumulation, if the time
+    left allows it. An answer and a rival that cannot be told apart are run once more each.
     """
     wanted = [
         finding
@@ -29,17 +29,18 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
 
 
 def _leaders(known: Knowledge) -> Iterator[Finding]:
-    fitting = known.fitting
-    if not fitting:
+    """The answer so far, and its closest rival when the two cannot be told apart."""
+    fitting, terms = known.fitting, known.study.terms
+    choice = choose(fitting, terms.tolerance)
+    if choice is None:
         return
-    first, *others = fitting
-    terms = known.study.terms
-    repeats = terms.max_probes >= REPEAT_FROM and bool(others)
-    close = repeats and indistinguishable(first, others[0], terms.tolerance)
-    if first.extrapolated or close:
-        yield first
+    rivals = [f for f in (choice.fastest, *fitting) if f is not choice.best]
+    repeats = terms.max_probes >= REPEAT_FROM and bool(rivals)
+    close = repeats and indistinguishable(choice.best, rivals[0], terms.tolerance)
+    if choice.best.extrapolated or close:
+        yield choice.best
     if close:
-        yield others[0]
+        yield rivals[0]
 
 
 def _first_good(finding: Finding) -> int:

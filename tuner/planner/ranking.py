@@ -39,14 +39,24 @@ def choose(fitting: Sequence[Finding], tolerance: float) -> Choice | None:
         return None
     fastest = fitting[0]
     tied = tuple(f for f in fitting if indistinguishable(fastest, f, tolerance))
-    lighter = [f for f in tied if f.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)]
+    sound = [f for f in tied if not any(_beats(other, f) for other in fitting)]
+    lighter = [f for f in sound if f.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)]
     if lighter:
-        most = min(f.needed_bytes for f in lighter) * (1 + LIGHTER)
-        pool = [f for f in lighter if f.needed_bytes <= most]
+        least = min(f.needed_bytes for f in lighter)
+        pool = [f for f in lighter if f.needed_bytes == least]
     else:
-        pool = [f for f in tied if f.needed_bytes <= fastest.needed_bytes]
+        pool = [f for f in sound if f.needed_bytes <= fastest.needed_bytes]
     best = min(pool, key=lambda f: (complexity(f.settings), f.seconds, str(f.settings)))
     return Choice(best=best, fastest=fastest, tied=tied)
+
+
+def _beats(one: Finding, other: Finding) -> bool:
+    """Whether one is both faster and lighter, so that the other is no answer.
+
+    It may beat a third that cannot be told apart from the fastest, and yet be slower than it:
+    intervals differ in width.
+    """
+    return one.seconds < other.seconds and one.needed_bytes < other.needed_bytes
 
 
 def indistinguishable(one: Finding, other: Finding, tolerance: float) -> bool:

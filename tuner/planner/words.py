@@ -44,7 +44,7 @@ def probes_text(ids: Iterable[int]) -> str:
 
 def _digits(value: float) -> str:
     """Three digits, without an exponent."""
-    if value == 0 or abs(value) >= 1000:
+    if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
     text = f"{value:.3g}"
     return f"{value:.6f}".rstrip("0") if "e" in text else text

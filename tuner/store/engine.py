@@ -69,8 +69,8 @@ def _sqlite_path(url: URL) -> Path:
     try:
         path = Path(name).expanduser().absolute()
         is_folder = path.is_dir()
-    except (OSError, RuntimeError) as error:  # too long, or the home of a user that is not
-        raise UsageError("db", name, f"is not a path: {one_line(error)}") from error
+    except (OSError, RuntimeError) as error:  # too long, not ours to see, of an unknown user
+        raise UsageError("db", name, f"is not a usable path: {one_line(error)}") from error
     if is_folder:
         raise UsageError("db", str(path), "is a folder; name a file in it")
     return path

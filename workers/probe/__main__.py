@@ -8,7 +8,9 @@ Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writ
 """
 
 import argparse
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +28,8 @@ def main() -> int:
     parser.add_argument("--watch-fd", type=int)
     parser.add_argument("--silence-s", type=float, default=20.0)
     options = parser.parse_args()
+    # past the deadline the supervisor sends SIGTERM: leave in the log where this rank hangs
+    faulthandler.register(signal.SIGTERM, chain=True)
     if options.watch_fd is not None:
         watch_supervisor(options.watch_fd, options.silence_s)
     from workers.probe.rank import run_rank  # torch takes seconds: watch the supervisor first

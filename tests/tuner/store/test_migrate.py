@@ -19,8 +19,10 @@ from tuner.store.engine import make_engine, parse_url
 from tuner.store.tables import VERSION_TABLE, Base
 from tuner.study import Question, Terms
 
+ON_ONE_SERVER = pytest.mark.xdist_group("postgresql")
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=ON_ONE_SERVER)])
 def empty_url(request: pytest.FixtureRequest) -> str:
     """The address of a database without tables, once for each kind."""
     if request.param == "sqlite":
@@ -133,6 +135,7 @@ def test_tables_of_others_beside_ours_are_no_difference(empty_url: str, engine: 
     open_store(empty_url).close()
 
 
+@ON_ONE_SERVER
 def test_check_tells_that_a_database_is_not_migrated(new_postgresql: object) -> None:
     url = new_postgresql()  # type: ignore[operator]
     assert migrate.check(url) == ["empty: its schema is at none, this version's is 0001"]

@@ -1,0 +1,112 @@
+"""What the help says, and how little it needs."""
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tuner.cli.commands import COMMANDS, GROUPS
+
+ALL = [[name] for name in COMMANDS] + [
+    [group, name] for group, (_, commands) in GROUPS.items() for name in commands
+]
+SUGGEST_OPTIONS = {
+    "--model",
+    "--global-batch-size",
+    "--sequence-length",
+    "--optimizer",
+    "--precision",
+    "--reduce-dtype",
+    "--cluster",
+    "--framework",
+    "--framework-version",
+    "--knob",
+    "--headroom",
+    "--memory-limit",
+    "--fidelity",
+    "--max-probes",
+    "--budget",
+    "--max-gpu-seconds",
+    "--tolerance",
+    "--json",
+    "--db",
+    "--write",
+    "--help",
+}
+
+
+def test_commands_are_those_that_exist() -> None:
+    assert {" ".join(words) for words in ALL} == {
+        "suggest",
+        "probe",
+        "export",
+        "studies list",
+        "studies show",
+        "db upgrade",
+        "db check",
+    }
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_every_help_teaches(cli: Any, words: list[str]) -> None:
+    text = cli(*words, "--help").out
+    assert "Example" in text
+    assert f"  tuner {' '.join(words)}" in text
+    assert "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits" in text
+    assert "--json" in text
+    assert "--db URL" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_no_command_at_all_shows_help(cli: Any) -> None:
+    assert cli().out == cli("--help").out == cli("-h").out
+    assert cli().code == 0
+
+
+def test_suggest_has_the_options_of_today(cli: Any) -> None:
+    text = cli("suggest", "--help").out
+    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE)) == SUGGEST_OPTIONS
+
+
+def test_probe_takes_settings_and_no_budget(cli: Any) -> None:
+    text = cli("probe", "--help").out
+    found = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE))
+    budget = {"--max-probes", "--budget", "--max-gpu-seconds", "--tolerance", "--write"}
+    assert found == SUGGEST_OPTIONS - budget | {"--settings"}
+
+
+def test_options_say_their_unit_and_default(cli: Any) -> None:
+    text = " ".join(cli("suggest", "--help").out.split())
+    for part in (
+        "Share of each GPU's usable memory to leave free, below 1. [default: 0.05]",
+        "--max-probes N Probes to run at most. [default: 20]",
+        "such as 90s, 10m or 1.5h. By default without limit.",
+        "such as 4GiB or 500MiB",
+        "--sequence-length N Tokens of one sequence. [required]",
+    ):
+        assert part in text
+
+
+def test_help_imports_little() -> None:
+    """The time itself is measured by a benchmark; this is what it depends on."""
+    code = (
+        "import sys; from tuner.cli import main; main(['suggest', '--help']);"
+        "heavy = {'torch', 'sqlalchemy', 'rich', 'optuna', 'numpy', 'tuner.study'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_list_of_studies_imports_no_planner(environment: dict[str, str], answered: Any) -> None:
+    code = (
+        "import sys; from tuner.cli import main; assert main(['studies', 'list']) == 0;"
+        "heavy = {'torch', 'optuna', 'numpy', 'alembic', 'tuner.planner', 'yaml'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,166 @@
+from types import SimpleNamespace
+
+from tuner.measurement import Measurement, Outcome
+from tuner.planner import answer
+from tuner.settings import parse_settings
+
+GIB = 2**30
+BASE = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2"
+TP = "sharding=ddp,tp_size=2,micro_batch_size=4,gradient_accumulation_steps=2"
+
+
+def told(lab: SimpleNamespace, *rows: tuple[str, object], **terms: object) -> list[str]:
+    """The explanation for probes #1, #2, ... of (settings, measurement)."""
+    probes = [lab.probe(n, parse_settings(t), m) for n, (t, m) in enumerate(rows, start=1)]
+    return list(answer(lab.study(probes=probes, **terms)).explanation)
+
+
+def test_the_best_its_rival_and_the_coverage(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        ("sharding=ddp,micro_batch_size=4", lab.ok(2.5, 2 * GIB)),
+    )
+    assert found == [
+        "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2 takes 2 s for an"
+        " optimizer step (80% interval 2 s to 2 s) and needs 1 GiB of 4 GiB on one device"
+        " (probe #1).",
+        "Next comes sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1 with 2.5 s"
+        " (25% slower) and 2 GiB (probe #2).",
+        "2 of the 46 legal settings were probed, in 2 probes.",
+    ]
+
+
+def test_a_tie_that_memory_broke(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.01, GIB, count=2)),
+        ("sharding=ddp,micro_batch_size=4", lab.ok(2.0, 2 * GIB)),
+    )
+    assert found[1] == (
+        "Its speed cannot be told apart from that of the fastest,"
+        " sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1 with 2 s (probe #2);"
+        " it needs 1 GiB less memory."
+    )
+    assert "(0.5% faster)" in found[2]
+
+
+def test_a_tie_that_simplicity_broke(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        ("sharding=ddp,micro_batch_size=4", lab.ok(2.01, GIB)),
+    )
+    assert found[0].startswith("sharding=ddp")
+    assert found[1].endswith("it has fewer knobs off their default and needs no more memory.")
+
+
+def test_a_tie_that_changed_nothing(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        ("sharding=ddp,micro_batch_size=4", lab.ok(2.01, 2 * GIB)),
+    )
+    assert found[1] == (
+        "Its speed cannot be told apart from that of #2, none of which is lighter by 1% or more."
+    )
+
+
+def test_what_each_knob_did_the_largest_effect_first(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        (f"{BASE},sync_each_batch=false", lab.ok(2.2, 2 * GIB, count=2)),
+        (f"{BASE},activation_checkpointing=full", lab.ok(2.6, GIB // 2, count=2)),
+        (f"{BASE},sync_each_batch=false,activation_checkpointing=full", lab.ok(3.0, GIB, count=2)),
+        ("sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4",
+         lab.ok(2.4, GIB, count=4)),
+    )  # fmt: skip
+    effects = [line for line in found if line.startswith("With ")]
+    assert effects == [
+        "With activation_checkpointing=full instead of none, a step takes 2.6 s (30% longer) and"
+        " needs 0.5 GiB (probe #3 against #1).",
+        "With micro_batch_size=1 instead of 2, a step takes 2.4 s (20% longer) and needs 1 GiB"
+        " (probe #5 against #1).",
+        "With sync_each_batch=false instead of true, a step takes 2.2 s (10% longer) and needs"
+        " 2 GiB (probe #2 against #1).",
+    ]
+
+
+def test_a_knob_whose_other_side_ran_out_of_memory(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        (f"{BASE},sync_each_batch=false", lab.oom(5 * GIB, 4 * GIB)),
+    )
+    assert (
+        "With sync_each_batch=false instead of true, a device would need at least 5 GiB"
+        " (probe #2)." in found
+    )
+    assert (
+        "Out of memory: sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2,"
+        "sync_each_batch=false in backward, needing at least 5 GiB (probe #2)." in found
+    )
+
+
+def test_a_faster_one_that_does_not_fit(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        (f"{BASE},sync_each_batch=false", lab.ok(1.6, 5 * GIB, count=2)),
+    )
+    assert (
+        "With sync_each_batch=false instead of true, a step takes 1.6 s (25% shorter) and needs"
+        " 5 GiB, which does not fit (probe #2 against #1)." in found
+    )
+
+
+def test_a_headline_knob_that_was_compared_elsewhere(lab: SimpleNamespace) -> None:
+    found = told(
+        lab,
+        (BASE, lab.ok(2.0, GIB, count=2)),
+        (TP, lab.ok(3.0, GIB, count=2)),
+        (f"{TP},tp_recompute_allgather=true", lab.ok(3.3, GIB // 2, count=2)),
+    )
+    assert (
+        "Elsewhere, with tp_recompute_allgather=true instead of false, a step takes 3.3 s (10%"
+        " longer) and needs 0.5 GiB (probe #3 against #2)." in found
+    )
+
+
+def test_an_extrapolated_time_says_so(lab: SimpleNamespace) -> None:
+    text = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=32"
+    question = lab.question(batch=64)
+    measured = lab.ok({2: [2.5] * 10, 4: [4.5] * 10}, GIB)
+    probe = lab.probe(1, parse_settings(text), measured)
+    found = answer(lab.study(question, probes=[probe])).explanation
+    assert (
+        "Its step time is extrapolated from steps of 2 and 4 micro-batches to 32 (probe #1)."
+        in found
+    )
+
+
+def test_other_failures_are_named_with_their_reason(lab: SimpleNamespace) -> None:
+    refused = Measurement(outcome=Outcome.INVALID, detail="torchao is not installed")
+    found = told(lab, (BASE, refused))
+    assert found[0] == "None of the settings probed was seen to fit in 4 GiB."
+    assert found[1] == (
+        "Without a result: sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2"
+        " ended as invalid, torchao is not installed (probe #1)."
+    )
+
+
+def test_nothing_fits(lab: SimpleNamespace) -> None:
+    found = told(lab, (BASE, lab.ok(2.0, GIB, count=2)), memory_limit_bytes=GIB // 2)
+    assert found[:2] == [
+        "None of the settings probed was seen to fit in 0.5 GiB.",
+        "The smallest need known is 1 GiB on one device, of sharding=full_shard,"
+        "micro_batch_size=2,gradient_accumulation_steps=2 (probe #1); the limit is 0.5 GiB.",
+    ]
+
+
+def test_nothing_was_probed(lab: SimpleNamespace) -> None:
+    assert told(lab) == [
+        "Nothing was probed yet, so there is no answer.",
+        "0 of the 46 legal settings were probed, in 0 probes.",
+    ]
