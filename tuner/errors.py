@@ -1,11 +1,11 @@
 """Every error that the product raises for its users, in one small tree.
 
-TunerError                  something the user can act on; the command line prints one line and exits
-├── UsageError              a field of the question is wrong (exit 2): field, what was given, what is allowed
+TunerError                  something the user can act on; shown as one line
+├── UsageError              a field of the question is wrong: field, given, allowed (exit 2)
 │   ├── UnknownNameError    a catalogue name that does not exist, with the nearest names
 │   └── ModelConfigError    a config.json that cannot be read as data
-├── NothingFitsError        no settings fit in memory (exit 3): what would be needed
-├── StoreError              the database cannot be used (exit 1, or 2 when its address is wrong)
+├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
+├── StoreError              the database cannot be used (exit 1)
 └── ProbeError              the probes could not be run at all (exit 1)
 
 Programming mistakes of our own are ``AssertionError``; they are never caught.

@@ -9,18 +9,11 @@ from rich.text import Text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
 from tuner.cli.rows import speed_of
-from tuner.cli.units import (
-    duration_text,
-    moment_text,
-    size_number,
-    size_text,
-    size_unit,
-    speed_text,
-    time_text,
-)
+from tuner.cli.units import duration_text, moment_text, speed_text, time_text
 from tuner.cli.words import knob_text, range_text, rank_word
 from tuner.measurement import Measurement, Outcome
 from tuner.planner import step_time
+from tuner.sizes import size_number, size_text, size_unit
 from tuner.study import Probe, Study
 
 LOG_LINES = 12

@@ -67,7 +67,8 @@ def _show_best(console: Console, best: Candidate, per: str) -> None:
     facts["speed"] = f"{speed_range_text(best, per)}, {seconds}"
     facts["memory"] = memory_range_text(best, per)
     facts["both are"] = str(best.provenance)
-    console.print(facts_grid(facts.items()), width=min(console.width, TEXT_WIDTH))
+    indented = ((f"  {name}", value) for name, value in facts.items())
+    console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
 
 
 def _section(console: Console, title: str, lines: Sequence[str]) -> None:

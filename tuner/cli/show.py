@@ -10,9 +10,10 @@ from tuner.cli.details import probe_dict, show_logs
 from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_probes
 from tuner.cli.targets import with_launch
-from tuner.cli.units import count_text, duration_text, moment_text, size_text
+from tuner.cli.units import count_text, duration_text, moment_text
 from tuner.cli.words import knob_text, question_text
 from tuner.planner import answer
+from tuner.sizes import size_text
 from tuner.store import open_store
 from tuner.study import Study
 from tuner.suggestion import Suggestion

@@ -1,8 +1,9 @@
 """Questions, settings and findings in words, for lines that people read."""
 
 from tuner.cli.rows import Row
-from tuner.cli.units import size_text, speed_text
+from tuner.cli.units import speed_text
 from tuner.quantity import Quantity
+from tuner.sizes import size_text
 from tuner.study import Question
 from tuner.suggestion import GIB, Candidate
 

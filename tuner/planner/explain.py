@@ -7,8 +7,9 @@ from tuner.planner.knowledge import Finding, Knowledge, Need
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.ranking import LIGHTER, Choice
 from tuner.planner.timing import SHORT_COUNTS
-from tuner.planner.words import describe, gib_text, percent_text, probes_text, seconds_text
+from tuner.planner.words import change_text, describe, probes_text, seconds_text
 from tuner.settings import KNOBS, Settings
+from tuner.sizes import size_text
 from tuner.space.dead import show
 from tuner.study import Probe
 
@@ -37,7 +38,7 @@ def _of_nothing(known: Knowledge) -> Iterator[str]:
     if not known.repetitions:
         yield "Nothing was probed yet, so there is no answer."
         return
-    yield f"None of the settings probed was seen to fit in {gib_text(known.limit_bytes)}."
+    yield f"None of the settings probed was seen to fit in {size_text(known.limit_bytes)}."
     if need := MemoryOutlook(known).smallest_need():
         yield f"{need[0].upper()}{need[1:]}."
 
@@ -49,7 +50,7 @@ def _why_this(known: Knowledge, best: Finding) -> str:
     return (
         f"{describe(best.settings)} takes {seconds_text(best.seconds)} for an optimizer step"
         f" (80% interval {seconds_text(low)} to {seconds_text(high)}) and needs"
-        f" {gib_text(best.needed_bytes)} of {gib_text(known.limit_bytes)} on one device"
+        f" {size_text(best.needed_bytes)} of {size_text(known.limit_bytes)} on one device"
         f" (probe {_ids(best)})."
     )
 
@@ -60,14 +61,14 @@ def _tie(choice: Choice) -> Iterator[str]:
     if best is not fastest:
         spared = fastest.needed_bytes - best.needed_bytes
         reason = (
-            f"it needs {gib_text(spared)} less memory"
+            f"it needs {size_text(spared)} less memory"
             if best.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)
             else "it has fewer knobs off their default and needs no more memory"
         )
         yield (
             f"Its speed cannot be told apart from that of the fastest,"
-            f" {describe(fastest.settings)} with {seconds_text(fastest.seconds)}"
-            f" (probe {_ids(fastest)}); {reason}."
+            f" {describe(fastest.settings)} with {seconds_text(fastest.seconds)} and"
+            f" {size_text(fastest.needed_bytes)} (probe {_ids(fastest)}); {reason}."
         )
     elif others:
         named = probes_text(f.probes[0].id for f in others[:MOST_NAMED])
@@ -84,11 +85,11 @@ def _runner_up(known: Knowledge, choice: Choice) -> Iterator[str]:
     if second is None:
         yield "No other settings that fit were timed."
         return
-    direction = "slower" if second.seconds >= best.seconds else "faster"
-    ratio = max(second.seconds, best.seconds) / min(second.seconds, best.seconds)
+    if second is choice.fastest:  # named as what it ties with
+        return
     yield (
         f"Next comes {describe(second.settings)} with {seconds_text(second.seconds)}"
-        f" ({percent_text(ratio)} {direction}) and {gib_text(second.needed_bytes)}"
+        f" ({change_text(second.seconds / best.seconds)}) and {size_text(second.needed_bytes)}"
         f" (probe {_ids(second)})."
     )
 
@@ -162,17 +163,16 @@ def _compared(known: Knowledge, best: Finding, other: Settings, text: str) -> tu
         need = known.too_large.get(other)
         return 0.0, f"{text}, {_shortage(need) if need else 'no time was taken'}."
     ratio = finding.seconds / best.seconds
-    speed = f"{percent_text(max(ratio, 1 / ratio))} {'longer' if ratio >= 1 else 'shorter'}"
     fits = "" if known.fits(finding) else ", which does not fit"
     return max(ratio, 1 / ratio), (
-        f"{text}, a step takes {seconds_text(finding.seconds)} ({speed}) and needs"
-        f" {gib_text(finding.needed_bytes)}{fits} (probe {_ids(finding)} against {_ids(best)})."
+        f"{text}, a step takes {seconds_text(finding.seconds)} ({change_text(ratio)}) and needs"
+        f" {size_text(finding.needed_bytes)}{fits} (probe {_ids(finding)} against {_ids(best)})."
     )
 
 
 def _shortage(need: Need) -> str:
     more = "at least " if need.at_least else ""
-    return f"a device would need {more}{gib_text(need.bytes)} (probe #{need.probe_id})"
+    return f"a device would need {more}{size_text(need.bytes)} (probe #{need.probe_id})"
 
 
 def _other_pairs(known: Knowledge, best: Finding) -> Iterator[str]:
@@ -205,7 +205,7 @@ def _out_of_memory(known: Knowledge) -> Iterator[str]:
 
 def _oom_text(probe: Probe) -> str:
     oom = probe.measurement.oom if probe.measurement else None
-    where = f" in {oom.phase}, needing at least {gib_text(oom.needed_bytes)}" if oom else ""
+    where = f" in {oom.phase}, needing at least {size_text(oom.needed_bytes)}" if oom else ""
     return f"{describe(probe.request.settings)}{where} (probe #{probe.id})"
 
 

@@ -5,8 +5,9 @@ from statistics import median_low
 
 from tuner.cost.memory import memory_bound
 from tuner.planner.knowledge import Knowledge
-from tuner.planner.words import describe, gib_text
+from tuner.planner.words import describe
 from tuner.settings import Settings
+from tuner.sizes import size_text
 
 
 class MemoryOutlook:
@@ -41,9 +42,9 @@ class MemoryOutlook:
             return ""
         more = "at least " if least.at_least else ""
         return (
-            f"the smallest need known is {more}{gib_text(least.bytes)} on one device, of"
+            f"the smallest need known is {more}{size_text(least.bytes)} on one device, of"
             f" {describe(least.settings)} (probe #{least.probe_id}); the limit is"
-            f" {gib_text(self._known.limit_bytes)}"
+            f" {size_text(self._known.limit_bytes)}"
         )
 
     @cached_property

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from tuner.settings import Settings
 
-GIB = 2**30
-
 _ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
 _DEFAULTS = Settings().as_dict()
 
@@ -21,20 +19,16 @@ def describe(settings: Settings) -> str:
     )
 
 
-def gib_text(bytes_: float) -> str:
-    """Bytes in GiB, to three digits."""
-    return f"{_digits(bytes_ / GIB)} GiB"
-
-
 def seconds_text(seconds: float) -> str:
     """Seconds, to three digits."""
     return f"{_digits(seconds)} s"
 
 
-def percent_text(ratio: float) -> str:
-    """How much above 1 a ratio is; ``0.4%`` below one percent."""
+def change_text(ratio: float) -> str:
+    """What a ratio of times means: ``25% longer`` of 1.25, ``20% shorter`` of 0.8."""
     percent = abs(ratio - 1) * 100
-    return f"{percent:.1f}%" if percent < 9.95 else f"{percent:.0f}%"
+    digits = f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
+    return f"{digits}% {'longer' if ratio >= 1 else 'shorter'}"
 
 
 def probes_text(ids: Iterable[int]) -> str:

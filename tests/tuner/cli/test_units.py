@@ -69,20 +69,6 @@ def test_durations_are_shown(seconds: float, text: str) -> None:
     assert units.duration_text(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (512, "0.50 KiB"),
-        (80 * 2**10, "80.0 KiB"),
-        (612 * 2**20, "612 MiB"),
-        (2**30, "1.00 GiB"),
-        (79.25 * 2**30, "79.2 GiB"),
-    ],
-)
-def test_sizes_are_shown(size: float, text: str) -> None:
-    assert units.size_text(size) == text
-
-
 def test_numbers_keep_three_digits() -> None:
     assert [units.speed_text(v) for v in (None, 3.456, 99.94, 1243.4)] == [
         "-",

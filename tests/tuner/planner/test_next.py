@@ -177,7 +177,7 @@ def test_when_nothing_fits_it_says_what_would_be_needed(lab: SimpleNamespace) ->
     assert len(study.probes) == LAST_RESORTS
     assert stop.reason == "no settings fit"
     assert "the smallest need known is at least" in stop.nothing_fits
-    assert "GiB on one device" in stop.nothing_fits
+    assert "MiB on one device" in stop.nothing_fits
     assert "(probe #" in stop.nothing_fits
     assert answer(study).best is None
 

@@ -1,0 +1,141 @@
+"""What is said of a study at its beginning and at its end; the probes are made by hand."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.cli.answers import closed_without_probes, finish, require_best, standing_text
+from tuner.cli.targets import Target
+from tuner.errors import NothingFitsError, ProbeError
+from tuner.planner import answer
+from tuner.store import open_store
+from tuner.study import Study, StudyState, Terms
+
+FIRST = "sharding=full_shard,micro_batch_size=4"
+SECOND = "sharding=ddp,micro_batch_size=4"
+
+
+@pytest.fixture
+def study(lab: SimpleNamespace) -> Study:
+    return lab.study((FIRST, lab.ok(0.1, 20)), (SECOND, lab.oom(64)))
+
+
+def test_the_answer_in_words(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish(study, (), as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for line in (
+        "Answer",
+        "  sharding                     full_shard",
+        "  sync_each_batch              true",
+        "  speed                        1,281 tokens/s per rank",
+        "  memory                       20.0 MiB allocated per rank, of ",
+        "Why",
+        "Knobs without effect here",
+        "  tp_size is 1: ",
+        "Launch   accelerate launch --config_file accelerate.yaml SCRIPT.py",
+        "Cost     2 probes, 15 s, 30 device-seconds",
+        "Study    st-0123456789ab",
+    ):
+        assert f"\n{line}" in out
+    assert "* is the answer; > ran out of memory there" in out
+    assert max(map(len, out.splitlines())) <= 160
+    assert "Written" not in out
+
+
+def test_json_is_the_whole_of_stdout(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish(study, (), as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == [
+        "study_id",
+        "state",
+        "workload",
+        "cluster",
+        "framework",
+        "best",
+        "alternatives",
+        "pareto",
+        "dead_knobs",
+        "space",
+        "probes",
+        "cost",
+        "explanation",
+        "launch",
+    ]
+    best = found["best"]
+    assert best["provenance"] == "measured"
+    assert best["fits"] is True
+    assert best["settings"]["sharding"] == "full_shard"
+    for quantity in (best["memory"]["allocated_gib"], best["tokens_per_s_per_gpu"]):
+        assert set(quantity) == {"value", "low", "high", "provenance"}
+    assert found["probes"] == {"ok": 1, "oom": 1}
+
+
+def test_files_are_written(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.yaml"
+    assert finish(study, (Target(format_name="accelerate", path=path),), as_json=False) == 0
+    assert "fsdp_version: 2" in path.read_text()
+    assert f"\nWritten  {path}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_when_nothing_fits_it_says_what_would_be_needed(
+    lab: SimpleNamespace, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    study = lab.study((FIRST, lab.oom(50)), (SECOND, lab.oom(64)))
+    assert finish(study, (), as_json=as_json) == 3
+    out, err = capsys.readouterr()
+    assert err.startswith("tuner: error: nothing fits: ")
+    assert err.count("\n") == 1
+    assert "0.0498 GiB" in err  # 51 MiB
+    if as_json:
+        assert json.loads(out)["best"] is None
+    else:
+        assert "No answer" in out
+
+
+def test_when_no_probe_had_a_result_it_failed(
+    lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = lab.study((FIRST, lab.crashed()))
+    assert finish(study, (), as_json=False) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("tuner: error: study st-0123456789ab has no answer: ")
+    assert "probe #1 crashed: rank 0 raised RuntimeError: no such kernel" in out
+
+
+def test_a_best_is_required(lab: SimpleNamespace, study: Study) -> None:
+    assert str(require_best(study, answer(study)).settings.sharding) == "full_shard"
+    too_large, broken = lab.study((FIRST, lab.oom(50))), lab.study((FIRST, lab.crashed()))
+    with pytest.raises(NothingFitsError):
+        require_best(too_large, answer(too_large))
+    with pytest.raises(ProbeError):
+        require_best(broken, answer(broken))
+
+
+def test_a_study_says_which_it_is_and_what_it_has(answered: Study) -> None:
+    text = standing_text(answered, answered=False).splitlines()
+    assert text[0] == (
+        f"study {answered.id}: tiny on cpu:2 (accelerate), global batch 8, sequence 32, adamw, bf16"
+    )
+    assert text[1].startswith("continues from 2 probes since 20")
+    text = standing_text(answered, answered=True).splitlines()
+    assert text[1].startswith("answered from what is stored, 2 probes since 20")
+    assert text[1].endswith(" UTC: the budget is spent")
+
+
+def test_a_study_with_more_to_probe_is_not_closed(answered: Study) -> None:
+    with open_store() as store:
+        study = store.ask(answered.question, Terms())
+        assert closed_without_probes(store, study) is None
+        assert store.study(study.id).state is StudyState.QUEUED
+
+
+def test_a_new_study_is_never_closed(environment: Any, lab: SimpleNamespace) -> None:
+    with open_store() as store:
+        assert closed_without_probes(store, store.ask(lab.question, Terms())) is None

@@ -1,0 +1,165 @@
+"""The commands as their users run them: real probes of a tiny model on two CPU processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tuner.planner import answer
+from tuner.store import open_store
+from tuner.study import ProbeState
+
+PROGRAM = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
+LONGEST_S = 240.0
+"""For anything here: a machine may be busy."""
+
+Command = Callable[..., list[str]]
+
+
+@pytest.fixture
+def command(tiny: str) -> Command:
+    """The argv of a command about the tiny model; two settings are legal."""
+
+    def argv(name: str, *options: str) -> list[str]:
+        return [
+            *PROGRAM,
+            name,
+            *("--model", tiny),
+            *("--cluster", "cpu:2"),
+            *("--framework", "accelerate"),
+            *("--global-batch-size", "4"),
+            *("--sequence-length", "32"),
+            *("--knob", "sharding=ddp,full_shard"),
+            *("--knob", "micro_batch_size=2"),
+            *("--knob", "activation_checkpointing=none"),
+            *options,
+        ]
+
+    return argv
+
+
+def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, env=environment, timeout=LONGEST_S
+    )
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """Wait until something is found."""
+    end = time.monotonic() + LONGEST_S
+    while not (value := found()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
+    return value
+
+
+def test_suggest_probes_answers_and_is_continued(
+    command: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "accelerate.yaml"
+    first = run(
+        command("suggest", "--max-probes", "2", "--json", "--write", f"accelerate={path}"),
+        environment,
+    )
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["best"]["provenance"] == "measured"
+    assert found["probes"] == {"ok": 2}
+    assert found["state"] == "done"
+    lines = first.stderr.splitlines()
+    assert lines[0].startswith(f"study {found['study_id']}: tiny on cpu:2 (accelerate), ")
+    assert [line[:13] for line in lines[1:]] == ["probe 1/2: ok", "probe 2/2: ok"]
+
+    with open_store() as store:
+        study = store.study(found["study_id"])
+    assert str(answer(study).best.settings.sharding) == found["best"]["settings"]["sharding"]
+    assert yaml.safe_load(path.read_text())["num_processes"] == 2
+    assert found["launch"]["files"] == {str(path): path.read_text()}
+    exported = run([*PROGRAM, "export", found["study_id"], "accelerate"], environment)
+    assert yaml.safe_load(exported.stdout) == yaml.safe_load(path.read_text())
+
+    again = run(command("suggest", "--max-probes", "2"), environment)
+    assert again.returncode == 0, again.stderr
+    told = again.stderr.splitlines()[1]
+    assert told.startswith(("continues from 2 probes since ", "answered from what is stored, 2 "))
+    assert f"\nStudy    {found['study_id']}\n" in again.stdout
+
+
+def test_probe_measures_repeats_and_runs_out_of_memory(
+    command: Command, environment: dict[str, str]
+) -> None:
+    settings = ("--settings", "sharding=full_shard,micro_batch_size=2", "--json")
+    first = run(command("probe", *settings), environment)
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)["probe"]
+    assert (found["outcome"], found["fits"], found["repetition"]) == ("ok", True, 0)
+    assert found["settings"]["gradient_accumulation_steps"] == 1
+    assert found["tokens_per_s_per_gpu"]["provenance"] == "measured"
+    peak = found["measurement"]["memory"]["allocated_bytes"]
+
+    second = run(command("probe", *settings, "--memory-limit", str(peak // 2)), environment)
+    assert second.returncode == 3, second.stderr
+    found = json.loads(second.stdout)["probe"]
+    assert (found["outcome"], found["fits"], found["repetition"]) == ("oom", False, 1)
+    shortage = found["measurement"]["oom"]
+    assert shortage["phase"]
+    assert shortage["allocated_bytes"] <= shortage["limit_bytes"] == peak // 2
+    last = second.stderr.splitlines()[-1]
+    assert last.startswith("tuner: error: these settings do not fit: rank ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_ended_command_leaves_no_process_and_is_continued(
+    command: Command, environment: dict[str, str], number: signal.Signals
+) -> None:
+    argv = command("suggest", "--max-probes", "1")
+    with subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        family = until(lambda: ranks_of(process.pid))
+        time.sleep(1.0)
+        os.kill(process.pid, number)
+        assert process.stderr is not None
+        told = process.stderr.read()
+    until(lambda: not any(alive(one) for one in family))
+    if number is signal.SIGINT:
+        assert process.returncode == 130
+        assert told.splitlines()[-1].endswith(
+            "keeps its 0 probes, and the same command continues it"
+        )
+
+    checked = run([*PROGRAM, "db", "check"], environment)
+    assert checked.stdout.endswith(": in order\n"), checked.stdout
+    again = run(argv, environment)
+    assert again.returncode == 0, again.stderr
+    with open_store() as store:
+        (summary,) = store.studies()
+        study = store.study(summary.id)
+    assert [probe.state for probe in study.probes] == [ProbeState.DONE]
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The worker and its two ranks, once both run."""
+    try:
+        family = psutil.Process(pid).children(recursive=True)
+        ranks = [one for one in family if "workers.probe" in one.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+    return family if len(ranks) == 2 else []
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that waits to be reaped by its parent does not."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
