@@ -60,7 +60,7 @@ class Framework:
     name: FrameworkName
     """Which framework."""
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Release by package, for the packages that decide this framework's knobs, in name order.
+    """Release by package, for the packages that decide what the knobs do and what probes show.
 
     Releases have three parts and no local suffix: ``2.13.0+cpu`` becomes ``2.13.0``.
     """
@@ -70,8 +70,8 @@ class Framework:
         for package in self.versions:
             if package not in table.oldest:
                 raise UsageError("framework_version", package, _packages_of(self.name))
-        for package in table.oldest:
-            if table.required and package not in self.versions:
+        for package in table.required:
+            if package not in self.versions:
                 raise UsageError(
                     "framework_version",
                     None,
@@ -253,7 +253,7 @@ def _name(name: object) -> FrameworkName:
 
 def _packages_of(name: FrameworkName) -> str:
     packages = ", ".join(sorted(version_table().frameworks[name].oldest))
-    return f"framework {name} is decided by the versions of {packages}"
+    return f"framework {name} depends on the versions of {packages}"
 
 
 def _checked(package: str, version: object, table: FrameworkVersions) -> str:

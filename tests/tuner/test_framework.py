@@ -178,7 +178,7 @@ def test_versions_are_normalized_so_that_equal_ones_are_equal() -> None:
     second = stack("accelerate", torch="2.13", accelerate="v1.10.0")
     assert first == second
     assert hash(first) == hash(second)
-    assert list(first.versions) == ["accelerate", "torch"]
+    assert list(first.versions) == ["accelerate", "torch", "transformers"]
     release = stack("accelerate", accelerate="1.11rc1").versions["accelerate"]
     assert release == "1.11.0rc1"
 
@@ -212,7 +212,7 @@ def test_newer_releases_are_used_and_said_to_be_unchecked() -> None:
         ("accelerate", {"accelerate": "0.19.0"}, "older than 0.24"),
         ("torch", {"torch": "2.5.1"}, "older than 2.6"),
         ("trainer", {"transformers": "4.30"}, "older than 4.38"),
-        ("torch", {"accelerate": "1.10.0"}, "framework torch is decided by the versions of torch"),
+        ("torch", {"nanotron": "0.4"}, "framework torch depends on the versions of accelerate"),
         ("accelerate", {"acelerate": "1.10.0"}, "did you mean accelerate"),
     ],
 )

@@ -63,9 +63,9 @@ class FrameworkVersions:
     """What the table knows of a framework."""
 
     oldest: Mapping[str, str]
-    """The packages that decide its knobs, each with the oldest version that is described."""
-    required: bool
-    """Whether all of these versions must be known."""
+    """The packages that decide its knobs and probes, each with the oldest version described."""
+    required: tuple[str, ...]
+    """The packages whose versions must be known."""
     fsdp2: tuple[Mapping[str, str], ...]
     """Requirements of versions, one of which must be met for FSDP2; otherwise FSDP1."""
     source: str
@@ -153,7 +153,9 @@ def meets_all(versions: Mapping[str, str], requirements: Mapping[str, str]) -> b
 
 
 def _framework(row: Mapping[str, Any]) -> FrameworkVersions:
-    return FrameworkVersions(**{**row, "fsdp2": tuple(row["fsdp2"])})
+    return FrameworkVersions(
+        **{**row, "fsdp2": tuple(row["fsdp2"]), "required": tuple(row["required"])}
+    )
 
 
 def _rules(row: Mapping[str, Any]) -> Iterator[VersionRule]:

@@ -31,8 +31,8 @@ def show_probes(console: Console, study: Study, best: Candidate | None) -> None:
         best=best.settings if best else None,
     )
     console.print(table)
-    legend = [common_text(rows, knobs), *_legend(rows, best)]
-    console.print(Text("; ".join(filter(None, legend)), style="dim"))
+    for text in filter(None, (common_text(rows, knobs), _legend(rows, best))):
+        console.print(Text(text, style="dim"))
     _lines(console, [f"probe {_ids(row)} {row.outcome}: {row.detail}" for row in _failed(rows)])
 
 
@@ -93,9 +93,10 @@ def _failed(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.outcome not in quiet and row.detail]
 
 
-def _legend(rows: Sequence[Row], best: Candidate | None) -> list[str]:
-    found = ["* is the answer"] if best else []
-    return [*found, "> ran out of memory there"] if any(row.at_least for row in rows) else found
+def _legend(rows: Sequence[Row], best: Candidate | None) -> str:
+    marks = ["* is the answer"] if best else []
+    marks += ["> ran out of memory there"] if any(row.at_least for row in rows) else []
+    return "; ".join(marks)
 
 
 def _ids(row: Row) -> str:
