@@ -73,6 +73,6 @@ def _some_of(known: list[str]) -> str:
 
 
 def _shown(given: object, most: int = 120) -> str:
-    text = repr(given) if isinstance(given, str) else str(given)
+    text = repr(str(given)) if isinstance(given, str) else str(given)
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 3] + "..."

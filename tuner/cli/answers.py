@@ -40,7 +40,10 @@ def standing_text(study: Study, *, answered: bool) -> str:
     since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
     if answered:
         return f"{what}\nanswered from what is stored, {since}: {study.reason}"
-    return f"{what}\ncontinues from {since}" if done else what
+    lines = [what, *([f"continues from {since}"] if done else [])]
+    if study.state is StudyState.RUNNING:
+        lines.append("another command is at it, and this one joins in: its terms hold")
+    return "\n".join(lines)
 
 
 def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:

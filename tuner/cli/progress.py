@@ -66,7 +66,7 @@ class PlainLines:
             if probe.state is ProbeState.DONE and probe.id not in self._known:
                 self._known.add(probe.id)
                 number = len(self._known) - self._before
-                self.note(f"probe {number}/{study.terms.max_probes}: {_finding(study, probe)}")
+                self.note(f"probe {_of_most(number, study)}: {_finding(study, probe)}")
 
     def note(self, text: str) -> None:
         """A line of its own."""
@@ -127,7 +127,7 @@ class LiveTable:
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             ProgressBar(total=most, completed=spent, width=20),
-            Text(f"{spent}/{most} probes"),
+            Text(f"{_of_most(spent, self._study)} probes"),
             Text(duration_text(now - self._began)),
             Text(self._now(now), overflow="ellipsis", no_wrap=True),
         )
@@ -145,6 +145,11 @@ class LiveTable:
 def probes_spent(study: Study) -> int:
     """Finished probes of this asking."""
     return sum(probe.state is ProbeState.DONE for probe in study.probes[study.probes_before :])
+
+
+def _of_most(number: int, study: Study) -> str:
+    """``3/10``; a probe that an interrupted asking has left behind may come on top."""
+    return f"{number}/{max(number, study.terms.max_probes)}"
 
 
 def _heading(study: Study) -> Text:

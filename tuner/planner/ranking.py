@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.planner.knowledge import Finding
-from tuner.planner.timing import overlap
+from tuner.planner.timing import alike
 from tuner.settings import Settings
 
 LIGHTER = 0.01
@@ -28,8 +28,8 @@ class Choice:
 def choose(fitting: Sequence[Finding], tolerance: float) -> Choice | None:
     """The fastest, or one that cannot be told apart from it and is lighter or as light and simpler.
 
-    Two findings cannot be told apart when their step times' intervals overlap, or when they
-    differ by ``tolerance`` (relative) or less.
+    Two findings cannot be told apart when each one's step time lies in the other's interval,
+    or when they differ by ``tolerance`` (relative) or less.
 
     Args:
         fitting: findings that fit, fastest first.
@@ -62,7 +62,7 @@ def _beats(one: Finding, other: Finding) -> bool:
 def indistinguishable(one: Finding, other: Finding, tolerance: float) -> bool:
     """Whether two findings' speeds cannot be told apart."""
     near = abs(one.seconds - other.seconds) <= tolerance * min(one.seconds, other.seconds)
-    return near or overlap(one.step_time, other.step_time)
+    return near or alike(one.step_time, other.step_time)
 
 
 def complexity(settings: Settings) -> int:

@@ -85,13 +85,20 @@ def counts_to_run(accumulation: int) -> tuple[int, ...]:
     return SHORT_COUNTS if accumulation > LONGEST_RUN_OUT else ()
 
 
-def overlap(one: Quantity, other: Quantity) -> bool:
-    """Whether two known intervals have a number in common."""
-    assert one.low is not None
-    assert one.high is not None
-    assert other.low is not None
-    assert other.high is not None
-    return one.low <= other.high and other.low <= one.high
+def alike(one: Quantity, other: Quantity) -> bool:
+    """Whether each of two known values lies in the other's interval.
+
+    That intervals overlap says less: two 80% intervals may overlap though the difference of
+    their values is certain (Schenker and Gentleman, The American Statistician 55, 2001).
+    """
+    return _holds(one, other.value) and _holds(other, one.value)
+
+
+def _holds(quantity: Quantity, value: float | None) -> bool:
+    assert quantity.low is not None
+    assert quantity.high is not None
+    assert value is not None
+    return quantity.low <= value <= quantity.high
 
 
 def _pooled(runs: Sequence[Sequence[float]]) -> _Interval | None:

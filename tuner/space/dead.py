@@ -150,8 +150,9 @@ def sentence(fixed: Fixed, *, asked: Collection[Any] = (), only: Collection[str]
     where = f" with {', '.join(only)}" if only else ""
     if fixed.value is None:
         return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
-    instead = f", not {show_all(asked)} as asked," if asked and fixed.value not in asked else ""
-    return f"{fixed.knob} is {show(fixed.value)}{instead}{where}: {fixed.why}"
+    instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
+    comma = "," if instead and where else ""
+    return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
 def show(value: object) -> str:

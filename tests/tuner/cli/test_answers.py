@@ -1,6 +1,7 @@
 """What is said of a study at its beginning and at its end; the probes are made by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,12 @@ def test_a_study_says_which_it_is_and_what_it_has(answered: Study) -> None:
     text = standing_text(answered, answered=True).splitlines()
     assert text[1].startswith("answered from what is stored, 2 probes since 20")
     assert text[1].endswith(" UTC: the budget is spent")
+
+
+def test_joining_another_command_is_told(answered: Study) -> None:
+    running = replace(answered, state=StudyState.RUNNING, probes=())
+    text = standing_text(running, answered=False).splitlines()
+    assert text[1:] == ["another command is at it, and this one joins in: its terms hold"]
 
 
 def test_a_study_with_more_to_probe_is_not_closed(answered: Study) -> None:

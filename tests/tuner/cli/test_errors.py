@@ -258,6 +258,23 @@ def test_the_traceback_is_for_those_who_ask(
     assert result.err.splitlines()[-1].startswith("tuner: error: optimizer: got 'lion'")
 
 
+def test_an_interrupt_is_no_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **named: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tuner.cli.studies.run", interrupted)
+    assert cli("studies", "list").code == 130
+    monkeypatch.setattr("tuner.cli.app.run", interrupted)
+    assert (result := cli("studies", "list")).code == 130
+    assert (result.out, result.err) == ("", "")
+
+
+def test_our_own_mistakes_show_their_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.cli.app.run", lambda arguments: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cli("studies", "list")
+
+
 def test_exit_codes() -> None:
     assert exit_code(UsageError("field", 1, "must be 2")) == 2
     assert exit_code(NothingFitsError("nothing fits")) == 3

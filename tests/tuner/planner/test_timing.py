@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.measurement import Measurement, Outcome
-from tuner.planner.timing import counts_to_run, is_extrapolated, overlap, step_time
+from tuner.planner.timing import alike, counts_to_run, is_extrapolated, step_time
 from tuner.quantity import Provenance, Quantity
 
 
@@ -127,9 +127,10 @@ def test_only_long_accumulation_is_cut_short() -> None:
     assert counts_to_run(9) == (2, 4)
 
 
-def test_overlap() -> None:
-    def q(low: float, high: float) -> Quantity:
-        return Quantity(value=low, low=low, high=high, provenance=Provenance.MEASURED)
+def test_values_are_alike_when_each_lies_in_the_others_interval() -> None:
+    def q(low: float, value: float, high: float) -> Quantity:
+        return Quantity(value=value, low=low, high=high, provenance=Provenance.MEASURED)
 
-    assert overlap(q(1, 2), q(2, 3))
-    assert not overlap(q(1, 2), q(2.1, 3))
+    assert alike(q(1, 1.5, 2), q(1.2, 1.9, 2.5))
+    assert not alike(q(1, 1.5, 2), q(1.6, 2.2, 3))  # the intervals overlap, and that is all
+    assert not alike(q(0.4, 0.55, 1.0), q(0.63, 0.81, 1.1))  # a noisy one and a slower one

@@ -26,7 +26,7 @@ def test_dead_knobs_are_collapsed_and_noted(ask: Ask) -> None:
     assert (checked.sharding, checked.sync_each_batch, checked.pp_size) == ("ddp", True, 1)
     notes = {note.knob: note.why for note in settings_notes(ask(), settings)}
     assert set(notes) == {"sharding", "sync_each_batch", "pp_size"}
-    assert notes["sharding"].startswith("sharding is ddp, not full_shard as asked,")
+    assert notes["sharding"].startswith("sharding is ddp, not full_shard as asked")
 
 
 @pytest.mark.parametrize(
