@@ -72,8 +72,7 @@ def combinations(ranks: int) -> list[dict]:
         cases += product(["ddp"], [True], [2], on_off, checkpointing)
     if ranks == 4:
         cases += product(["hybrid_shard"], on_off, [1], [False], checkpointing)
-        two_d = product(("shard_grad_op", "full_shard"), on_off, [2], on_off)
-        cases += [(*case, "full" if case[1] == case[3] else "none") for case in two_d]
+        cases += product(("shard_grad_op", "full_shard"), on_off, [2], on_off, checkpointing)
     if ranks == 8:
         three_d = product(["hybrid_shard"], on_off, [2], on_off)
         cases += [(*case, "full" if case[3] else "none") for case in three_d]
