@@ -27,7 +27,8 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
     size = (rows, spec.sequence_length)
     tokens = torch.randint(0, int(spec.model["vocab_size"]), size, generator=generator)
     grid = tokens.view(count, spec.data_parallel_size, -1, spec.sequence_length)
-    return [grid[index, data_rank] for index in range(count)]
+    # copies: a view would hold the tokens of all ranks
+    return [grid[index, data_rank].clone() for index in range(count)]
 
 
 def mixed_seed(seed: int, what: object) -> int:

@@ -102,13 +102,14 @@ class CudaDevice:
         self._phase = phase
         self._step_by_phase: Counter[str] = Counter()
         self._last_phase = phase.name
-        self._requested = 0
+        self._shortage: OutOfMemory | None = None
         self._limit_bytes = limit_bytes
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         if limit_bytes is not None and limit_bytes < total:
             torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.torch_device)
-        # the one structured source of what was asked for; not in CPU builds
-        getattr(torch._C, "_cuda_attach_out_of_memory_observer")(self._note_request)  # noqa: B009
+        # the one structured source of what was asked for, and of what was allocated then: while
+        # an error rises out of backward, tensors die; not in CPU builds
+        getattr(torch._C, "_cuda_attach_out_of_memory_observer")(self._note_shortage)  # noqa: B009
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -153,21 +154,24 @@ class CudaDevice:
         """What ``error`` says of memory; ``None`` if it is another kind of error."""
         if not isinstance(error, torch.OutOfMemoryError):
             return None
-        properties = torch.cuda.get_device_properties(self.torch_device)
-        return OutOfMemory(
-            requested_bytes=self._requested,
-            allocated_bytes=torch.cuda.memory_allocated(self.torch_device),
-            reserved_bytes=torch.cuda.memory_reserved(self.torch_device),
-            limit_bytes=self._limit_bytes or properties.total_memory,
-        )
+        return self._shortage or self._shortage_of(0)
 
     def hardware(self) -> Mapping[str, object]:
         """What this is, for the record."""
         properties = torch.cuda.get_device_properties(self.torch_device)
         return {"device": properties.name, "total_memory_bytes": properties.total_memory}
 
-    def _note_request(self, device: int, size: int, allocated: int, free: int) -> None:
-        self._requested = size
+    def _note_shortage(self, device: int, size: int, total: int, free: int) -> None:
+        self._shortage = self._shortage_of(size)
+
+    def _shortage_of(self, requested_bytes: int) -> OutOfMemory:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return OutOfMemory(
+            requested_bytes=requested_bytes,
+            allocated_bytes=torch.cuda.memory_allocated(self.torch_device),
+            reserved_bytes=torch.cuda.memory_reserved(self.torch_device),
+            limit_bytes=self._limit_bytes or properties.total_memory,
+        )
 
 
 Device = CpuDevice | CudaDevice

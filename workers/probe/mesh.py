@@ -10,7 +10,16 @@ from workers.probe.spec import Spec
 
 
 def parallelism(spec: Spec) -> ParallelismConfig:
-    """The sizes of the axes ``dp_replicate``, ``dp_shard`` and ``tp``, as accelerate names them."""
+    """The sizes of the axes ``dp_replicate``, ``dp_shard`` and ``tp``, as accelerate names them.
+
+    Raises:
+        ValueError: ddp beside tensor parallelism: no axis would be left for the replicas.
+    """
+    if spec.data_parallel_size > 1 and not spec.is_sharded:
+        raise ValueError(
+            f"ddp with tp_size {spec.settings.tp_size} and {spec.data_parallel_size} data-parallel"
+            " ranks: DistributedDataParallel takes no DTensor parameters"
+        )
     return ParallelismConfig(
         dp_replicate_size=spec.replicate_size,
         dp_shard_size=spec.shard_size,

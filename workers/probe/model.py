@@ -62,6 +62,28 @@ def decoder_layer_class(model: PreTrainedModel) -> str:
     return type(layers[0]).__name__
 
 
+def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Refuse packed experts that transformers' default, a grouped product, cannot multiply.
+
+    Args:
+        model: with its parameters whole.
+        dtype: that experts are computed in.
+
+    Raises:
+        ValueError: a row of an expert's weight, or of what it is multiplied with, is not a
+            multiple of 16 bytes (``check_valid_strides_and_return_transposed`` in
+            ATen/native/GroupedMMUtils.h).
+    """
+    if model.config.get_text_config()._experts_implementation != "grouped_mm":
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 3 and any(n * dtype.itemsize % 16 for n in parameter.shape[1:]):
+            raise ValueError(
+                f"{name} has experts of {tuple(parameter.shape[1:])} in {dtype}: a grouped matrix"
+                " product takes rows of a multiple of 16 bytes only"
+            )
+
+
 def move_buffers(model: nn.Module, device: torch.device) -> None:
     """Move buffers to ``device``; parameters stay where they are."""
     for module in model.modules():
@@ -79,17 +101,25 @@ class WeightFiller:
     Args:
         model: with parameters on the meta device, after tensor parallelism.
         seed: of the weights.
+        device: where random numbers are drawn. Kinds of device draw differently, so this is
+            the probe's own device even where parameters live in host memory.
         shard_rank: this rank's place on the axis that FSDP2 shards over.
         shard_size: ranks on that axis.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, seed: int, shard_rank: int, shard_size: int
+        self,
+        model: PreTrainedModel,
+        *,
+        seed: int,
+        device: torch.device,
+        shard_rank: int,
+        shard_size: int,
     ) -> None:
         config = model.config.get_text_config()
         self._std = float(getattr(config, "initializer_range", None) or WEIGHTS_STD)
         self._scale_fill = 0.0 if config.model_type.startswith("gemma") else 1.0
-        self._seed = seed
+        self._seed, self._device = seed, device
         self._shard_rank, self._shard_size = shard_rank, shard_size
         self._tensor_parallel = {
             name: _tensor_parallel_slice(p) for name, p in model.named_parameters()
@@ -101,13 +131,13 @@ class WeightFiller:
         """Fill all parameters in place; they are on their device, with undefined values."""
         for name, parameter in model.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            part = self._tensor_parallel[name](self._weights(name, local.device))
+            part = self._tensor_parallel[name](self._weights(name))
             if sharded:
                 part = _shard(part, self._shard_rank, self._shard_size)
             local.copy_(part)
 
-    def _weights(self, name: str, device: torch.device) -> torch.Tensor:
-        shape = self._shapes[name]
+    def _weights(self, name: str) -> torch.Tensor:
+        shape, device = self._shapes[name], self._device
         if name.endswith("bias"):
             return torch.zeros(shape, device=device)
         if len(shape) == 1:  # scales of norms; gemma's are offsets from one

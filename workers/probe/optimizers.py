@@ -22,7 +22,8 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         model: with its parameters in their final, sharded form.
 
     Raises:
-        OptimizerUnavailableError: the 8-bit optimizer's library is not installed.
+        OptimizerUnavailableError: the 8-bit optimizer's library is not installed. Its step
+            raises the same where it finds no compiler.
     """
     parameters = list(model.parameters())
     if name == "adamw":
@@ -34,6 +35,8 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    from torch._dynamo.exc import BackendCompilerFailed  # takes a second
+
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -45,8 +48,13 @@ def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """torchao compiles the step, which no dispatch mode may watch."""
 
         def step(self, closure: Any = None) -> Any:
-            with _disable_current_modes():
-                return super().step(closure)
+            try:
+                with _disable_current_modes():
+                    return super().step(closure)
+            except BackendCompilerFailed as error:
+                raise OptimizerUnavailableError(
+                    f"adamw_8bit must be compiled, which fails here: {error}"
+                ) from error
 
     optimizer: torch.optim.Optimizer = Stepped(parameters, lr=LEARNING_RATE)
     return optimizer

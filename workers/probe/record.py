@@ -77,8 +77,9 @@ def _outcome_of(error: BaseException, phase: str) -> str:
         return "non_finite"
     if isinstance(error, dist.DistError) or _raised_by_a_collective(error):
         return "communication_error"
-    refusals = ValueError | NotImplementedError | OptimizerUnavailableError
-    if phase == "build" and isinstance(error, refusals):
+    if isinstance(error, OptimizerUnavailableError):
+        return "invalid"
+    if phase == "build" and isinstance(error, ValueError | NotImplementedError):
         return "invalid"
     return "crashed"
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from workers.probe import mesh as meshes
 from workers.probe.data import micro_batches
@@ -127,7 +126,7 @@ class Rank:
         norm = float(total_gradient_norm(stack.model.parameters()))
         self.record.gradient_norms.append(norm)
         gradients = [p.grad for p in stack.model.parameters() if p.grad is not None]
-        self._gradient_bytes = _local_bytes(gradients)
+        self._gradient_bytes = self._held_bytes(gradients)
 
     def _note_losses(self, stack: Stack, losses: list[torch.Tensor]) -> None:
         """Average over the data-parallel ranks, and refuse what is not finite."""
@@ -156,8 +155,8 @@ class Rank:
 
     def _memory(self, stack: Stack) -> dict[str, object]:
         peaks = self.device.peaks
-        parameters = _local_bytes([*stack.model.parameters(), *stack.model.buffers()])
-        optimizer = _local_bytes(_state_tensors(stack))
+        parameters = self._held_bytes([*stack.model.parameters(), *stack.model.buffers()])
+        optimizer = self._held_bytes(_state_tensors(stack))
         held = {
             "parameters": parameters,
             "optimizer": optimizer,
@@ -174,6 +173,9 @@ class Rank:
             "by_category": {**held, "activations_and_temporaries": rest},
         }
 
+    def _held_bytes(self, tensors: Iterable[torch.Tensor]) -> int:
+        return local_bytes(tensors, self.device.type)
+
 
 def _unseen(name: str) -> None:
     """Phases pass unseen while time is taken."""
@@ -185,11 +187,12 @@ def _state_tensors(stack: Stack) -> list[torch.Tensor]:
     return [t for state in states for t in state.values() if torch.is_tensor(t)]
 
 
-def _local_bytes(tensors: Iterable[torch.Tensor | nn.Parameter]) -> int:
-    """Bytes of this rank's distinct storages."""
+def local_bytes(tensors: Iterable[torch.Tensor], device_type: str) -> int:
+    """Bytes of this rank's distinct storages on its device; what is offloaded is not there."""
     sizes = {}
     for tensor in tensors:
         for plain in plain_tensors(tensor.detach()):
             storage = plain.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+            if storage.device.type == device_type:
+                sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())

@@ -20,7 +20,7 @@ from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulation
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from transformers import PreTrainedModel
 
 from workers.probe import mesh as meshes
@@ -29,6 +29,7 @@ from workers.probe.device import Device
 from workers.probe.model import (
     WeightFiller,
     build_on_meta,
+    check_experts,
     decoder_layer_class,
     move_buffers,
 )
@@ -87,6 +88,7 @@ def build_stack(spec: Spec, device: Device, *, rank: int) -> Stack:
     accelerator = _accelerator(spec)
     mesh = _mesh(spec, accelerator)
     model = build_on_meta(spec.model, _WEIGHTS[spec.precision])
+    check_experts(model, _experts_dtype(spec))
     if spec.settings.activation_checkpointing == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if spec.settings.tp_size > 1:
@@ -94,7 +96,13 @@ def build_stack(spec: Spec, device: Device, *, rank: int) -> Stack:
         recompute = spec.settings.tp_recompute_allgather
         tensor_parallel.parallelize(model, mesh["tp"], recompute_allgather=recompute)
     shard_rank = mesh["dp_shard"].get_local_rank() if mesh is not None and spec.is_sharded else 0
-    filler = WeightFiller(model, seed=spec.seed, shard_rank=shard_rank, shard_size=spec.shard_size)
+    filler = WeightFiller(
+        model,
+        seed=spec.seed,
+        device=device.torch_device,
+        shard_rank=shard_rank,
+        shard_size=spec.shard_size,
+    )
     move_buffers(model, device.torch_device)
     if spec.is_sharded:
         _shard(accelerator, model)
@@ -104,6 +112,13 @@ def build_stack(spec: Spec, device: Device, *, rank: int) -> Stack:
         model.tie_weights()  # new memory for plain tensors unties them
     filler.fill(model, sharded=spec.is_sharded)
     return _with_optimizer(spec, accelerator, model, mesh)
+
+
+def _experts_dtype(spec: Spec) -> torch.dtype:
+    """What experts are computed in: autocast passes over a grouped product, FSDP2 casts."""
+    if spec.is_sharded and spec.precision == "bf16_mixed":
+        return torch.bfloat16
+    return _WEIGHTS[spec.precision]
 
 
 def _with_optimizer(
@@ -178,12 +193,15 @@ def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:
         param_dtype=torch.bfloat16 if mixed else None,
         reduce_dtype=_DTYPES[spec.reduce_dtype],
     )
+    offload = OffloadPolicy()
+    if spec.settings.cpu_offload:  # pages can be pinned for a CUDA device only
+        offload = CPUOffloadPolicy(pin_memory=spec.device == "cuda")
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=spec.settings.sharding != "shard_grad_op",
         auto_wrap_policy="transformer_based_wrap",
         mixed_precision_policy=policy,
-        cpu_offload=spec.settings.cpu_offload,
+        cpu_offload=offload,
         cpu_ram_efficient_loading=False,
     )
 

@@ -76,7 +76,13 @@ def combinations(ranks: int) -> list[dict]:
     if ranks == 8:
         three_d = product(["hybrid_shard"], on_off, [2], on_off)
         cases += [(*case, "full" if case[3] else "none") for case in three_d]
-    return [dict(zip((*names, "activation_checkpointing"), case, strict=True)) for case in cases]
+    knobs = [dict(zip((*names, "activation_checkpointing"), case, strict=True)) for case in cases]
+    if ranks == 2:
+        knobs += [
+            {"sharding": "full_shard", "sync_each_batch": sync, "cpu_offload": True}
+            for sync in on_off
+        ]
+    return knobs
 
 
 def start(folder: Path, ranks: int, specs: list[dict]) -> list[subprocess.Popen]:

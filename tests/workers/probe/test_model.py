@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from workers.probe.model import WeightFiller, build_on_meta, decoder_layer_class, decoder_layers
+from workers.probe.model import (
+    WeightFiller,
+    build_on_meta,
+    check_experts,
+    decoder_layer_class,
+    decoder_layers,
+)
 
 SMALL = {
     "hidden_size": 32,
@@ -34,7 +40,7 @@ def build(model_type: str) -> torch.nn.Module:
 
 
 def fill(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    filler = WeightFiller(model, seed=seed, shard_rank=0, shard_size=1)
+    filler = WeightFiller(model, seed=seed, device=torch.device("cpu"), shard_rank=0, shard_size=1)
     buffers = dict(model.named_buffers())
     model.to_empty(device="cpu")
     for name, buffer in model.named_buffers():
@@ -74,3 +80,31 @@ def test_weights_depend_on_the_seed_alone() -> None:
 def test_an_unknown_model_type_is_refused() -> None:
     with pytest.raises(ValueError, match="no_such_model"):
         build_on_meta({"model_type": "no_such_model"}, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "dtype", "refused"),
+    [
+        (36, 60, torch.float32, False),
+        (36, 60, torch.bfloat16, True),
+        (34, 64, torch.float32, True),
+        (36, 30, torch.float32, True),
+    ],
+)
+def test_experts_that_a_grouped_product_cannot_multiply_are_refused(
+    hidden: int, intermediate: int, dtype: torch.dtype, refused: bool
+) -> None:
+    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 8}
+    config = {"model_type": "mixtral", **MODELS["mixtral"], **sizes}
+    model = build_on_meta(config, dtype)
+    tokens = torch.zeros((1, 8), dtype=torch.int64)
+    if not refused:
+        check_experts(model, dtype)
+        return
+    with pytest.raises(ValueError, match="16 bytes"):
+        check_experts(model, dtype)
+    with pytest.raises(RuntimeError, match="16 bytes"):  # why: torch itself refuses it
+        filler = WeightFiller(model, seed=1, device=torch.device("cpu"), shard_rank=0, shard_size=1)
+        model.to_empty(device="cpu")
+        filler.fill(model, sharded=False)
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workers.probe.data import micro_batches
-from workers.probe.mesh import data_parallel_rank
+from workers.probe.mesh import data_parallel_rank, parallelism
 from workers.probe.spec import Knobs, Spec, read_spec
 
 
@@ -100,3 +100,14 @@ def test_every_settings_sees_the_same_global_batch() -> None:
 def test_steps_differ() -> None:
     first, second = (micro_batches(spec(), step=s, count=3, data_rank=0)[0] for s in (0, 1))
     assert first.tolist() != second.tolist()
+
+
+def test_a_rank_holds_its_own_tokens_only() -> None:
+    for batch in micro_batches(spec(), step=0, count=3, data_rank=1):
+        assert batch.untyped_storage().nbytes() == batch.nbytes
+
+
+def test_ddp_beside_tensor_parallelism_is_refused() -> None:
+    with pytest.raises(ValueError, match="ddp with tp_size 2 and 2 data-parallel ranks"):
+        parallelism(with_knobs(sharding="ddp", tp_size=2))
+    assert parallelism(with_knobs(sharding="ddp", tp_size=4)).tp_size == 4

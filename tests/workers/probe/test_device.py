@@ -1,0 +1,88 @@
+"""A CUDA device reads the allocator at the right moments; the allocator is stood in for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from workers.probe.device import CudaDevice
+from workers.probe.run import local_bytes
+from workers.probe.tracker import INSTRUMENT, Phase
+
+MIB = 2**20
+
+
+class Allocator:
+    """What CUDA's caching allocator would say."""
+
+    def __init__(self) -> None:
+        self.allocated = self.peak = 0
+        self.observer: Any = None
+
+    def hold(self, size: int) -> None:
+        self.allocated = size
+        self.peak = max(self.peak, size)
+
+    def reset(self, _: object = None) -> None:
+        self.peak = self.allocated
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    made = Allocator()
+
+    def attach(observer: Any) -> None:
+        made.observer = observer
+
+    stands_in = {
+        "set_device": lambda _: None,
+        "synchronize": lambda _: None,
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=80 * MIB),
+        "set_per_process_memory_fraction": lambda *_: None,
+        "max_memory_allocated": lambda _: made.peak,
+        "max_memory_reserved": lambda _: made.peak,
+        "memory_allocated": lambda _: made.allocated,
+        "memory_reserved": lambda _: made.allocated,
+        "reset_peak_memory_stats": made.reset,
+    }
+    for name, function in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attach, raising=False)
+    return made
+
+
+def test_a_shortage_is_what_was_allocated_when_it_happened(allocator: Allocator) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=40 * MIB)
+    allocator.hold(39 * MIB)
+    allocator.observer(0, 2 * MIB, 40 * MIB, MIB)
+    allocator.hold(5 * MIB)  # tensors died while the error rose
+    shortage = device.out_of_memory(torch.OutOfMemoryError())
+    assert shortage is not None
+    assert shortage.requested_bytes == 2 * MIB
+    assert shortage.allocated_bytes == 39 * MIB
+    assert shortage.limit_bytes == 40 * MIB
+    assert device.out_of_memory(RuntimeError("out of memory")) is None
+
+
+def test_each_phase_has_its_own_peak(allocator: Allocator) -> None:
+    phase = Phase("build")
+    device = CudaDevice(phase, local_rank=0, limit_bytes=None)
+    allocator.hold(60 * MIB)
+    allocator.hold(8 * MIB)
+    device.start_steps()
+    for name, highest in (("forward", 20), (INSTRUMENT, 70), ("optimizer", 30)):
+        phase.name = name
+        device.enter_phase()
+        allocator.hold(highest * MIB)
+        allocator.hold(10 * MIB)
+    device.end_step()
+    assert device.peaks.allocated == 30 * MIB
+    by_phase = {"build": 8 * MIB, "forward": 20 * MIB, "optimizer": 30 * MIB}
+    assert device.peaks.by_phase == by_phase
+
+
+def test_bytes_on_another_device_are_not_held_by_this_one() -> None:
+    tensors = [torch.empty(4), torch.empty(4, device="meta")]
+    assert local_bytes(tensors, "cpu") == 16

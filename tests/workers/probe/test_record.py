@@ -1,0 +1,29 @@
+"""The outcome follows from the kind of an exception and where it came, never from its text."""
+
+import pytest
+import torch.distributed as dist
+
+from workers.probe.optimizers import OptimizerUnavailableError
+from workers.probe.record import NonFiniteLossError, Record
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "outcome"),
+    [
+        (ValueError("heads"), "build", "invalid"),
+        (NotImplementedError("no plan"), "build", "invalid"),
+        (OptimizerUnavailableError("no library"), "build", "invalid"),
+        (OptimizerUnavailableError("no compiler"), "optimizer", "invalid"),
+        (ValueError("a bug"), "forward", "crashed"),
+        (RuntimeError("CUDA out of memory"), "forward", "crashed"),
+        (MemoryError(), "build", "host_oom"),
+        (NonFiniteLossError("nan"), "instrument", "non_finite"),
+        (dist.DistBackendError("refused"), "time", "communication_error"),
+    ],
+)
+def test_the_kind_of_an_error_decides(error: Exception, phase: str, outcome: str) -> None:
+    record = Record(rank=0)
+    record.fail(error, phase, None)
+    assert (record.outcome, record.phase) == (outcome, phase)
+    assert record.error is not None
+    assert record.error["type"] == type(error).__name__
