@@ -17,7 +17,7 @@ from tuner.errors import NothingFitsError, StoreError, TunerError, UsageError
 from tuner.store import Store, StudySummary
 from tuner.study import Probe, Study
 
-HOSTS = ("localhost", "127.0.0.1", "[::1]", "testserver")
+HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names that a browser may call this service by: another page's name is refused."""
 
 STATUS: Mapping[type[TunerError], int] = {UsageError: 422, NothingFitsError: 409, StoreError: 503}

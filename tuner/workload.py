@@ -46,7 +46,7 @@ class Workload:
     model: ModelConfig
     """The model's shape."""
     sequence_length: int
-    """Tokens of one sequence."""
+    """Tokens of one sequence; at least 2, for each is predicted from those before it."""
     global_batch_size: int
     """Sequences of one optimizer step, over all ranks and micro-batches."""
     optimizer: Optimizer = Optimizer.ADAMW
@@ -57,7 +57,7 @@ class Workload:
     """Number format of gradient reduction; ``None`` becomes the precision's own."""
 
     def __post_init__(self) -> None:
-        _bounded("sequence_length", self.sequence_length, LARGEST_SEQUENCE)
+        _bounded("sequence_length", self.sequence_length, LARGEST_SEQUENCE, least=2)
         _bounded("global_batch_size", self.global_batch_size, LARGEST_BATCH)
         longest = self.model.max_sequence_length
         if self.sequence_length > longest:
@@ -115,6 +115,6 @@ def choice(field: str, kind: type[E], value: object) -> E:
     return kind(str(value))
 
 
-def _bounded(field: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise UsageError(field, value, f"must be an integer from 1 to {most}")
+def _bounded(field: str, value: object, most: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(field, value, f"must be an integer from {least} to {most}")

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from tuner.errors import ProbeError
 
 
 def default_probes_folder() -> Path:
-    """Where this user's probes have their folders while they run."""
-    return platformdirs.user_cache_path("tuner") / "probes"
+    """Where this user's probes have their folders while they run.
+
+    Each machine has its own: a home may be shared, and process numbers are a machine's.
+    """
+    return platformdirs.user_cache_path("tuner") / "probes" / socket.gethostname()
 
 
 def make_folder(parent: Path, name: str) -> Path:

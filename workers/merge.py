@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from tuner.measurement import Measurement, Memory, Outcome, OutOfMemory
+from tuner.sizes import size_text
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.probe.watch import SUPERVISOR_GONE
 from workers.records import BadRecord, RankMemory, RankRecord
@@ -197,10 +198,11 @@ def _out_of_memory(record: RankRecord | None) -> OutOfMemory | None:
 
 def _reported(record: RankRecord) -> str:
     if record.oom is not None:
-        more, used = _size(record.oom.requested_bytes), _size(record.oom.allocated_bytes)
+        more = size_text(record.oom.requested_bytes)
+        used = size_text(record.oom.allocated_bytes)
         return (
             f"rank {record.rank} ran out of memory in {record.oom.phase}: {more} more than {used}"
-            f" in use, of {_size(record.oom.limit_bytes)} allowed"
+            f" in use, of {size_text(record.oom.limit_bytes)} allowed"
         )
     return f"rank {record.rank} in {record.phase}: {record.error or record.outcome}"
 
@@ -232,11 +234,6 @@ def _ranks(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:4]))
     return f"ranks {shown}{', ...' if len(ranks) > 4 else ''}"
-
-
-def _size(size_bytes: int) -> str:
-    gib = size_bytes / 2**30
-    return f"{gib:.2f} GiB" if gib >= 1 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def _one_line(text: str) -> str:

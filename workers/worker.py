@@ -35,7 +35,7 @@ from workers.stop import StopRequest
 T = TypeVar("T")
 
 PROBE_DEADLINE_S = 600.0
-"""For one probe. Its timed steps take 20 s or three steps; a model that needs minutes for a step
+"""For one probe. Its timed steps take 10 s or three steps; a model that needs minutes for a step
 cannot be tuned by running it, and a hang must not take the night."""
 POLL_S = 0.1
 """Between two looks at the ranks: much less than a rank's start, and cheap."""
@@ -158,6 +158,8 @@ class Worker:
         if any(probe.state is ProbeState.RUNNING for probe in study.probes):
             self._stop.wait(PAUSE_S)
             return None
+        if not self._began:  # another worker is at the study, and goes on
+            return 0
         return self._finish(study, StudyState.DONE, "the probes that were asked for are done")
 
     def _run_next(self, study: Study) -> None:
@@ -280,6 +282,8 @@ class Worker:
         return self._patiently(lambda: move(revision=revision, worker=self._identity))
 
     def _time_left_s(self, study: Study) -> float:
+        if self._options.queued_only:  # a study's budget is for its search
+            return math.inf
         return time_left_s(study, time.monotonic() - self._started)
 
     def _patiently(self, call: Callable[[], T], patience_s: float = STORE_PATIENCE_S) -> T:

@@ -53,7 +53,7 @@ def study(store: Store) -> Study:
 
 @pytest.fixture
 def client(store: Store) -> Iterator[TestClient]:
-    with TestClient(create_app(store)) as opened:
+    with TestClient(create_app(store), base_url="http://localhost") as opened:
         yield opened
 
 

@@ -5,13 +5,26 @@ import subprocess
 import pytest
 
 from tuner.errors import ProbeError
-from workers.folders import keep_folder, make_folder, remove_folder, remove_leftovers
+from workers.folders import (
+    default_probes_folder,
+    keep_folder,
+    make_folder,
+    remove_folder,
+    remove_leftovers,
+)
 
 
 def ended_process() -> int:
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+def test_each_machine_has_its_own_folder(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    one = default_probes_folder()
+    monkeypatch.setattr("socket.gethostname", lambda: "two")
+    assert default_probes_folder() != one
 
 
 def test_a_folder_is_ones_own(tmp_path):

@@ -73,6 +73,16 @@ def test_only_what_is_queued(store, question, work):
     assert outcomes(study) == [Outcome.OK] * 2
 
 
+def test_only_what_is_queued_in_a_study_that_another_worker_is_at(store, question, work):
+    """Its search goes on, and its budget is not this probe's."""
+    study = store.ask(question, Terms(wall_s=1e-6))
+    store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
+    enter(store, study)
+    assert work(study.id, OK, queued_only=True) == 0
+    study = store.study(study.id)
+    assert (study.state, outcomes(study)) == (StudyState.RUNNING, [Outcome.OK])
+
+
 def test_failures_are_recorded_with_their_logs(store, question, work):
     study = store.ask(question, Terms())
     enter(store, study)

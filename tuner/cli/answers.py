@@ -84,5 +84,7 @@ def why_none(study: Study, suggestion: Suggestion) -> TunerError:
     """Why a study has no best settings: what ran did not fit, or nothing ran."""
     why = " ".join(suggestion.explanation[:2]) or study.reason
     if {"oom", "ok"} & suggestion.probes.keys():
-        return NothingFitsError(f"nothing fits: {why}")
+        # A study whose budget was spent first has settings that were not tried.
+        what = "nothing" if study.state is StudyState.FAILED else "nothing that was probed"
+        return NothingFitsError(f"{what} fits: {why}")
     return ProbeError(f"study {study.id} has no answer: {why}")

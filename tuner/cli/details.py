@@ -8,12 +8,12 @@ from rich.text import Text
 
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
-from tuner.cli.rows import speed_of
 from tuner.cli.units import duration_text, moment_text, speed_text, time_text
-from tuner.cli.words import knob_text, range_text, rank_word
+from tuner.cli.words import range_text, rank_word
 from tuner.measurement import Measurement, Outcome
-from tuner.planner import step_time
+from tuner.planner import speed_of, step_time
 from tuner.sizes import size_number, size_text, size_unit
+from tuner.space.dead import show
 from tuner.study import Probe, Study
 
 LOG_LINES = 12
@@ -78,7 +78,7 @@ def show_logs(console: Console, probe: Probe) -> None:
 
 def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
     settings = probe.request.settings.as_dict()
-    yield "settings", ", ".join(f"{k} {knob_text(v)}" for k, v in settings.items())
+    yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
     yield "probe", f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
     yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"

@@ -1,12 +1,10 @@
 """``tuner export``: a study's answer as a launcher's file."""
 
-from pathlib import Path
-
 import typer
 
 from tuner.cli.answers import require_best
 from tuner.cli.errors import print_json
-from tuner.cli.targets import check_path, exported, write_text
+from tuner.cli.targets import exported, read_path, write_text
 from tuner.errors import UnknownNameError
 from tuner.export import FORMATS
 from tuner.planner import answer
@@ -26,9 +24,7 @@ def run(
     """
     if format_name not in FORMATS:
         raise UnknownNameError("format", format_name, FORMATS)
-    path = Path(path_text).expanduser() if path_text else None
-    if path is not None:
-        check_path("write", path)
+    path = None if path_text is None else read_path("write", path_text)
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     best = require_best(study, answer(study))

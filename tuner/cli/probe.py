@@ -1,5 +1,7 @@
 """``tuner probe``: run one settings, and show what it measured."""
 
+from dataclasses import replace
+
 import typer
 
 from tuner.cli.answers import standing_text
@@ -33,12 +35,16 @@ def run(asked: ProbeAsked) -> int:
     inquiry = read_inquiry(asked, max_probes=1)
     settings = _read_settings(inquiry.question, asked.settings)
     with open_store(asked.db) as store:
-        study = store.ask(inquiry.question, inquiry.terms)
+        # A study that is there keeps its terms: one probe under a limit of its own must not
+        # change the study's answer, nor end the search of another command.
+        known = store.find(inquiry.question)
+        study = store.ask(inquiry.question, known.terms if known else inquiry.terms)
         typer.echo(standing_text(study, answered=False), err=True)
-        entered = _enter(store, study, settings)
+        limit_bytes = inquiry.terms.limit_bytes(inquiry.question.cluster)
+        entered = _enter(store, study, settings, limit_bytes)
         study = follow(store, study.id, progress_of(study), worker_argv(study.id, queued_only=True))
     found = next((probe for probe in study.probes if probe.id == entered.id), entered)
-    return _show(study, found, as_json=asked.json)
+    return _show(replace(study, terms=inquiry.terms), found, as_json=asked.json)
 
 
 def _read_settings(question: Question, text: str) -> Settings:
@@ -52,20 +58,19 @@ def _read_settings(question: Question, text: str) -> Settings:
     return settings
 
 
-def _enter(store: Store, study: Study, settings: Settings) -> Probe:
-    """Queue the probe, unless an interrupted one of the same settings waits already."""
+def _enter(store: Store, study: Study, settings: Settings, limit_bytes: int) -> Probe:
+    """Queue the probe, unless an interrupted one of the same settings and limit waits already."""
     for _ in range(TRIES):
         same = [probe for probe in study.probes if probe.request.settings == settings]
-        waiting = [probe for probe in same if probe.state is not ProbeState.DONE]
-        if waiting:
-            return waiting[0]
+        for probe in same:
+            if probe.state is not ProbeState.DONE and probe.memory_limit_bytes == limit_bytes:
+                return probe
         request = ProbeRequest(
             settings=settings,
             fidelity=study.terms.fidelity,
             repetition=max((probe.request.repetition + 1 for probe in same), default=0),
             accumulation_counts=counts_to_run(settings.gradient_accumulation_steps),
         )
-        limit_bytes = study.terms.limit_bytes(study.question.cluster)
         if entered := store.enter_probe(study.id, study.revision, request, limit_bytes):
             return entered
         study = store.study(study.id)

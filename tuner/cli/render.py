@@ -11,8 +11,9 @@ from tuner.cli.console import TEXT_WIDTH, facts_grid
 from tuner.cli.rows import Row, differing, fastest_first, rows_of
 from tuner.cli.tables import common_text, probes_table
 from tuner.cli.units import count_text, duration_text, time_text
-from tuner.cli.words import knob_text, memory_range_text, rank_word, speed_range_text
+from tuner.cli.words import memory_range_text, rank_word, speed_range_text
 from tuner.measurement import Outcome
+from tuner.space.dead import show
 from tuner.study import Study
 from tuner.suggestion import Candidate, Suggestion
 
@@ -62,11 +63,15 @@ def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -
 def _show_best(console: Console, best: Candidate, per: str) -> None:
     console.print()
     console.print(Text("Answer", style="bold green"))
-    facts = {knob: knob_text(value) for knob, value in best.settings.as_dict().items()}
+    facts = {knob: show(value) for knob, value in best.settings.as_dict().items()}
     seconds = f"{time_text(best.step_time_s.value)} s for an optimizer step"
     facts["speed"] = f"{speed_range_text(best, per)}, {seconds}"
     facts["memory"] = memory_range_text(best, per)
-    facts["both are"] = str(best.provenance)
+    speed_is, memory_is = best.step_time_s.provenance, best.allocated_gib.provenance
+    if speed_is is memory_is:
+        facts["both are"] = str(speed_is)
+    else:
+        facts["speed is"], facts["memory is"] = str(speed_is), str(memory_is)
     indented = ((f"  {name}", value) for name, value in facts.items())
     console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
 

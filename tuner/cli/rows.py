@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.measurement import Measurement, Outcome
-from tuner.planner import step_time
-from tuner.quantity import UNKNOWN, Quantity
+from tuner.planner import speed_of, step_time
+from tuner.quantity import Quantity
 from tuner.settings import KNOBS, Settings
 from tuner.study import Probe, ProbeState, Question, Study
 
@@ -89,20 +89,6 @@ def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Row
         step_time=time,
         speed=speed_of(time, question),
         detail=shown[-1].detail if shown else "",
-    )
-
-
-def speed_of(step_time: Quantity, question: Question) -> Quantity:
-    """Tokens per second and GPU; the longest step makes the lowest speed."""
-    value, low, high = step_time.value, step_time.low, step_time.high
-    if value is None or not low or high is None:
-        return UNKNOWN
-    tokens = question.workload.tokens_per_step / question.cluster.world_size
-    return Quantity(
-        value=tokens / value,
-        low=tokens / high,
-        high=tokens / low,
-        provenance=step_time.provenance,
     )
 
 

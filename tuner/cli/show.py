@@ -11,9 +11,10 @@ from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_probes
 from tuner.cli.targets import with_launch
 from tuner.cli.units import count_text, duration_text, moment_text
-from tuner.cli.words import knob_text, question_text
+from tuner.cli.words import question_text
 from tuner.planner import answer
 from tuner.sizes import size_text
+from tuner.space.dead import show
 from tuner.store import open_store
 from tuner.study import Study
 from tuner.suggestion import Suggestion
@@ -68,7 +69,7 @@ def _facts(study: Study) -> Iterator[tuple[str, str]]:
     versions = ", ".join(f"{name} {v}" for name, v in question.framework.versions.items())
     yield from [("Versions", versions)] if versions else []
     for knob, values in question.knobs.items():
-        yield "Only", f"{knob} {', '.join(knob_text(value) for value in values)}"
+        yield "Only", f"{knob} {', '.join(show(value) for value in values)}"
     limit = size_text(terms.limit_bytes(question.cluster))
     budget = [count_text(terms.max_probes, "probe")]
     budget += [duration_text(terms.wall_s)] if terms.wall_s else []

@@ -34,7 +34,6 @@ def read_targets(texts: Sequence[str], question: Question, space: Space) -> tupl
     """
     targets = tuple(_target(text) for text in texts)
     for target in targets:
-        check_path("write", target.path)
         for settings in space.legal:
             if reason := why_not(target.format_name, question, settings):
                 given = f"{target.format_name}={target.path}"
@@ -44,11 +43,27 @@ def read_targets(texts: Sequence[str], question: Question, space: Space) -> tupl
     return targets
 
 
+def read_path(field: str, text: str) -> Path:
+    """The path of a file to write, with ``~`` resolved.
+
+    Raises:
+        UsageError: it cannot be written; see :func:`check_path`.
+    """
+    try:
+        path = Path(text).expanduser()
+        check_path(field, path)
+    except (OSError, RuntimeError) as error:  # too long, of an unknown user
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(field, text, f"is not a usable path: {why}") from error
+    return path
+
+
 def check_path(field: str, path: Path) -> None:
     """Refuse a path that cannot be written.
 
     Raises:
         UsageError: it is a folder, its folder is missing, or permissions forbid it.
+        OSError: it is no path at all, such as one that is too long.
     """
     if path.is_dir():
         raise UsageError(field, str(path), "is a folder; name a file in it")
@@ -112,7 +127,7 @@ def _target(text: str) -> Target:
         raise UsageError("write", text, f"must look like accelerate=FILE; the formats are {known}")
     if name not in FORMATS:
         raise UsageError("write", name, f"no such format; the formats are {', '.join(FORMATS)}")
-    return Target(format_name=name, path=Path(path).expanduser())
+    return Target(format_name=name, path=read_path("write", path))
 
 
 def _argv(question: Question, files: Sequence[str]) -> list[str]:

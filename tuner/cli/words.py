@@ -51,8 +51,3 @@ def memory_range_text(candidate: Candidate, per: str) -> str:
 def range_text(quantity: Quantity) -> str:
     """``1,201 to 1,260``."""
     return f"{speed_text(quantity.low)} to {speed_text(quantity.high)}"
-
-
-def knob_text(value: object) -> str:
-    """A knob's value as it is written: ``true``, not ``True``."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

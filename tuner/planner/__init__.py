@@ -6,6 +6,6 @@ under today's memory limit, and decides; whoever calls it enters the decision in
 
 from tuner.planner.answer import answer
 from tuner.planner.next import Stop, Wait, next_probe
-from tuner.planner.timing import step_time
+from tuner.planner.timing import speed_of, step_time
 
-__all__ = ["Stop", "Wait", "answer", "next_probe", "step_time"]
+__all__ = ["Stop", "Wait", "answer", "next_probe", "speed_of", "step_time"]

@@ -8,6 +8,7 @@ from tuner.planner.explain import explain
 from tuner.planner.knowledge import Finding, Knowledge, learn, total_measured
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.ranking import choose, pareto
+from tuner.planner.timing import speed_of
 from tuner.quantity import Provenance, Quantity
 from tuner.study import Study
 from tuner.suggestion import GIB, Candidate, Guard, Suggestion
@@ -57,7 +58,7 @@ def _candidate(known: Knowledge, finding: Finding) -> Candidate:
         device_gib=_range_gib([memory.device_bytes for memory in memories]),
         limit_gib=known.limit_bytes / GIB,
         breakdown_gib=_breakdown_gib(memories),
-        tokens_per_s_per_gpu=_speed(known.study, finding.step_time),
+        tokens_per_s_per_gpu=speed_of(finding.step_time, known.study.question),
         step_time_s=finding.step_time,
         guard=_guard(finding),
     )
@@ -75,22 +76,6 @@ def _breakdown_gib(memories: Sequence[Memory]) -> dict[str, float]:
     """Of the repetition that needed most."""
     largest = max(memories, key=lambda memory: memory.allocated_bytes)
     return {name: size / GIB for name, size in largest.by_category.items()}
-
-
-def _speed(study: Study, step_time: Quantity) -> Quantity:
-    """Tokens per second and device; the longest step makes the lowest speed."""
-    value, low, high = step_time.value, step_time.low, step_time.high
-    assert value is not None
-    assert low is not None
-    assert high is not None
-    question = study.question
-    tokens = question.workload.tokens_per_step / question.cluster.world_size
-    return Quantity(
-        value=tokens / value,
-        low=tokens / high,
-        high=tokens / low,
-        provenance=step_time.provenance,
-    )
 
 
 def _guard(finding: Finding) -> Guard:

@@ -15,6 +15,7 @@ from statistics import median
 
 from tuner.measurement import Measurement
 from tuner.quantity import UNKNOWN, Provenance, Quantity
+from tuner.study import Question
 
 CONFIDENCE = 0.8
 """Of every interval."""
@@ -55,12 +56,14 @@ def step_time(measurements: Iterable[Measurement], accumulation: int) -> Quantit
 
     Returns:
         From the steps that ran so many micro-batches, when there are any. Else the line
-        through the two counts that were run, with its interval (:func:`is_extrapolated`).
-        Unknown when neither is there.
+        through the two counts that were run, with its interval (:func:`is_extrapolated`);
+        its provenance is ``predicted``. Unknown when neither is there.
     """
     runs = [m.step_times_s for m in measurements if m.step_times_s]
     found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
+    provenance = Provenance.MEASURED
     if found is None:
+        provenance = Provenance.PREDICTED  # arithmetic: no step of this length was run
         counts = sorted({count for run in runs for count, steps in run.items() if steps})
         if len(counts) < 2 or counts[-1] > accumulation:
             return UNKNOWN
@@ -70,8 +73,20 @@ def step_time(measurements: Iterable[Measurement], accumulation: int) -> Quantit
             (high, _pooled([run[high] for run in runs if run.get(high)])),
             accumulation,
         )
+    return Quantity(value=found.value, low=found.low, high=found.high, provenance=provenance)
+
+
+def speed_of(step_time: Quantity, question: Question) -> Quantity:
+    """Tokens per second and GPU; the longest step makes the lowest speed."""
+    value, low, high = step_time.value, step_time.low, step_time.high
+    if value is None or not low or high is None:
+        return UNKNOWN
+    tokens = question.workload.tokens_per_step / question.cluster.world_size
     return Quantity(
-        value=found.value, low=found.low, high=found.high, provenance=Provenance.MEASURED
+        value=tokens / value,
+        low=tokens / high,
+        high=tokens / low,
+        provenance=step_time.provenance,
     )
 
 

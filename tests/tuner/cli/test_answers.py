@@ -88,8 +88,10 @@ def test_files_are_written(
 def test_when_nothing_fits_it_says_what_would_be_needed(
     lab: SimpleNamespace, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    study = lab.study((FIRST, lab.oom(50)), (SECOND, lab.oom(64)))
-    assert finish(study, (), as_json=as_json) == 3
+    spent = lab.study((FIRST, lab.oom(50)), (SECOND, lab.oom(64)))
+    assert finish(spent, (), as_json=as_json) == 3
+    assert capsys.readouterr().err.startswith("tuner: error: nothing that was probed fits: ")
+    assert finish(replace(spent, state=StudyState.FAILED), (), as_json=as_json) == 3
     out, err = capsys.readouterr()
     assert err.startswith("tuner: error: nothing fits: ")
     assert err.count("\n") == 1
@@ -98,6 +100,20 @@ def test_when_nothing_fits_it_says_what_would_be_needed(
         assert json.loads(out)["best"] is None
     else:
         assert "No answer" in out
+
+
+def test_an_extrapolated_time_is_not_called_measured(
+    lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = lab.ok(0.1, 20, counts=(1, 2))
+    study = lab.study(("sharding=full_shard,micro_batch_size=1", few))
+    assert finish(study, (), as_json=False) == 0
+    facts = dict(line.split("  ", 2)[1:] for line in capsys.readouterr().out.splitlines()
+                 if line.startswith(("  speed is  ", "  memory is  ")))  # fmt: skip
+    assert {name: value.strip() for name, value in facts.items()} == {
+        "speed is": "predicted",
+        "memory is": "measured",
+    }
 
 
 def test_when_no_probe_had_a_result_it_failed(

@@ -115,6 +115,11 @@ def test_probe_measures_repeats_and_runs_out_of_memory(
     assert shortage["allocated_bytes"] <= shortage["limit_bytes"] == peak // 2
     last = second.stderr.splitlines()[-1]
     assert last.startswith("tuner: error: these settings do not fit: rank ")
+    with open_store() as store:
+        (summary,) = store.studies()
+        kept = store.study(summary.id)
+    assert kept.terms.memory_limit_bytes is None, "one probe's limit is not the study's"
+    assert answer(kept).best is not None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -135,7 +135,7 @@ def test_what_cannot_be_exported(cli: Any, answered: Study, tmp_path: Path) -> N
 def test_a_study_without_an_answer_is_not_exported(cli: Any, unanswered: Study) -> None:
     result = cli("export", unanswered.id, "accelerate")
     assert (result.code, result.out) == (3, "")
-    assert result.err.startswith("tuner: error: nothing fits: ")
+    assert result.err.startswith("tuner: error: nothing that was probed fits: ")
 
 
 def test_a_failed_study_is_not_exported(cli: Any, failed: Study) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tuner.cli.targets import Target, check_path, read_targets, with_launch, write_text
+from tuner.cli.targets import Target, check_path, read_path, read_targets, with_launch, write_text
 from tuner.errors import TunerError, UsageError
 from tuner.framework import framework
 from tuner.planner import answer
@@ -39,6 +39,12 @@ def test_a_path_that_may_not_be_written_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root, everything may be
     with pytest.raises(UsageError, match=r"^write: .*; cannot be written: permission denied"):
         check_path("write", tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["z" * 300, "~nobody-of-this-name/a.yaml", "."])
+def test_what_is_no_path_of_a_file_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"^write: got "):
+        read_path("write", name)
 
 
 def test_a_write_that_fails_after_all_is_no_usage_error(tmp_path: Path) -> None:

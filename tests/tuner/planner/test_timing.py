@@ -62,6 +62,7 @@ def test_repetitions_are_pooled_and_their_spread_shows() -> None:
 def test_long_accumulation_lies_on_the_line() -> None:
     found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10)], 64)
     assert ends(found) == pytest.approx((64.5, 64.5, 64.5))
+    assert found.provenance is Provenance.PREDICTED
     assert is_extrapolated([run(n2=[2.5], n4=[4.5])], 64)
 
 
@@ -83,6 +84,7 @@ def test_noise_cannot_bend_the_line_out_of_reason() -> None:
 def test_steps_at_the_full_count_overrule_the_line() -> None:
     found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10), run(n64=[60.0] * 5)], 64)
     assert found.value == 60.0
+    assert found.provenance is Provenance.MEASURED
     assert not is_extrapolated([run(n2=[2.5]), run(n64=[60.0])], 64)
 
 
