@@ -20,18 +20,24 @@ class Outcome(StrEnum):
     HOST_OOM = "host_oom"  # the host was out of memory
     TIMEOUT = "timeout"  # the deadline passed
     COMMUNICATION_ERROR = "communication_error"  # a collective failed
+    KNOB_INACTIVE = "knob_inactive"  # a knob did not act
     WRONG_RESULT = "wrong_result"  # it trains something else
     NON_FINITE = "non_finite"  # the loss is not finite
     INVALID = "invalid"  # the stack refused the settings
     CRASHED = "crashed"  # an exception or a signal
+    DEVICE_LOST = "device_lost"  # a device disappeared
     WORKER_LOST = "worker_lost"  # its worker vanished, as often as it was tried
     CANCELLED = "cancelled"  # somebody asked for it
 
 
-TRIED_AGAIN: Mapping[Outcome, int] = {Outcome.COMMUNICATION_ERROR: 1, Outcome.CRASHED: 1}
+TRIED_AGAIN: Mapping[Outcome, int] = {
+    Outcome.COMMUNICATION_ERROR: 1,
+    Outcome.CRASHED: 1,
+    Outcome.DEVICE_LOST: 1,
+}
 """How often a probe is attempted once more after an outcome that may be an accident."""
 
-CLOSES_CLASS = frozenset({Outcome.INVALID, Outcome.WRONG_RESULT})
+CLOSES_CLASS = frozenset({Outcome.INVALID, Outcome.KNOB_INACTIVE, Outcome.WRONG_RESULT})
 """Outcomes that say something about every micro-batch size of the same class."""
 
 
@@ -114,6 +120,8 @@ class Measurement:
     """Collectives of one optimizer step of rank 0, at ``tracked_accumulation``."""
     tracked_accumulation: int = 0
     """Micro-batches in the step whose collectives and memory were tracked."""
+    reducing_micro_batches: int = 0
+    """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
     losses: tuple[float, ...] = ()
     """Mean loss of each optimizer step, in order."""
     gradient_norms: tuple[float, ...] = ()

@@ -241,7 +241,9 @@ def _exists(path: Path) -> bool:
 
 def _name_of(path: Path) -> str:
     """The folder's name for ``.../llama/config.json``, else the file's without its ending."""
-    name = path.absolute().parent.name if path.name == "config.json" else path.stem
+    # not resolved: a link is named as it was given
+    whole = Path(os.path.abspath(path))  # noqa: PTH100  (Path's own keeps "..")
+    name = whole.parent.name if whole.name == "config.json" else whole.stem
     shown = "".join(c if c.isprintable() else "?" for c in name)
     return shown[:LONGEST_NAME] or "model"
 

@@ -19,7 +19,9 @@ from workers.launchers.base import Ended, RankEnd, Why
 from workers.probe.watch import SUPERVISOR_GONE
 from workers.records import BadRecord, RankMemory, RankRecord
 
-CAUSES = frozenset({Outcome.OOM, Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.INVALID})
+CAUSES = frozenset(
+    {Outcome.OOM, Outcome.HOST_OOM, Outcome.DEVICE_LOST, Outcome.NON_FINITE, Outcome.INVALID}
+)
 """What no failure of another rank brings about."""
 LONGEST_DETAIL = 400
 """Characters; the whole message is in the log's tail."""
@@ -174,6 +176,7 @@ def _findings(record: RankRecord) -> dict[str, Any]:
     return {
         "collectives": record.collectives,
         "tracked_accumulation": record.tracked_accumulation,
+        "reducing_micro_batches": record.reducing_micro_batches,
         "losses": tuple(takewhile(math.isfinite, record.losses)),
         "gradient_norms": tuple(takewhile(math.isfinite, record.gradient_norms)),
         "optimizer_steps": record.optimizer_steps,

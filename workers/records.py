@@ -18,6 +18,7 @@ REPORTED = frozenset(
         Outcome.OK,
         Outcome.OOM,
         Outcome.HOST_OOM,
+        Outcome.DEVICE_LOST,
         Outcome.COMMUNICATION_ERROR,
         Outcome.NON_FINITE,
         Outcome.INVALID,
@@ -75,6 +76,8 @@ class RankRecord:
     """Of one optimizer step."""
     tracked_accumulation: int = 0
     """Micro-batches in that step."""
+    reducing_micro_batches: int = 0
+    """Micro-batches of that step that reduced gradients."""
     losses: tuple[float, ...] = ()
     """One per optimizer step."""
     gradient_norms: tuple[float, ...] = ()
@@ -150,6 +153,7 @@ def _record(values: Mapping[str, Any]) -> RankRecord:
         step_times_s={_count(n): _seconds(s) for n, s in values["step_times_s"].items()},
         collectives=tuple(_collective(c) for c in values["collectives"]),
         tracked_accumulation=_whole(values["tracked_accumulation"]),
+        reducing_micro_batches=_whole(values["reducing_micro_batches"]),
         losses=_numbers(values["losses"]),
         gradient_norms=_numbers(values["gradient_norms"]),
         optimizer_steps=_whole(values["optimizer_steps"]),

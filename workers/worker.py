@@ -23,6 +23,7 @@ from workers.folders import (
     remove_folder,
     remove_leftovers,
 )
+from workers.knobs import check_knobs
 from workers.launchers.base import Ended, Job, Launcher, Run
 from workers.launchers.local import LocalLauncher, probe_argv
 from workers.lease import Lease
@@ -228,7 +229,8 @@ class Worker:
             return Measurement(outcome=Outcome.CRASHED, detail=detail)
         ended = self._supervise(run, lease)
         records = read_records(folder, cluster.world_size)
-        return merge(ended, records, run.logs(), deadline_s=deadline_s)
+        measurement = merge(ended, records, run.logs(), deadline_s=deadline_s)
+        return check_knobs(claim.probe.request.settings, cluster.world_size, measurement)
 
     def _supervise(self, run: Run, lease: Lease) -> Ended:
         try:

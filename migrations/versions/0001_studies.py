@@ -9,8 +9,8 @@ branch_labels = None
 depends_on = None
 
 OUTCOMES = (
-    "'ok', 'oom', 'host_oom', 'timeout', 'communication_error', 'wrong_result', 'non_finite',"
-    " 'invalid', 'crashed', 'worker_lost', 'cancelled'"
+    "'ok', 'oom', 'host_oom', 'timeout', 'communication_error', 'knob_inactive', 'wrong_result',"
+    " 'non_finite', 'invalid', 'crashed', 'device_lost', 'worker_lost', 'cancelled'"
 )
 DONE_HAS_OUTCOME = "(state = 'done') = (outcome IS NOT NULL)"
 

@@ -493,6 +493,9 @@ def write(path: Path, data: bytes) -> str:
 def test_a_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> None:
     data = json.dumps(TINY).encode()
     assert load_model(write(tmp_path / "my-llama" / "config.json", data)).name == "my-llama"
+    (tmp_path / "my-llama" / "runs").mkdir()
+    above = tmp_path / "my-llama" / "runs" / ".." / "config.json"
+    assert load_model(str(above)).name == "my-llama"
     assert load_model(write(tmp_path / "small.json", b"\xef\xbb\xbf" + data)).name == "small"
     assert load_model(write(tmp_path / "no-ending", data)) == load_model(
         write(tmp_path / "other" / "no-ending", data)

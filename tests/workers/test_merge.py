@@ -44,6 +44,7 @@ def ok(rank: int, **fields: object) -> RankRecord:
         "step_times_s": {1: (0.3, 0.2 + rank), 2: (0.5 - rank / 10, 0.6)},
         "collectives": (Collective(op="all_reduce", axis="dp", phase="x", count=rank, bytes=1),),
         "tracked_accumulation": 2,
+        "reducing_micro_batches": 2,
         "losses": (2.0 + rank, 1.0),
         "gradient_norms": (3.0,),
         "optimizer_steps": 5,
@@ -174,6 +175,11 @@ CASES = {
         [bad(0, Outcome.NON_FINITE, losses=(2.0, float("nan"), 1.0)), bad(1, Outcome.NON_FINITE)],
         *(Why.ENDED, 0, Outcome.NON_FINITE, "rank 0 in forward"),
     ),
+    "a device is lost, and the other rank loses its peer": (
+        [end(0, 10), end(1, 10)],
+        [bad(0, Outcome.COMMUNICATION_ERROR, at=99.0), bad(1, Outcome.DEVICE_LOST)],
+        *(Why.ENDED, 0, Outcome.DEVICE_LOST, "rank 1 in forward"),
+    ),
     "an exception on one rank": (
         [end(0, 10), end(1, 10)],
         [bad(0, COMMUNICATION, 99.9), bad(1, Outcome.CRASHED, 100.0)],
@@ -261,7 +267,8 @@ def test_outcomes(case):
 
 
 def test_every_outcome_that_a_run_can_have_is_among_the_cases():
-    assert {case[4] for case in CASES.values()} == set(Outcome) - {Outcome.WORKER_LOST}
+    elsewhere = {Outcome.WORKER_LOST, Outcome.KNOB_INACTIVE}  # by the store; by check_knobs
+    assert {case[4] for case in CASES.values()} == set(Outcome) - elsewhere
 
 
 def test_a_whole_measurement():

@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
         {"op": "all_gather", "axis": "dp_shard", "phase": "forward", "count": 3, "bytes": 99}
     ],
     "tracked_accumulation": 2,
+    "reducing_micro_batches": 2,
     "losses": [2.5, 2.25],
     "gradient_norms": [1.5],
     "optimizer_steps": 9,

@@ -12,8 +12,16 @@ from tuner.cli.words import question_text
 from tuner.errors import NothingFitsError, ProbeError, TunerError
 from tuner.planner import Stop, answer, next_probe
 from tuner.store import Store
-from tuner.study import ProbeState, Study, StudyState
+from tuner.study import ProbeState, Question, Study, StudyState, Terms
 from tuner.suggestion import Candidate, Suggestion
+
+
+def answered_before(store: Store, question: Question, terms: Terms) -> Study | None:
+    """The study of the same question, if it was answered on the same terms; else ``None``."""
+    study = store.find(question)
+    if study is None or study.state is not StudyState.DONE or study.terms != terms:
+        return None
+    return study if answer(study).best is not None else None
 
 
 def closed_without_probes(store: Store, study: Study) -> Study | None:

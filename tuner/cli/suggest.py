@@ -2,7 +2,7 @@
 
 import typer
 
-from tuner.cli.answers import closed_without_probes, finish, standing_text
+from tuner.cli.answers import answered_before, closed_without_probes, finish, standing_text
 from tuner.cli.asked import Inquiry, read_budget, read_inquiry
 from tuner.cli.follow import follow
 from tuner.cli.options import SuggestAsked
@@ -29,6 +29,10 @@ def run(asked: SuggestAsked) -> int:
 
 def _answered(store: Store, inquiry: Inquiry) -> Study:
     """The question's study, with all probes that are worth it on these terms."""
+    if stored := answered_before(store, inquiry.question, inquiry.terms):
+        typer.echo(standing_text(stored, answered=True), err=True)
+        typer.echo("to probe further, ask with another --max-probes or --budget", err=True)
+        return stored
     study = store.ask(inquiry.question, inquiry.terms)
     if closed := closed_without_probes(store, study):
         typer.echo(standing_text(closed, answered=True), err=True)

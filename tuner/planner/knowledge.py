@@ -12,7 +12,14 @@ from tuner.settings import Settings
 from tuner.space import Space, enumerate_space
 from tuner.study import Probe, ProbeState, Study
 
-TEACHES_NOTHING = frozenset({Outcome.COMMUNICATION_ERROR, Outcome.WORKER_LOST, Outcome.CANCELLED})
+TEACHES_NOTHING = frozenset(
+    {
+        Outcome.COMMUNICATION_ERROR,
+        Outcome.DEVICE_LOST,
+        Outcome.WORKER_LOST,
+        Outcome.CANCELLED,
+    }
+)
 """Outcomes that say nothing of the settings: a later asking may try them again."""
 
 Family = tuple[Settings, bool]

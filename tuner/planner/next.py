@@ -78,7 +78,8 @@ def _spent(study: Study) -> str:
     probes, terms = probes_of_asking(study), study.terms
     wall_s, device_s = total_measured(probe.measurement for probe in probes)
     if len(probes) >= terms.max_probes:
-        return f"the budget of {terms.max_probes} probes is spent"
+        noun = "probe" if terms.max_probes == 1 else "probes"
+        return f"the budget of {terms.max_probes} {noun} is spent"
     if terms.wall_s is not None and wall_s >= terms.wall_s:
         return f"the budget of {terms.wall_s:g} s is spent"
     if terms.device_s is not None and device_s >= terms.device_s:

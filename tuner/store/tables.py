@@ -21,11 +21,13 @@ from sqlalchemy import (
     Integer,
     MetaData,
     String,
+    Table,
     Text,
     UniqueConstraint,
+    event,
     text,
 )
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.functions import FunctionElement
@@ -176,6 +178,10 @@ class ProbeRow(Base):
     finished_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
+_RUNNING = "state = 'running'"
+"""A probe has any number of attempts, and at most one that runs."""
+
+
 class AttemptRow(Base):
     """One execution of a probe by a worker, with its lease."""
 
@@ -183,13 +189,7 @@ class AttemptRow(Base):
     __table_args__ = (
         UniqueConstraint("probe_id", "number"),
         CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
-        Index(
-            "uq_attempts_running",
-            "probe_id",
-            unique=True,
-            sqlite_where=text("state = 'running'"),
-            postgresql_where=text("state = 'running'"),
-        ),
+        Index("uq_attempts_running", "probe_id", unique=True, sqlite_where=text(_RUNNING)),
         _KEEP_IDS,
     )
 
@@ -204,6 +204,14 @@ class AttemptRow(Base):
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     lease_until: Mapped[datetime] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+@event.listens_for(AttemptRow.__table__, "before_create")
+def _make_partial_on_postgresql(table: Table, connection: Connection, **_: Any) -> None:
+    """Said late, because naming the option imports that dialect: 80 ms of every command."""
+    if connection.dialect.name == "postgresql":
+        for index in table.indexes:
+            index.dialect_kwargs["postgresql_where"] = text(_RUNNING)
 
 
 class MeasurementRow(Base):

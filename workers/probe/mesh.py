@@ -8,6 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workers.probe.spec import Spec
 
+DATA_AXES = ("dp", "dp_shard", "dp_replicate")
+"""Axes whose ranks see different data."""
+
 
 def parallelism(spec: Spec) -> ParallelismConfig:
     """The sizes of the axes ``dp_replicate``, ``dp_shard`` and ``tp``, as accelerate names them.

@@ -10,12 +10,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from workers.probe.device import Device
 from workers.probe.optimizers import OptimizerUnavailableError
 
 FORMAT = 1
+DEVICE_LOST = frozenset({46, 100, 214, 220})
+"""CUDA's error codes of a device that is gone or defect: devices unavailable, no device, ECC
+uncorrectable, NVLink uncorrectable (``cudaError_t`` in driver_types.h)."""
 PACKAGES = ("torch", "transformers", "accelerate", "torchao")
 
 
@@ -36,6 +40,7 @@ class Record:
     step_times_s: dict[str, list[float]] = field(default_factory=dict)
     collectives: list[dict[str, Any]] = field(default_factory=list)
     tracked_accumulation: int = 0
+    reducing_micro_batches: int = 0
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
     optimizer_steps: int = 0
@@ -75,6 +80,8 @@ def _outcome_of(error: BaseException, phase: str) -> str:
         return "host_oom"
     if isinstance(error, NonFiniteLossError):
         return "non_finite"
+    if isinstance(error, torch.AcceleratorError) and _code(error) in DEVICE_LOST:
+        return "device_lost"
     if isinstance(error, dist.DistError) or _raised_by_a_collective(error):
         return "communication_error"
     if isinstance(error, OptimizerUnavailableError):
@@ -82,6 +89,11 @@ def _outcome_of(error: BaseException, phase: str) -> str:
     if phase == "build" and isinstance(error, ValueError | NotImplementedError):
         return "invalid"
     return "crashed"
+
+
+def _code(error: torch.AcceleratorError) -> int | None:
+    code: int | None = getattr(error, "error_code", None)
+    return code
 
 
 def _raised_by_a_collective(error: BaseException) -> bool:

@@ -19,6 +19,9 @@ from workers.probe.stack import Stack, build_stack
 from workers.probe.step import optimizer_step
 from workers.probe.tracker import INSTRUMENT, Call, Phase, plain_tensors
 
+REDUCTIONS = ("reduce_scatter", "all_reduce")
+"""Collectives that gradients are reduced with."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Rank:
@@ -51,6 +54,7 @@ class Rank:
 
     def _enter(self, name: str) -> None:
         self.phase.name = name
+        self.phase.micro_batch += name == "forward"
         self.device.enter_phase()
 
     def _track(self, stack: Stack) -> None:
@@ -67,6 +71,7 @@ class Rank:
         self._note_losses(stack, losses)
         self.record.tracked_accumulation = count
         self.record.collectives = self._summary(calls, stack)
+        self.record.reducing_micro_batches = self._reducing(calls, stack)
         self.record.memory = self._memory(stack)
 
     def _time(self, stack: Stack) -> None:
@@ -104,6 +109,7 @@ class Rank:
         return max(self.spec.minimum_steps, min(self.spec.measured_steps, affordable))
 
     def _one_step(self, stack: Stack, count: int, *, norms: bool) -> torch.Tensor:
+        self.phase.micro_batch = 0
         loss = optimizer_step(
             stack,
             self._batches(count),
@@ -152,6 +158,12 @@ class Rank:
             {"op": op, "axis": axis, "phase": phase, "count": n, "bytes": size[op, axis, phase]}
             for (op, axis, phase), n in sorted(count.items())
         ]
+
+    def _reducing(self, calls: Iterable[Call], stack: Stack) -> int:
+        """Micro-batches whose backward reduced gradients over the data-parallel ranks."""
+        axes = meshes.axis_names(stack.mesh)
+        reductions = [c for c in calls if c.op in REDUCTIONS and c.phase == "backward"]
+        return len({c.micro_batch for c in reductions if axes.get(c.group) in meshes.DATA_AXES})
 
     def _memory(self, stack: Stack) -> dict[str, object]:
         peaks = self.device.peaks

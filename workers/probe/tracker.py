@@ -45,7 +45,9 @@ class Phase:
     """What the step is doing now; shared by all who record."""
 
     name: str = "start"
-    """start, build, wrap, forward, backward, optimizer, instrument, time or finish."""
+    """start, build, forward, backward, optimizer, instrument, time or finish."""
+    micro_batch: int = 0
+    """Which micro-batch of the optimizer step, from 1; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Call:
     op: str
     group: str
     phase: str
+    micro_batch: int
     bytes: int
 
 
@@ -131,7 +134,7 @@ class StorageTracker(TorchDispatchMode):
         if kind is not None:
             group = collectives.group_of(args, kwargs or {})
             size = collectives.moved_bytes(args, out)
-            self.calls.append(Call(kind, group, self._phase.name, size))
+            self.calls.append(Call(kind, group, self._phase.name, self._phase.micro_batch, size))
         tree_map_only(torch.Tensor, self.add, out)
         return out
 

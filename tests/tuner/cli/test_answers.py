@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.answers import closed_without_probes, finish, require_best, standing_text
+from tuner.cli.answers import (
+    answered_before,
+    closed_without_probes,
+    finish,
+    require_best,
+    standing_text,
+)
 from tuner.cli.targets import Target
 from tuner.errors import NothingFitsError, ProbeError
 from tuner.planner import answer
@@ -157,6 +163,17 @@ def test_a_study_with_more_to_probe_is_not_closed(answered: Study) -> None:
         study = store.ask(answered.question, Terms())
         assert closed_without_probes(store, study) is None
         assert store.study(study.id).state is StudyState.QUEUED
+
+
+def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered: Study) -> None:
+    with open_store() as store:
+        stored = answered_before(store, answered.question, answered.terms)
+        assert stored is not None
+        assert stored.id == answered.id
+        assert len(stored.probes) == len(answered.probes)
+        assert store.study(answered.id).state is StudyState.DONE
+        more = replace(answered.terms, max_probes=answered.terms.max_probes + 1)
+        assert answered_before(store, answered.question, more) is None
 
 
 def test_a_new_study_is_never_closed(environment: Any, lab: SimpleNamespace) -> None:

@@ -89,8 +89,7 @@ def test_suggest_probes_answers_and_is_continued(
 
     again = run(command("suggest", "--max-probes", "2"), environment)
     assert again.returncode == 0, again.stderr
-    told = again.stderr.splitlines()[1]
-    assert told.startswith(("continues from 2 probes since ", "answered from what is stored, 2 "))
+    assert again.stderr.splitlines()[1].startswith("answered from what is stored, 2 probes since ")
     assert f"\nStudy    {found['study_id']}\n" in again.stdout
 
 

@@ -43,7 +43,7 @@ def test_a_small_budget_is_spent_to_the_last_probe(lab: SimpleNamespace, most: i
     machine = lab.Machine(lab.question(), noise=0.02)
     study, stop = machine.play(lab.study(max_probes=most))
     assert len(study.probes) == most
-    assert stop.reason == f"the budget of {most} probes is spent"
+    assert stop.reason == f"the budget of {most} probe{'' if most == 1 else 's'} is spent"
     assert stop.nothing_fits == ""
 
 

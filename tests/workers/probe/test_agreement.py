@@ -159,7 +159,9 @@ def check_collectives(case: dict, record: dict) -> None:
     if knobs["sharding"] == "ddp":
         reduced = calls(record, "all_reduce", "dp", "backward")
         assert reduced == (synced if knobs["tp_size"] == 1 else 0)
+        assert record["reducing_micro_batches"] == reduced
         return
+    assert record["reducing_micro_batches"] == synced
     groups = fsdp_groups(model)
     assert calls(record, "reduce_scatter", "dp_shard") == groups * synced
     assert calls(record, "all_gather", "dp_shard", "forward") == groups * ACCUMULATION

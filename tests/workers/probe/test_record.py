@@ -1,6 +1,7 @@
 """The outcome follows from the kind of an exception and where it came, never from its text."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from workers.probe.optimizers import OptimizerUnavailableError
@@ -27,3 +28,14 @@ def test_the_kind_of_an_error_decides(error: Exception, phase: str, outcome: str
     assert (record.outcome, record.phase) == (outcome, phase)
     assert record.error is not None
     assert record.error["type"] == type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(214, "device_lost"), (46, "device_lost"), (700, "crashed")]
+)
+def test_a_lost_device_is_told_by_its_error_code(code: int, outcome: str) -> None:
+    error = torch.AcceleratorError("uncorrectable ECC error")
+    error.error_code = code
+    record = Record(rank=0)
+    record.fail(error, "backward", None)
+    assert record.outcome == outcome
