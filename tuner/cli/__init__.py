@@ -1,5 +1,7 @@
 """The command line: parse, call, render. Each command is a module of its own."""
 
+import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -16,10 +18,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     With ``TUNER_DEBUG=1`` the traceback comes first.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Imports make many objects that stay: looking through them takes a seventh of a short command.
+    gc.set_threshold(100_000)
     try:
         return _run(given or ["--help"])
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return _full()
+
+
+def _full() -> int:
+    """The disk, or what stdout leads to, is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to be flushed
+    sys.stderr.write("tuner: error: no space left on the device that this writes to\n")
+    return 1
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """From a study to its answer: whether it needs probes, and what is shown and written at its end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.cli.console import stdout_console
@@ -62,18 +62,23 @@ def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:
     """
     suggestion = with_launch(answer(study), study.question, targets)
     files = suggestion.launch["files"] if targets else {}
-    for path, text in files.items():
-        write_text(Path(path), text)
     if as_json:
         print_json(suggestion.as_dict())
+        _write(files)
     else:
         console = stdout_console()
         show_probes(console, study, suggestion.best)
         show_answer(console, study, suggestion)
+        _write(files)
         show_end(console, suggestion, tuple(files))
     if suggestion.best is None:
         return report(why_none(study, suggestion), as_json=False)
     return 0
+
+
+def _write(files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        write_text(Path(path), text)
 
 
 def require_best(study: Study, suggestion: Suggestion) -> Candidate:

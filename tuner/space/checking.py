@@ -17,6 +17,9 @@ from tuner.space.dead import (
 from tuner.space.rules import broken_rule, check_possible, enough_micro_batches
 from tuner.study import Question
 
+SIZES = ("tp_size", "pp_size")
+"""Knobs that are refused where they are dead: without them these are other settings."""
+
 
 def check_settings(
     question: Question, settings: Settings, *, given: Collection[str] = ()
@@ -54,6 +57,10 @@ def _checked(
 ) -> tuple[Settings, list[Fixed]]:
     """The canonical form, and the knobs that are dead in it."""
     checked, fixed = canonical_class(question, settings)
+    for one in fixed:
+        wanted = getattr(settings, one.knob)
+        if one.knob in SIZES and wanted != one.value:
+            raise UsageError(one.knob, show(wanted), f"cannot be had here: {one.why}")
     for knob in ("sharding", "tp_size", "pp_size", "cpu_offload"):
         check_possible(question, knob, getattr(checked, knob))
     if broken := broken_rule(question, checked):

@@ -50,8 +50,8 @@ def enumerate_space(question: Question) -> Space:
     canonical value, and ``dead_knobs`` says so if that is not what was asked for.
 
     Raises:
-        UsageError: a restriction names an impossible value or leaves nothing, or no settings
-            can make the global batch.
+        UsageError: a restriction names an impossible value, can be met nowhere or leaves
+            nothing, or no settings can make the global batch.
     """
     for knob, values in question.knobs.items():
         for value in values:
@@ -59,7 +59,16 @@ def enumerate_space(question: Question) -> Space:
     legal, ledger = _enumerate(question)
     if not legal:
         raise _nothing_legal(question)
+    _check_asked(question, legal, ledger)
     return Space(legal=tuple(legal), dead_knobs=tuple(_dead_knobs(question, legal, ledger)))
+
+
+def _check_asked(question: Question, legal: list[Settings], ledger: _Ledger) -> None:
+    """Refuse a restriction of a knob that is dead everywhere, at another value."""
+    for knob, asked in question.knobs.items():
+        if not any(getattr(settings, knob) in asked for settings in legal):
+            reasons = dict.fromkeys(fixed.why for fixed in ledger if fixed.knob == knob)
+            raise UsageError(knob, show_all(asked), f"cannot be had here: {'; '.join(reasons)}")
 
 
 def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:

@@ -23,7 +23,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
     Raises:
         OptimizerUnavailableError: the 8-bit optimizer's library is not installed. Its step
-            raises the same where it finds no compiler.
+            raises the same where it cannot be compiled.
     """
     parameters = list(model.parameters())
     if name == "adamw":
@@ -35,7 +35,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    from torch._dynamo.exc import BackendCompilerFailed  # takes a second
+    from torch._dynamo.exc import TorchDynamoException  # takes a second
 
     try:
         from torchao.optim import AdamW8bit
@@ -51,7 +51,8 @@ def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             try:
                 with _disable_current_modes():
                     return super().step(closure)
-            except BackendCompilerFailed as error:
+            except TorchDynamoException as error:
+                # no compiler; or torchao 0.18 with DTensors in bf16, on torch 2.13
                 raise OptimizerUnavailableError(
                     f"adamw_8bit must be compiled, which fails here: {error}"
                 ) from error

@@ -20,18 +20,19 @@ def test_accumulation_is_derived(ask: Ask) -> None:
 
 def test_dead_knobs_are_collapsed_and_noted(ask: Ask) -> None:
     settings = parse_settings(
-        "sharding=full_shard,tp_size=8,micro_batch_size=8,sync_each_batch=false,pp_size=2"
+        "sharding=full_shard,tp_size=8,micro_batch_size=8,sync_each_batch=false"
     )
     checked = check_settings(ask(), settings)
-    assert (checked.sharding, checked.sync_each_batch, checked.pp_size) == ("ddp", True, 1)
+    assert (checked.sharding, checked.sync_each_batch) == ("ddp", True)
     notes = {note.knob: note.why for note in settings_notes(ask(), settings)}
-    assert set(notes) == {"sharding", "sync_each_batch", "pp_size"}
+    assert set(notes) == {"sharding", "sync_each_batch"}
     assert notes["sharding"].startswith("sharding is ddp, not full_shard as asked")
 
 
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
+        ("micro_batch_size=8,pp_size=2", "pp_size", "cannot be had here: pipeline"),
         (
             "micro_batch_size=2,gradient_accumulation_steps=3",
             "gradient_accumulation_steps",
