@@ -28,6 +28,20 @@ class Run:
     step_time_s: float | None
 
     @property
+    def name(self) -> str:
+        """The workload: one model on one number of GPUs."""
+        return f"{self.model}, {self.gpus} GPUs"
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Measured tokens per second and GPU."""
+        assert self.step_time_s is not None
+        settings = self.settings
+        sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
+        sequences *= settings.data_parallel_size(self.gpus)
+        return sequences * self.workload.sequence_length / (self.gpus * self.step_time_s)
+
+    @property
     def fitted_on(self) -> bool:
         """Every second workload: neighbors in GPUs alternate, and so do the models."""
         return (round(log2(self.gpus)) + (self.model == "8B")) % 2 == 1
@@ -66,6 +80,8 @@ def _nanotron(row: dict[str, str]) -> Run:
     ok, sequence = row["outcome"] == "ok", number["sequence_length"]
     batch, gpus = number["global_batch_size"], number["gpus"]
     rate = float(row["tokens_per_s_per_gpu"]) if ok else None
+    # Where the batch is not this product, the rate is still of what was run.
+    sequences = number["micro_batch_size"] * number["gradient_accumulation_steps"] * number["dp"]
     shape = (number[k] for k in ("layers", "hidden", "heads", "ffn", "vocab"))
     return Run(
         model=row["model"],
@@ -87,5 +103,56 @@ def _nanotron(row: dict[str, str]) -> Run:
         ),
         ok=ok,
         memory_gib=float(row["memory_gib"]) if ok and row["memory_gib"] else None,
-        step_time_s=batch * sequence / (gpus * rate) if rate else None,
+        step_time_s=sequences * sequence / (gpus * rate) if rate else None,
+    )
+
+
+def vtrain_runs() -> list[Run]:
+    """All rows of vTrain: Megatron-DeepSpeed's GPT, every activation computed again.
+
+    The vocabulary is not stated; 51200 is Megatron's for GPT-2. The pipeline is cut by nanotron's
+    rule, which is close to Megatron's equal parts.
+    """
+    with (DATA / "vtrain_single_node_a100.csv").open() as file:
+        return [_vtrain(row) for row in csv.DictReader(file)]
+
+
+@cache
+def _gpt(layers: int, hidden: int, heads: int, sequence: int) -> ModelConfig:
+    config = {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_positions": sequence,
+        "vocab_size": 51200,
+    }
+    return read_model_config(config, "gpt")
+
+
+def _vtrain(row: dict[str, str]) -> Run:
+    n = {k: int(v) for k, v in row.items() if v.isdigit()}
+    model = _gpt(n["layers"], n["hidden"], n["heads"], n["sequence_length"])
+    batch, micro = n["global_batch_size"], n["micro_batch_size"]
+    size = f"h{n['hidden']} l{n['layers']} s{n['sequence_length']} b{batch}"
+    return Run(
+        model=size,
+        gpus=n["gpus"],
+        workload=Workload(
+            model=model, sequence_length=n["sequence_length"], global_batch_size=batch
+        ),
+        cluster=_cluster(n["gpus"], "a100-80gb"),
+        settings=Settings.from_dict(
+            {
+                "tp_size": n["tp"],
+                "pp_size": n["pp"],
+                "micro_batch_size": micro,
+                "gradient_accumulation_steps": batch // micro // n["dp"],
+                "sync_each_batch": False,
+                "activation_checkpointing": "full",
+            }
+        ),
+        ok=True,
+        memory_gib=None,
+        step_time_s=float(row["iteration_time_ms"]) / 1e3,
     )
