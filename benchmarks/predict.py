@@ -26,8 +26,6 @@ from tuner.settings import Settings
 from tuner.workload import Precision, Workload
 
 Pair = tuple[Run, Prediction]
-HEADROOM = 0.0
-"""The sweep's runs used what there was."""
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
@@ -176,7 +174,7 @@ def predicted(runs: Iterable[Run]) -> list[Pair]:
     """Each with its prediction."""
     name = FrameworkName.NANOTRON
     return [
-        (run, predict(run.workload, run.cluster, name, run.settings, headroom=HEADROOM))
+        (run, predict(run.workload, run.cluster, name, run.settings))
         for run in runs
     ]
 
@@ -203,6 +201,13 @@ def atorch_rows() -> list[dict[str, Any]]:
         found.append({"gpus": gpus, "predicted_gib": q / 2**30, "measured_gib": measured,
                       "error": q / 2**30 / measured - 1})  # fmt: skip
     return found
+
+
+def slope_error(rows: Sequence[dict[str, Any]]) -> float:
+    """Of what grows with 1/N, between the fewest and the most GPUs."""
+    few, many = rows[0], rows[-1]
+    slopes = [few[key] - many[key] for key in ("predicted_gib", "measured_gib")]
+    return abs(slopes[0] / slopes[1] - 1)
 
 
 def cases_per_s(runs: Sequence[Run]) -> float:
@@ -248,6 +253,7 @@ def main() -> None:
     goals += [
         Goal(name="DLRover's rows: memory, largest error", goal="<= 0.08",
              value=max(abs(row["error"]) for row in atorch)),
+        Goal(name="DLRover's rows: slope in 1/N, error", goal="<= 0.02", value=slope_error(atorch)),
         Goal(name="predictions per second", goal=">= 1000", value=cases_per_s(runs)),
     ]  # fmt: skip
     siblings = [

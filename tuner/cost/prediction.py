@@ -86,8 +86,10 @@ def predict(
     limit = cluster.gpu.memory_bytes * (1 - headroom)
     seconds, unknown = _seconds(workload, settings, cluster, costs, piped=piped)
     why = refused(workload, settings) if piped else ""
-    if not why and allocated + outside > limit:
-        why = f"needs {(allocated + outside) / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
+    # What nanotron frees late cannot be used for anything else; elsewhere reserved memory can.
+    needed = allocated + outside + piped * late
+    if not why and needed > limit:
+        why = f"needs {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
     low, high = costs.memory["low"], costs.memory["high"]
     return Prediction(
         breakdown=breakdown,
