@@ -16,8 +16,8 @@ from typing import Any
 from common import Goal, report
 from sweep import DATA, Run, nanotron_runs, vtrain_runs
 
-from tuner.cluster import parse_cluster
 from tuner.catalog.models import read
+from tuner.cluster import parse_cluster
 from tuner.cost.constants import default_costs
 from tuner.cost.pipeline_memory import stage_memory
 from tuner.cost.prediction import Prediction, predict
@@ -173,10 +173,7 @@ def nanotron_goals(ran: Sequence[Pair], everything: Sequence[Pair]) -> list[Goal
 def predicted(runs: Iterable[Run]) -> list[Pair]:
     """Each with its prediction."""
     name = FrameworkName.NANOTRON
-    return [
-        (run, predict(run.workload, run.cluster, name, run.settings))
-        for run in runs
-    ]
+    return [(run, predict(run.workload, run.cluster, name, run.settings)) for run in runs]
 
 
 def atorch_rows() -> list[dict[str, Any]]:
@@ -257,7 +254,8 @@ def main() -> None:
         Goal(name="predictions per second", goal=">= 1000", value=cases_per_s(runs)),
     ]  # fmt: skip
     siblings = [
-        {"workload": a[0].name, "settings": str(a[0].settings), "other": str(b[0].settings.sharding),
+        {"workload": a[0].name, "settings": str(a[0].settings),
+         "other": str(b[0].settings.sharding),
          "tokens_per_s": a[0].tokens_per_s, "other_tokens_per_s": b[0].tokens_per_s}
         for a, b in pairs
     ]  # fmt: skip

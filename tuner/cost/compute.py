@@ -26,7 +26,8 @@ def stage_compute_s(
     found, t = counts(model), costs.time
     tokens = settings.micro_batch_size * workload.sequence_length / tp
     peak, rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
-    assert peak is not None and rate is not None
+    assert peak is not None
+    assert rate is not None
     again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     attention = 6 * workload.sequence_length * found.attention
     layer = (6 * found.active + attention) * tokens * again

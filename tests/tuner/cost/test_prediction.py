@@ -113,9 +113,7 @@ def test_an_8b_model_runs_at_a_believable_speed() -> None:
 @pytest.mark.parametrize(("sync", "peak_gib"), [("true", 39.3), ("false", 92.0)])
 def test_known_peaks_of_34b_parameters(sync: str, peak_gib: float) -> None:
     text = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=2"
-    found = predicted(
-        f"{text},sync_each_batch={sync}", "8xa100-80gb", TORCH, "codellama-34b", 1024
-    )
+    found = predicted(f"{text},sync_each_batch={sync}", "8xa100-80gb", TORCH, "codellama-34b", 1024)
     assert value(found, "allocated_bytes") / GIB == pytest.approx(peak_gib, rel=0.05)
     assert found.fits is (peak_gib < 76)
     assert ("GiB" in found.why) is not found.fits
