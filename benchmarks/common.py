@@ -43,7 +43,7 @@ def report(
     rows: Sequence[Mapping[str, Any]],
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print rows and goals, and write ``benchmarks/results/NAME.json``; ``more`` is only written."""
+    """Print rows and goals, and write ``benchmarks/results/NAME.json``, with ``more`` in it."""
     console = Console()
     console.print(_table(name, rows))
     console.print(_table("goals", [{**asdict(goal), "met": goal.met} for goal in goals]))

@@ -26,8 +26,13 @@ TIME = (
     "pipelined_host_s", "tp_exposed", "inter_efficiency", "inter_step_s", "scale_exponent",
     "data_exposed", "stall_s", "stall_ranks_log2", "stall_memory", "stall_replicated",
 )  # fmt: skip
-AT_MOST = {"matmul_efficiency": 0.9, "tp_exposed": 1.0, "data_exposed": 1.0, "stall_replicated": 1.0,
-           "inter_efficiency": 1.0}  # fmt: skip
+AT_MOST = {
+    "matmul_efficiency": 0.9,
+    "tp_exposed": 1.0,
+    "data_exposed": 1.0,
+    "stall_replicated": 1.0,
+    "inter_efficiency": 1.0,
+}
 
 
 def memory_error(run: Run, costs: Costs) -> float:
