@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help suggest test test-all check format bench bench-cli bench-suggest clean
+.PHONY: help suggest test test-all check format bench bench-cli bench-predict bench-suggest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +40,13 @@ format: $(INSTALLED)  ## mend style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: bench-cli bench-suggest  ## all benchmarks of this machine
+bench: bench-cli bench-predict bench-suggest  ## all benchmarks of this machine
 
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
 	@$(BIN)/python benchmarks/cli.py
+
+bench-predict: $(INSTALLED)  ## how good predictions are, against public measurements
+	@$(BIN)/python benchmarks/predict.py
 
 bench-suggest: $(INSTALLED)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py

@@ -37,8 +37,13 @@ class Goal:
         return self.value <= float(limit) if sign == "<=" else self.value >= float(limit)
 
 
-def report(name: str, goals: Sequence[Goal], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows and goals, and write ``benchmarks/results/NAME.json``."""
+def report(
+    name: str,
+    goals: Sequence[Goal],
+    rows: Sequence[Mapping[str, Any]],
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Print rows and goals, and write ``benchmarks/results/NAME.json``, with ``more`` in it."""
     console = Console()
     console.print(_table(name, rows))
     console.print(_table("goals", [{**asdict(goal), "met": goal.met} for goal in goals]))
@@ -50,6 +55,7 @@ def report(name: str, goals: Sequence[Goal], rows: Sequence[Mapping[str, Any]]) 
         "device": f"cpu, {len(os.sched_getaffinity(0))} cores",
         "goals": [{**asdict(goal), "met": goal.met} for goal in goals],
         "rows": list(rows),
+        **(more or {}),
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

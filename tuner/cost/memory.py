@@ -49,6 +49,8 @@ class MemoryBound:
     """What forward keeps for backward."""
     logits_bytes: int
     """Logits and the loss's copies of them."""
+    update_bytes: int
+    """Peak of the optimizer's step: weights, gradients, state, and a copy of what it updates."""
     floor_bytes: int
     """What the step's peak cannot be below."""
     total_bytes: int
@@ -89,6 +91,7 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     logits = _logits(workload, settings)
     gathered = _gathered(workload, settings, parameters, cluster)
     foreach = own if _has_foreach_copy(workload, cluster) else 0
+    update = 2 * own + state + foreach
     floor = own + state + max(own, waiting + gathered_whole)
     backward = own + state + waiting + gathered_whole + gathered + activations + logits
     return MemoryBound(
@@ -98,8 +101,9 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
         gathered_bytes=int(gathered_whole + gathered),
         activations_bytes=int(activations),
         logits_bytes=int(logits),
+        update_bytes=int(update),
         floor_bytes=int(floor),
-        total_bytes=int(max(backward, 2 * own + state + foreach)),
+        total_bytes=int(max(backward, update)),
     )
 
 

@@ -1,0 +1,104 @@
+"""Fit the cost model's constants: ``python benchmarks/fit_costs.py``.
+
+Coordinate search on half of the sweep's workloads (``Run.fitted_on``): each constant in turn is
+tried a step up and down, and steps shrink. Memory: mean of |log(predicted / measured)|, all runs
+of 64 GPUs or fewer; time: the same over all runs, those above 64 GPUs at a third of the weight,
+capped at 1 so that single strange runs do not count. It prints constants to be copied into
+``tuner/catalog/costs.toml``, and the quantiles that intervals come from; it writes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import log
+
+from sweep import Run, nanotron_runs
+
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.pipeline_memory import stage_memory
+from tuner.cost.pipeline_time import pipeline_step_s, spans_nodes
+
+MEMORY = (
+    "passing_bytes", "activation_factor", "tp_factor", "fragment_factor", "fragment_from_mb",
+    "logit_bytes", "gathered_bytes", "in_flight_bytes", "in_flight_sharded_bytes",
+)  # fmt: skip
+TIME = (
+    "matmul_efficiency", "small_dim", "traffic_factor", "logit_traffic", "layer_host_s",
+    "pipelined_host_s", "tp_exposed", "inter_efficiency", "inter_step_s", "scale_exponent",
+    "data_exposed", "stall_s", "stall_ranks_log2", "stall_memory", "stall_replicated",
+)  # fmt: skip
+AT_MOST = {
+    "matmul_efficiency": 0.9,
+    "tp_exposed": 1.0,
+    "data_exposed": 1.0,
+    "stall_replicated": 1.0,
+    "inter_efficiency": 1.0,
+}
+
+
+def memory_error(run: Run, costs: Costs) -> float:
+    """Logarithm of predicted over measured."""
+    found = stage_memory(run.workload, run.settings, run.gpus, costs)
+    assert run.memory_gib is not None
+    return log(found.reserved_bytes / 2**30 / run.memory_gib)
+
+
+def time_error(run: Run, costs: Costs) -> float:
+    """Logarithm of predicted over measured."""
+    assert run.step_time_s is not None
+    return log(pipeline_step_s(run.workload, run.settings, run.cluster, costs) / run.step_time_s)
+
+
+def memory_loss(runs: list[Run], costs: Costs) -> float:
+    """Mean error."""
+    return sum(min(1.0, abs(memory_error(run, costs))) for run in runs) / len(runs)
+
+
+def time_loss(runs: list[Run], costs: Costs) -> float:
+    """Weighted mean error."""
+    weights = [1.0 if run.gpus <= 64 else 0.33 for run in runs]
+    errors = [min(1.0, abs(time_error(run, costs))) for run in runs]
+    return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
+
+
+def search(table: str, names: tuple[str, ...], loss: Callable[[Costs], float]) -> Costs:
+    """Coordinate search from the constants as they are."""
+    costs, step = default_costs(), 0.16
+    best = loss(costs)
+    while step > 0.01:
+        before = best
+        for name in names:
+            for factor in (1 + step, 1 / (1 + step)):
+                values = dict(getattr(costs, table))
+                values[name] = min(values[name] * factor, AT_MOST.get(name, float("inf")))
+                tried = replace(costs, **{table: values})
+                if (found := loss(tried)) < best - 1e-6:
+                    costs, best = tried, found
+        if best > before - 1e-4:
+            step /= 2
+    print(
+        table, "loss", round(best, 4), {n: float(f"{getattr(costs, table)[n]:.3g}") for n in names}
+    )
+    return costs
+
+
+def quantiles(name: str, errors: list[float]) -> None:
+    """Where the middle 80% of measured over predicted lie."""
+    ratios = sorted(2.718281828**-error for error in errors)
+    low, high = (ratios[int(q * (len(ratios) - 1))] for q in (0.1, 0.9))
+    print(name, len(ratios), "runs, 80% of measured over predicted:", round(low, 3), round(high, 3))
+
+
+def main() -> None:
+    """Fit, and print."""
+    fitted = [run for run in nanotron_runs() if run.ok and run.fitted_on]
+    small = [run for run in fitted if run.gpus <= 64]
+    costs = search("memory", MEMORY, lambda costs: memory_loss(small, costs))
+    quantiles("memory", [memory_error(run, costs) for run in fitted])
+    costs = search("time", TIME, lambda costs: time_loss(fitted, costs))
+    for over, name in ((False, "time"), (True, "time, pipelines over nodes")):
+        runs = [run for run in fitted if spans_nodes(run.settings, run.cluster) is over]
+        quantiles(name, [time_error(run, costs) for run in runs])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.catalog.models import read
+from tuner.cluster import Cluster, parse_cluster
+from tuner.cost.constants import default_costs
+from tuner.cost.links import Group, gather_s, reduce_s
+from tuner.cost.pipeline_memory import refused, stage_memory
+from tuner.cost.prediction import Prediction, predict
+from tuner.cost.stages import stage_parameters, stages
+from tuner.framework import FrameworkName
+from tuner.quantity import Provenance
+from tuner.settings import Settings, parse_settings
+from tuner.workload import Workload
+
+GIB = 2**30
+NANOTRON, TORCH = FrameworkName.NANOTRON, FrameworkName.TORCH
+
+
+def workload(model: str = "llama-3.1-8b", sequence_length: int = 4096) -> Workload:
+    return Workload(model=read(model), sequence_length=sequence_length, global_batch_size=256)
+
+
+def predicted(
+    text: str,
+    cluster: str = "8xh100-80gb",
+    framework: FrameworkName = NANOTRON,
+    model: str = "llama-3.1-8b",
+    sequence_length: int = 4096,
+) -> Prediction:
+    return predict(
+        workload(model, sequence_length), parse_cluster(cluster), framework, parse_settings(text)
+    )
+
+
+def value(prediction: Prediction, name: str) -> float:
+    found = getattr(prediction, name).value
+    assert found is not None
+    return float(found)
+
+
+def test_stages_hold_the_whole_model_once() -> None:
+    model = read("llama-3.1-8b")
+    for pp_size in (1, 2, 4, 8, 16):
+        held = stages(model, pp_size)
+        assert len(held) == pp_size
+        assert sum(stage.layers for stage in held) == model.layers
+        assert sum(stage.embedding for stage in held) == sum(stage.head for stage in held) == 1
+    whole = stage_parameters(model, stages(model, 1)[0])
+    assert whole == pytest.approx(model.parameters, rel=1e-5)
+
+
+def test_a_tied_head_counts_again_in_another_stage() -> None:
+    model = read("llama-3.2-1b")
+    one = stage_parameters(model, stages(model, 1)[0])
+    two = sum(stage_parameters(model, stage) for stage in stages(model, 2))
+    assert two - one == model.vocab_size * model.hidden_size
+
+
+def test_large_heads_take_the_place_of_layers() -> None:
+    first, last = stages(read("llama-3.2-1b"), 2)
+    assert first.layers > last.layers
+
+
+def test_what_nanotron_cannot_run_is_refused() -> None:
+    short = parse_settings("pp_size=8,gradient_accumulation_steps=4")
+    assert "micro-batches" in refused(workload(), short)
+    empty = parse_settings("pp_size=32,gradient_accumulation_steps=64")
+    assert "stage" in refused(workload("llama-3.2-1b"), empty)
+    found = predicted(str(short))
+    assert not found.fits
+    assert found.why
+
+
+def test_zero1_shards_what_belongs_to_the_optimizer() -> None:
+    ddp = predicted("sharding=ddp").breakdown
+    zero1 = predicted("sharding=zero1").breakdown
+    assert zero1["optimizer"] == pytest.approx(ddp["optimizer"] / 8)
+    assert ddp["optimizer"] == pytest.approx(12 * read("llama-3.1-8b").parameters, rel=1e-3)
+    for name in ("parameters", "gradients", "activations", "logits"):
+        assert zero1[name] == ddp[name]
+
+
+def test_gathering_again_keeps_less_and_takes_longer() -> None:
+    again = predicted("tp_size=8,micro_batch_size=8,tp_recompute_allgather=true")
+    kept = predicted("tp_size=8,micro_batch_size=8,tp_recompute_allgather=false")
+    assert value(again, "allocated_bytes") < value(kept, "allocated_bytes")
+    assert value(again, "step_time_s") > value(kept, "step_time_s")
+
+
+def test_more_micro_batches_make_the_pipeline_idle_less() -> None:
+    few = predicted("pp_size=4,tp_size=2,gradient_accumulation_steps=4")
+    many = predicted("pp_size=4,tp_size=2,gradient_accumulation_steps=64")
+    assert value(many, "tokens_per_s_per_gpu") > value(few, "tokens_per_s_per_gpu")
+
+
+def test_tensor_parallelism_over_nodes_is_slow() -> None:
+    text = "tp_size={},gradient_accumulation_steps=32"
+    within = predicted(text.format(8), "2x8xh100-80gb")
+    across = predicted(text.format(16), "2x8xh100-80gb")
+    assert value(across, "tokens_per_s_per_gpu") < 0.7 * value(within, "tokens_per_s_per_gpu")
+
+
+def test_an_8b_model_runs_at_a_believable_speed() -> None:
+    found = predicted("sharding=full_shard,micro_batch_size=2", framework=TORCH)
+    assert 4_000 < value(found, "tokens_per_s_per_gpu") < 13_000
+
+
+@pytest.mark.parametrize(("sync", "peak_gib"), [("true", 39.3), ("false", 92.0)])
+def test_known_peaks_of_34b_parameters(sync: str, peak_gib: float) -> None:
+    text = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=2"
+    found = predicted(f"{text},sync_each_batch={sync}", "8xa100-80gb", TORCH, "codellama-34b", 1024)
+    assert value(found, "allocated_bytes") / GIB == pytest.approx(peak_gib, rel=0.05)
+    assert found.fits is (peak_gib < 76)
+    assert ("GiB" in found.why) is not found.fits
+
+
+def test_syncing_each_batch_costs_time_over_slow_links() -> None:
+    text = "sharding=full_shard,gradient_accumulation_steps=16,sync_each_batch={}"
+    each = predicted(text.format("true"), "4x8xa100-80gb-pcie", TORCH)
+    last = predicted(text.format("false"), "4x8xa100-80gb-pcie", TORCH)
+    assert value(each, "step_time_s") > 1.1 * value(last, "step_time_s")
+
+
+def test_checkpointing_saves_memory_and_costs_about_a_third() -> None:
+    text = "sharding=full_shard,micro_batch_size=4,activation_checkpointing={}"
+    none = predicted(text.format("none"), framework=TORCH)
+    full = predicted(text.format("full"), framework=TORCH)
+    assert value(full, "allocated_bytes") < value(none, "allocated_bytes")
+    assert 1.2 < value(full, "step_time_s") / value(none, "step_time_s") < 1.4
+
+
+def test_time_is_unknown_where_rates_are() -> None:
+    unknown = parse_cluster("8xh100-80gb").as_dict()
+    unknown["gpu"] = {"name": "thing", "memory_bytes": 80 * GIB}
+    found = predict(workload(), Cluster.from_dict(unknown), TORCH, Settings())
+    assert found.step_time_s.provenance is Provenance.UNKNOWN
+    assert found.allocated_bytes.provenance is Provenance.PREDICTED
+    assert "not known" in found.why or "GiB" in found.why
+
+
+def test_collectives() -> None:
+    cluster, costs = parse_cluster("2x8xh100-80gb"), default_costs()
+    one, eight = Group(ranks=1, ranks_per_node=1), Group(ranks=8, ranks_per_node=8)
+    across = Group(ranks=8, ranks_per_node=4)
+    assert gather_s(1e9, one, cluster, costs) == 0
+    ideal = 1e9 * 7 / 8 / cluster.intra_node.bytes_per_s
+    assert ideal < gather_s(1e9, eight, cluster, costs) < 2 * ideal
+    assert gather_s(1e9, across, cluster, costs) > gather_s(1e9, eight, cluster, costs)
+    assert gather_s(0, across, cluster, costs) == 7 * costs.time["inter_step_s"]
+    assert reduce_s(1e9, eight, cluster, costs) == 2 * gather_s(1e9, eight, cluster, costs)
+
+
+def test_json_and_sums() -> None:
+    for framework in FrameworkName:
+        found = predicted("micro_batch_size=2", framework=framework)
+        assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+        assert sum(found.breakdown.values()) == pytest.approx(value(found, "allocated_bytes"))
+        assert value(found, "allocated_bytes") <= value(found, "reserved_bytes")
+        assert value(found, "reserved_bytes") < value(found, "device_bytes")
+
+
+@given(
+    framework=st.sampled_from([NANOTRON, TORCH]),
+    sharding=st.sampled_from(["ddp", "full_shard", "shard_grad_op", "hybrid_shard"]),
+    tp=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 2]),
+    micro=st.integers(1, 32),
+    steps=st.integers(1, 64),
+    model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "gpt2"]),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_larger_micro_batches_need_more_memory_and_time(
+    framework: FrameworkName, sharding: str, tp: int, pp: int, micro: int, steps: int, model: str
+) -> None:
+    nanotron = framework is NANOTRON
+    one = Settings.from_dict(
+        {
+            "sharding": "zero1" if nanotron else sharding,
+            "tp_size": tp,
+            "pp_size": pp if nanotron else 1,
+            "micro_batch_size": micro,
+            "gradient_accumulation_steps": steps,
+        }
+    )
+    cluster, question = parse_cluster("2x8xh100-80gb"), workload(model, 1024)
+    small = predict(question, cluster, framework, one)
+    large = predict(question, cluster, framework, replace(one, micro_batch_size=micro + 1))
+    assert min(small.breakdown.values()) >= 0
+    assert value(small, "reserved_bytes") <= value(large, "reserved_bytes")
+    assert 0 < value(small, "step_time_s") <= value(large, "step_time_s")
+    assert small.fits or not large.fits
+
+
+def test_the_last_stage_has_one_micro_batch_in_flight() -> None:
+    text = "pp_size=4,gradient_accumulation_steps=32"
+    first, last = (
+        stage_memory(workload(), parse_settings(text), 8, default_costs(), index)
+        for index in (0, 3)
+    )
+    assert first.activations_bytes > 3 * last.activations_bytes
+    assert first.logits_bytes == 0 < last.logits_bytes
