@@ -321,15 +321,17 @@ def _renew(
 ) -> None:
     """Puts a study on new terms."""
     tried = select(AttemptRow.id).where(AttemptRow.probe_id == ProbeRow.id).exists()
-    untried = (
+    queued = (
         select(ProbeRow)
-        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED, ~tried)
+        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
         # One that a worker is just claiming is its; to wait for it could be to wait for ever.
         .with_for_update(skip_locked=True)
     )
-    for probe in session.scalars(untried).all():
+    for probe in session.scalars(queued.where(~tried)).all():
         queue.tell_probe(session, study, probe, now, {"state": "withdrawn"})
         session.delete(probe)
+    for probe in session.scalars(queued.where(tried)).all():
+        probe.memory_limit_bytes = terms.limit_bytes(question.cluster)
     done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
     study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
     study.question, study.model_name = question.as_dict(), question.workload.model.name

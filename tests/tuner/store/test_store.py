@@ -107,6 +107,7 @@ def test_asking_again_withdraws_what_was_planned_and_never_tried(
     enter(store, study, [untried])
     again = store.ask(question, Terms(memory_limit_bytes=1))
     assert [probe.request for probe in again.probes] == [crashed]
+    assert again.probes[0].memory_limit_bytes == 1  # it is tried again on the new terms
     assert store.events(study.id)[-2].data["state"] == "withdrawn"
     [entered] = enter(store, study, [untried])
     assert entered.id not in {1, 2}, "ids are not given twice"
