@@ -1,10 +1,12 @@
 """The two kinds of device that a probe runs on, behind one interface."""
 
+import contextlib
 import resource
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -35,16 +37,36 @@ class Peaks:
     """Highest allocated of each phase."""
 
 
+class Place(Protocol):
+    """What a stack must know of the place that its tensors are in."""
+
+    torch_device: torch.device
+    """Where parameters go."""
+    is_fake: bool
+    """Whether tensors have shapes and no values: nothing is filled or sent."""
+    foreach: bool | None
+    """The optimizers' ``foreach``; ``None`` leaves it to torch, which looks at the device."""
+
+    def memory(self) -> contextlib.AbstractContextManager[object]:
+        """Under this, new tensors are of this place."""
+
+
 class CpuDevice:
     """A CPU process: memory is what the tracker counts, and its limit is the tracker's."""
 
     type = "cpu"
     backend = "gloo"
+    is_fake = False
+    foreach: bool | None = None
 
     def __init__(self, phase: Phase, *, local_rank: int, limit_bytes: int | None) -> None:
         self.torch_device = torch.device("cpu")
         self.peaks = Peaks()
         self.tracker = StorageTracker(phase, limit_bytes=limit_bytes)
+
+    def memory(self) -> contextlib.AbstractContextManager[object]:
+        """Tensors are real without further ado."""
+        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back on a CPU."""
@@ -93,6 +115,8 @@ class CudaDevice:
 
     type = "cuda"
     backend = "nccl"
+    is_fake = False
+    foreach: bool | None = None
 
     def __init__(self, phase: Phase, *, local_rank: int, limit_bytes: int | None) -> None:
         self.torch_device = torch.device("cuda", local_rank)
@@ -110,6 +134,10 @@ class CudaDevice:
         # the one structured source of what was asked for, and of what was allocated then: while
         # an error rises out of backward, tensors die; not in CPU builds
         getattr(torch._C, "_cuda_attach_out_of_memory_observer")(self._note_shortage)  # noqa: B009
+
+    def memory(self) -> contextlib.AbstractContextManager[object]:
+        """Tensors are real without further ado."""
+        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -47,7 +47,8 @@ def _configuration(config: Mapping[str, Any]) -> Any:
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder's blocks, in order: the unit of sharding and of checkpointing."""
     names = set(model._no_split_modules or ())
-    return [m for m in model.modules() if type(m).__name__ in names]
+    # FSDP2 puts a class of its own before a layer's
+    return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
 
 
 def decoder_layer_class(model: PreTrainedModel) -> str:

@@ -9,17 +9,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 LEARNING_RATE = 3e-4
 """Usual for decoders (GPT-3's small models), and no settings diverge in a probe's few steps."""
 
+_QUANTIZED_FROM = 4096
+"""Elements from which torchao quantizes a state (``_new_buffer`` in torchao/optim/adam.py)."""
+
 
 class OptimizerUnavailableError(ImportError):
     """The library of an optional optimizer is missing, or cannot run here."""
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(
+    name: str, model: nn.Module, *, foreach: bool | None = None, updates: bool = True
+) -> torch.optim.Optimizer:
     """The optimizer over all parameters of ``model``, with torch's own defaults.
 
     Args:
         name: adamw, adamw_8bit or sgd.
         model: with its parameters in their final, sharded form.
+        foreach: torch's own choice, if ``None``: true on CUDA, false on a CPU.
+        updates: off where there are no values to update; the 8-bit optimizer then only makes
+            its state, because its compiled step does not run on fake tensors.
 
     Raises:
         OptimizerUnavailableError: the 8-bit optimizer's library is not installed. Its step
@@ -27,14 +35,14 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     """
     parameters = list(model.parameters())
     if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=foreach)
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE, foreach=foreach)
     assert name == "adamw_8bit", name
-    return _adamw_8bit(parameters)
+    return _adamw_8bit(parameters, updates=updates)
 
 
-def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _adamw_8bit(parameters: list[nn.Parameter], *, updates: bool) -> torch.optim.Optimizer:
     from torch._dynamo.exc import TorchDynamoException  # takes a second
 
     try:
@@ -57,5 +65,20 @@ def _adamw_8bit(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
                     f"adamw_8bit must be compiled, which fails here: {error}"
                 ) from error
 
-    optimizer: torch.optim.Optimizer = Stepped(parameters, lr=LEARNING_RATE)
+    class StateOnly(AdamW8bit):  # type: ignore[misc]
+        """torchao's own state, and no step."""
+
+        def step(self, closure: Any = None) -> None:
+            for parameter in (p for p in parameters if p.grad is not None):
+                if not (state := self.state[parameter]):
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = self._new_buffer(parameter, True)
+                    state["exp_avg_sq"] = self._new_buffer(parameter, False)
+
+    kind = Stepped if updates else StateOnly
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=LEARNING_RATE)
+    if not updates:
+        with _disable_current_modes():  # torchao reads its tables' values once, and keeps them
+            for signed in (True, False):
+                optimizer._new_buffer(torch.zeros(_QUANTIZED_FROM), signed)  # type: ignore[attr-defined]
     return optimizer

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from workers.probe.record import NonFiniteLossError, Record
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
 from workers.probe.step import optimizer_step
+from workers.probe.summary import summarize
 from workers.probe.tracker import INSTRUMENT, Call, Phase, plain_tensors
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
@@ -42,7 +42,7 @@ class Rank:
         """
         with self.device.tracker:
             self._enter("build")
-            stack = build_stack(self.spec, self.device, rank=self.rank)
+            stack = build_stack(self.spec, self.device)
             for tensor in (*stack.model.parameters(), *stack.model.buffers()):
                 self.device.tracker.add(tensor)
             self._track(stack)
@@ -70,7 +70,7 @@ class Rank:
             self.device.end_step()
         self._note_losses(stack, losses)
         self.record.tracked_accumulation = count
-        self.record.collectives = self._summary(calls, stack)
+        self.record.collectives = summarize(calls, meshes.axis_names(stack.mesh))
         self.record.reducing_micro_batches = self._reducing(calls, stack)
         self.record.memory = self._memory(stack)
 
@@ -117,7 +117,7 @@ class Rank:
             before_optimizer=lambda: self._look_at_gradients(stack) if norms else None,
         )
         self._step += 1
-        for tensor in _state_tensors(stack):  # a compiled optimizer makes them unseen
+        for tensor in stack.state_tensors():  # a compiled optimizer makes them unseen
             self.device.tracker.add(tensor)
         return loss
 
@@ -145,20 +145,6 @@ class Rank:
         if not all(map(math.isfinite, self.record.losses + self.record.gradient_norms)):
             raise NonFiniteLossError(f"losses {self.record.losses[:4]}")
 
-    def _summary(self, calls: Iterable[Call], stack: Stack) -> list[dict[str, object]]:
-        """Calls of one step, added up by operator, axis and phase."""
-        axes = meshes.axis_names(stack.mesh)
-        count: Counter[tuple[str, str, str]] = Counter()
-        size: Counter[tuple[str, str, str]] = Counter()
-        for call in calls:
-            key = (call.op, axes.get(call.group, call.group), call.phase)
-            count[key] += 1
-            size[key] += call.bytes
-        return [
-            {"op": op, "axis": axis, "phase": phase, "count": n, "bytes": size[op, axis, phase]}
-            for (op, axis, phase), n in sorted(count.items())
-        ]
-
     def _reducing(self, calls: Iterable[Call], stack: Stack) -> int:
         """Micro-batches whose backward reduced gradients over the data-parallel ranks."""
         axes = meshes.axis_names(stack.mesh)
@@ -168,7 +154,7 @@ class Rank:
     def _memory(self, stack: Stack) -> dict[str, object]:
         peaks = self.device.peaks
         parameters = self._held_bytes([*stack.model.parameters(), *stack.model.buffers()])
-        optimizer = self._held_bytes(_state_tensors(stack))
+        optimizer = self._held_bytes(stack.state_tensors())
         held = {
             "parameters": parameters,
             "optimizer": optimizer,
@@ -191,12 +177,6 @@ class Rank:
 
 def _unseen(name: str) -> None:
     """Phases pass unseen while time is taken."""
-
-
-def _state_tensors(stack: Stack) -> list[torch.Tensor]:
-    """Tensors of the optimizer's state."""
-    states = stack.optimizer.state.values()
-    return [t for state in states for t in state.values() if torch.is_tensor(t)]
 
 
 def local_bytes(tensors: Iterable[torch.Tensor], device_type: str) -> int:

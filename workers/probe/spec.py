@@ -114,8 +114,19 @@ def read_spec(path: Path) -> Spec:
     Raises:
         ValueError: not JSON, unknown or missing fields, or another format.
     """
-    values = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return parse_spec(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+def parse_spec(values: dict[str, Any]) -> Spec:
+    """A spec from JSON's values.
+
+    Raises:
+        ValueError: unknown or missing fields, or another format.
+    """
     odd = {f.name for f in fields(Spec)}.symmetric_difference(values)
     if odd:
-        raise ValueError(f"{path.name}: unknown or missing fields {sorted(odd)}")
+        raise ValueError(f"unknown or missing fields {sorted(odd)}")
     return Spec(**{**values, "settings": Knobs(**values["settings"])})

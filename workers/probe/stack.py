@@ -25,12 +25,13 @@ from transformers import PreTrainedModel
 
 from workers.probe import mesh as meshes
 from workers.probe import tensor_parallel
-from workers.probe.device import Device
+from workers.probe.device import Place
 from workers.probe.model import (
     WeightFiller,
     build_on_meta,
     check_experts,
     decoder_layer_class,
+    decoder_layers,
     move_buffers,
 )
 from workers.probe.optimizers import make_optimizer
@@ -72,6 +73,16 @@ class Stack:
         if self.spec.settings.tp_size > 1:
             tensor_parallel.reduce_partial_gradients(self.model.parameters())
 
+    def decoder_layers(self) -> list[nn.Module]:
+        """The model's blocks, in order."""
+        inner: Any = getattr(self.model, "module", self.model)  # inside of DDP
+        return decoder_layers(inner)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Tensors of the optimizer's state."""
+        states = self.optimizer.state.values()
+        return [t for state in states for t in state.values() if torch.is_tensor(t)]
+
     def data_group(self) -> dist.ProcessGroup | None:
         """Ranks that see different data; ``None`` means all ranks."""
         if self.mesh is None or self.spec.settings.tp_size == 1:
@@ -79,14 +90,18 @@ class Stack:
         return self.mesh.get_group("dp") if self.spec.data_parallel_size > 1 else None
 
 
-def build_stack(spec: Spec, device: Device, *, rank: int) -> Stack:
+def build_stack(spec: Spec, place: Place) -> Stack:
     """Build, shard, fill and wrap the model and its optimizer.
+
+    Args:
+        spec: the probe.
+        place: where its tensors go. A fake place has no values to fill in and no peers.
 
     Raises:
         ValueError, NotImplementedError, ImportError: the stack refuses the settings.
     """
-    accelerator = _accelerator(spec)
-    mesh = _mesh(spec, accelerator)
+    accelerator = _accelerator(spec, place)
+    mesh = _mesh(spec, accelerator, place)
     model = build_on_meta(spec.model, _WEIGHTS[spec.precision])
     check_experts(model, _experts_dtype(spec))
     if spec.settings.activation_checkpointing == "full":
@@ -99,19 +114,21 @@ def build_stack(spec: Spec, device: Device, *, rank: int) -> Stack:
     filler = WeightFiller(
         model,
         seed=spec.seed,
-        device=device.torch_device,
+        device=place.torch_device,
         shard_rank=shard_rank,
         shard_size=spec.shard_size,
     )
-    move_buffers(model, device.torch_device)
+    move_buffers(model, place.torch_device)
     if spec.is_sharded:
         _shard(accelerator, model)
-    state_device = "cpu" if spec.settings.cpu_offload else device.torch_device
-    _materialize(model, torch.device(state_device))
-    if not spec.is_sharded and spec.settings.tp_size == 1:
-        model.tie_weights()  # new memory for plain tensors unties them
-    filler.fill(model, sharded=spec.is_sharded)
-    return _with_optimizer(spec, accelerator, model, mesh)
+    with place.memory():
+        state_device = "cpu" if spec.settings.cpu_offload else place.torch_device
+        _materialize(model, torch.device(state_device))
+        if not spec.is_sharded and spec.settings.tp_size == 1:
+            model.tie_weights()  # new memory for plain tensors unties them
+        if not place.is_fake:
+            filler.fill(model, sharded=spec.is_sharded)
+        return _with_optimizer(spec, accelerator, model, mesh, place)
 
 
 def _experts_dtype(spec: Spec) -> torch.dtype:
@@ -122,12 +139,21 @@ def _experts_dtype(spec: Spec) -> torch.dtype:
 
 
 def _with_optimizer(
-    spec: Spec, accelerator: Accelerator, model: PreTrainedModel, mesh: DeviceMesh | None
+    spec: Spec,
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    mesh: DeviceMesh | None,
+    place: Place,
 ) -> Stack:
-    optimizer = make_optimizer(spec.optimizer, model)
+    optimizer = make_optimizer(
+        spec.optimizer, model, foreach=place.foreach, updates=not place.is_fake
+    )
     wrapped: nn.Module = model
     if not spec.is_sharded and spec.settings.tp_size == 1:
-        wrapped = accelerator.prepare_model(model)  # autocast, and DDP on several ranks
+        if place.is_fake:
+            _leave_ddp(accelerator)
+        # autocast, and DDP on several ranks
+        wrapped = accelerator.prepare_model(model, device_placement=False)
         _set_reduce_dtype(spec, wrapped)
     stack = Stack(
         spec=spec,
@@ -144,7 +170,7 @@ def _with_optimizer(
     return stack
 
 
-def _accelerator(spec: Spec) -> Accelerator:
+def _accelerator(spec: Spec, place: Place) -> Accelerator:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accumulation = GradientAccumulationPlugin(
@@ -153,19 +179,19 @@ def _accelerator(spec: Spec) -> Accelerator:
         sync_with_dataloader=False,
     )
     return Accelerator(
-        cpu=spec.device == "cpu",
+        cpu=place.torch_device.type == "cpu",
         mixed_precision="bf16" if spec.precision == "bf16_mixed" else "no",
         gradient_accumulation_plugin=accumulation,
         kwargs_handlers=[DistributedDataParallelKwargs()],
     )
 
 
-def _mesh(spec: Spec, accelerator: Accelerator) -> DeviceMesh | None:
+def _mesh(spec: Spec, accelerator: Accelerator, place: Place) -> DeviceMesh | None:
     """The mesh, where sharding or tensor parallelism needs one; put into accelerate's state."""
     if not spec.is_sharded and spec.settings.tp_size == 1:
         return None
     config = meshes.parallelism(spec)
-    mesh: DeviceMesh | None = config.build_device_mesh(spec.device)
+    mesh: DeviceMesh | None = config.build_device_mesh(place.torch_device.type)
     if spec.is_sharded:
         _enter_fsdp(accelerator, _fsdp_plugin(spec))
         accelerator.state.parallelism_config = config
@@ -183,6 +209,12 @@ def _enter_fsdp(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state.distributed_type = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
+
+
+def _leave_ddp(accelerator: Accelerator) -> None:
+    """Keep accelerate from wrapping in DDP, whose C++ reducer has no use for fake tensors."""
+    PartialState._shared_state["distributed_type"] = DistributedType.NO
+    accelerator.state.distributed_type = DistributedType.NO
 
 
 def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:

@@ -87,6 +87,7 @@ class StorageTracker(TorchDispatchMode):
         self._limit_bytes = limit_bytes
         self._sizes: dict[int, int] = {}
         self._propagating = 0
+        self._home_mode: object = None
         self._undo: list[Callable[[], None]] = []
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -94,7 +95,9 @@ class StorageTracker(TorchDispatchMode):
         if not self._count_storages:
             return
         for plain in plain_tensors(tensor):
-            self._add_storage(plain.untyped_storage())
+            # a fake tensor's own device, not its storage's; and asking for it is dispatched
+            if (getattr(plain, "fake_device", None) or plain.device).type != "meta":
+                self._add_storage(plain.untyped_storage())
 
     def note_phase(self) -> None:
         """A new phase begins: its peak is at least what is held now."""
@@ -107,7 +110,13 @@ class StorageTracker(TorchDispatchMode):
         self.peak_by_phase.clear()
         self.calls.clear()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under a tracker: spare each operator torch's guard against it."""
+        return False
+
     def __enter__(self) -> "StorageTracker":
+        self._home_mode = active_fake_mode()
         self._watch_resize()
         self._watch_propagation()
         super().__enter__()
@@ -127,21 +136,38 @@ class StorageTracker(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # seen again as operators on local tensors
-        out = func(*args, **(kwargs or {}))
-        if self._phase.name == INSTRUMENT or self._propagating or active_fake_mode() is not None:
+        kwargs = kwargs or {}
+        out = self._run(func, args, kwargs)
+        if self._is_unseen():
             return out
         kind = collectives.kind_of(func)
         if kind is not None:
-            group = collectives.group_of(args, kwargs or {})
+            group = collectives.group_of(args, kwargs)
             size = collectives.moved_bytes(args, out)
             self.calls.append(Call(kind, group, self._phase.name, self._phase.micro_batch, size))
-        tree_map_only(torch.Tensor, self.add, out)
+        if isinstance(out, torch.Tensor):
+            self.add(out)
+        else:
+            tree_map_only(torch.Tensor, self.add, out)
+        self._note(func, args, kwargs, out)
         return out
+
+    def _is_unseen(self) -> bool:
+        """Whether what runs now is no part of the step: DTensor's own fake mode, instruments."""
+        if self._propagating or self._phase.name == INSTRUMENT:
+            return True
+        return active_fake_mode() is not self._home_mode
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """For who wants to know what a step's operators and their storages are."""
 
     def _add_storage(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, _rounded(storage.nbytes())
         known = self._sizes.get(key)
-        if known == size or storage.device.type == "meta":
+        if known == size:
             return
         self._grow(key, size - (known or 0))
         if known is None:

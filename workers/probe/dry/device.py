@@ -1,0 +1,50 @@
+"""A device without memory, and the process group of ranks that are not there."""
+
+import os
+from contextlib import AbstractContextManager
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from workers.probe.dry.ledger import Ledger
+from workers.probe.tracker import Phase
+
+
+class FakeDevice:
+    """A place for fake tensors, counted as the allocator of a device of ``kind`` would.
+
+    The tensors are fake *CPU* tensors for both kinds: autograd of a build of torch without
+    CUDA aborts the process on fake CUDA ones. What differs between kinds and is followed here:
+    on CUDA optimizers work on all parameters at once (``foreach``) and keep their step counts
+    on the host; on a CPU gloo copies what it scatters. What is not: on CUDA too attention is
+    CPU's fused kernel, which keeps for backward what flash attention keeps (q, k, v, the
+    output, and one float32 per head and token); autocast of forward without FSDP follows CPU's
+    list of operators; cuBLAS's workspace is not counted.
+
+    Args:
+        phase: what the step is doing, kept current by the step.
+        kind: cpu or cuda.
+    """
+
+    is_fake = True
+
+    def __init__(self, phase: Phase, kind: str) -> None:
+        self.torch_device = torch.device("cpu")
+        self.foreach: bool | None = True if kind == "cuda" else None
+        self.tracker = Ledger(phase, over_gloo=kind == "cpu")
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def memory(self) -> AbstractContextManager[object]:
+        """Under this, new tensors have shapes and no values."""
+        mode: AbstractContextManager[object] = self._mode
+        return mode
+
+
+def join_fake_group(world_size: int) -> None:
+    """Become rank 0 of ``world_size`` ranks, of which there is only this one."""
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
+    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
