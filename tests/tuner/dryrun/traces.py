@@ -1,0 +1,103 @@
+"""Small traces made by hand, of models whose every layer adds the same."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Moment = Mapping[str, Callable[[int, int], int]]
+"""Bytes of each category at a depth and a micro-batch size."""
+
+SEGMENTS = (
+    ("forward", "before"),
+    ("forward", "layers"),
+    ("loss", "after"),
+    ("backward", "after"),
+    ("backward", "layers reversed"),
+    ("backward", "before"),
+    ("optimizer", "after"),
+)
+
+
+def trace(
+    layers: int,
+    moments: Callable[[str, str, int, int, int], list[dict[str, int]]],
+    *,
+    sizes: tuple[int, ...] = (1, 2),
+    counts: tuple[int, ...] = (1, 2),
+    collectives: Callable[[int, int], list[dict[str, Any]]] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A trace as the program answers it.
+
+    Args:
+        layers: its depth.
+        moments: told phase, part, depth, micro-batch size and accumulation; gives each
+            moment's bytes by category, always as many.
+        sizes: micro-batch sizes.
+        counts: accumulation counts.
+        collectives: told depth and accumulation.
+        more: other fields.
+    """
+    steps = [
+        {
+            "accumulation": count,
+            "segments": [
+                {
+                    "micro_batch": index,
+                    "phase": phase,
+                    "part": part,
+                    "lines": _lines([moments(phase, part, layers, b, count) for b in sizes]),
+                }
+                for index in range(count)
+                for phase, part in _parts(layers)
+            ],
+            "collectives": collectives(layers, count) if collectives else [],
+        }
+        for count in counts
+    ]
+    known = {
+        "format": 1,
+        "device": "cuda",
+        "layers": layers,
+        "micro_batch_sizes": list(sizes),
+        "steps": steps,
+        "axes": {"dp_shard": 8},
+        "arithmetic_bytes": {},
+        "block_bytes": 1000,
+        "notes": [],
+        "versions": {"torch": "2.13.0"},
+        "seconds": 1.5,
+    }
+    return {**known, **more}
+
+
+def linear_moments(
+    phase: str, part: str, depth: int, size: int, accumulation: int
+) -> list[dict[str, int]]:
+    """A model of 100 bytes a layer, whose layers keep 10 bytes of each sequence for backward."""
+    held = {"parameters": 100 * depth, "optimizer_state": 200 * depth}
+    name, _, number = part.partition(" ")
+    kept = int(number) + 1 if name == "layer" else (0 if part == "before" else depth)
+    if phase == "optimizer":
+        return [{**held, "gradients_sharded": 100 * depth, "temporaries": 50 * depth}]
+    gradients = 100 * (depth - kept) if phase == "backward" else 100 * depth * (accumulation > 1)
+    base = {**held, "gradients_sharded": gradients, "activations": 10 * size * kept}
+    return [{**base, "logits_and_loss": 3000 * size if phase == "loss" else 0}]
+
+
+def _parts(layers: int) -> list[tuple[str, str]]:
+    found = []
+    for phase, part in SEGMENTS:
+        numbers = range(layers) if part == "layers" else reversed(range(layers))
+        names = [f"layer {i}" for i in numbers] if part.startswith("layers") else [part]
+        found += [(phase, name) for name in names]
+    return found
+
+
+def _lines(at_sizes: list[list[dict[str, int]]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "bytes": [sum(moment.values()) for moment in line],
+            "categories": {name: [moment[name] for moment in line] for name in line[0]},
+        }
+        for line in zip(*at_sizes, strict=True)
+    ]

@@ -1,0 +1,26 @@
+"""Dry runs: one rank's training step on fake tensors, which gives exact memory without a device.
+
+What is here decides which shallow models are dry-run (:mod:`tuner.dryrun.plan`), asks a process
+that has torch to run them (:mod:`tuner.dryrun.process`), and extends what they show to the whole
+model and to every micro-batch (:mod:`tuner.dryrun.profile`). It imports no torch.
+"""
+
+from tuner.dryrun.plan import DryRunPlan, NotDryRunError, class_of, dry_run_versions, plan_dry_runs
+from tuner.dryrun.process import DryRunner
+from tuner.dryrun.profile import Peak, Profile, ProfileCollective
+from tuner.dryrun.record import DryRun
+from tuner.dryrun.trace import Trace
+
+__all__ = [
+    "DryRun",
+    "DryRunPlan",
+    "DryRunner",
+    "NotDryRunError",
+    "Peak",
+    "Profile",
+    "ProfileCollective",
+    "Trace",
+    "class_of",
+    "dry_run_versions",
+    "plan_dry_runs",
+]

@@ -1,0 +1,204 @@
+"""The process that dry-runs: started once, asked many times, and never left behind."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import IO, Any
+
+from tuner.errors import ProbeError
+
+LIMIT_S = 60.0
+"""Seconds that one dry run may take."""
+GRACE_S = 60.0
+"""Seconds beyond the limit of one dry run in which an answer must come: torch is imported first."""
+LAST_WORDS = 600
+"""Characters of the program's stderr that an error tells."""
+DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_")
+"""Environment variables that the program does not inherit: ours, and those that would change what
+accelerate does."""
+DROPPED = frozenset(
+    {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+)
+"""More of them."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
+"""A model is built from its configuration; nothing is ever fetched."""
+
+
+class DryRunner:
+    """A process that has torch, as a context: it is started at once and ended with the context.
+
+    Args:
+        limit_s: seconds that one dry run may take.
+        jobs: dry runs at the same time; by default one for each core, two at most.
+        command: of the program, without options.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit_s: float = LIMIT_S,
+        jobs: int | None = None,
+        command: Sequence[str] = (sys.executable, "-P", "-m", "workers.probe.dry"),
+    ) -> None:
+        self._limit_s = limit_s
+        jobs = jobs or min(2, len(os.sched_getaffinity(0)))
+        self._argv = [*command, "--limit-s", str(limit_s), "--jobs", str(jobs)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+        self._unread = b""
+
+    def __enter__(self) -> "DryRunner":
+        self._start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Answers to ``requests``, each as soon as it is there, in any order.
+
+        A process that has died since it was last asked is started again.
+
+        Args:
+            requests: as :func:`tuner.dryrun.plan_dry_runs` gives them; their ids differ.
+
+        Raises:
+            ProbeError: the process died, was silent for too long, or could not be started.
+        """
+        pending = {request["id"] for request in requests}
+        assert len(pending) == len(requests), "ids differ"
+        if not pending:
+            return
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            self._start()
+        unsent = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
+        for answer in self._answers(unsent):
+            if answer.get("id") in pending:
+                pending.remove(answer["id"])
+                yield answer
+            if not pending:
+                return
+
+    def _answers(self, unsent: bytes) -> Iterator[dict[str, Any]]:
+        """All that the process says, while it is told what is unsent."""
+        assert self._process is not None
+        said, told = self._process.stdout, self._process.stdin
+        assert said is not None
+        assert told is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(said, selectors.EVENT_READ)
+            if unsent:
+                selector.register(told, selectors.EVENT_WRITE)
+            heard = time.monotonic()
+            while True:
+                yield from self._complete_lines()
+                ready = [key.fileobj for key, _ in selector.select(1.0)]
+                if told in ready:
+                    unsent = unsent[self._write(unsent) :]
+                    if not unsent:
+                        selector.unregister(told)
+                if said in ready:
+                    self._read()
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > self._limit_s + GRACE_S:
+                    self._fail(f"said nothing for {self._limit_s + GRACE_S:g} s")
+
+    def _complete_lines(self) -> Iterator[dict[str, Any]]:
+        """Answers among what was read; anything else is passed over."""
+        while b"\n" in self._unread:
+            line, _, self._unread = self._unread.partition(b"\n")
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(answer, dict):
+                yield answer
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        found = os.read(self._process.stdout.fileno(), 2**20)
+        if not found:
+            self._fail("ended")
+        self._unread += found
+
+    def _write(self, unsent: bytes) -> int:
+        """Bytes that the process took; all of them when it takes none any more."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            return os.write(self._process.stdin.fileno(), unsent[: 2**16])
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:  # that it has ended is seen where it is read
+            return len(unsent)
+
+    def _start(self) -> None:
+        self._words, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115  (closed in _end)
+        try:
+            self._process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                env=_environment(os.environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._end()
+            raise ProbeError(f"the dry-run program cannot be started: {error}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def _fail(self, what: str) -> None:
+        """End the process and raise."""
+        words = self._last_words()
+        self._end()
+        raise ProbeError(f"the dry-run program {what}{f': {words}' if words else ''}")
+
+    def _last_words(self) -> str:
+        """The end of stderr in one line; what torch's absence means comes first."""
+        if self._words is None:
+            return ""
+        end = self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, end - 4 * LAST_WORDS))
+        text = " ".join(self._words.read().decode("utf-8", "replace").split())
+        return text[-LAST_WORDS:]
+
+    def _end(self) -> None:
+        """End the process and all that it started, and wait for it."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+            process.wait()
+        if self._words is not None:
+            self._words.close()
+            self._words = None
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
+    }
+    return {**kept, **OFFLINE, "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}

@@ -1,0 +1,286 @@
+"""Memory and collectives of a class of settings, for every micro-batch and accumulation.
+
+A dry run follows one step segment by segment (a decoder layer, in one phase of one
+micro-batch). Within a segment the highest moment is a straight line in the micro-batch size, and
+from four layers on it is one in depth too, because a layer more adds the same to every segment.
+Segments of two shallow models are matched by their place (:mod:`tuner.dryrun.steps`). The peak of a
+step is the maximum over its segments, taken at the depth and the micro-batch that are asked for: a
+moment that is low in a shallow model may well be the highest of the whole one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tuner.dryrun.steps import (
+    ProfileStep,
+    by_sizes,
+    check_depths,
+    matched_steps,
+    step_as_dict,
+    step_from_dict,
+)
+from tuner.dryrun.trace import Line, Trace
+
+FORMAT = 1
+"""Of a profile as a dictionary."""
+OTHER = "temporaries"
+"""The category that takes what rounding leaves over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The highest memory of one optimizer step."""
+
+    total_bytes: int
+    """Allocated at the highest moment."""
+    phase: str
+    """The phase of that moment: forward, loss, backward or optimizer."""
+    by_phase: Mapping[str, int]
+    """The highest of each phase, in bytes."""
+    breakdown: Mapping[str, int]
+    """Bytes by category at the highest moment; together they are ``total_bytes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileCollective:
+    """Collectives of one kind in one optimizer step of one rank."""
+
+    op: str
+    """all_gather, reduce_scatter, all_reduce, ..."""
+    axis: str
+    """The mesh axis that communicates: dp, dp_shard, dp_replicate or tp."""
+    phase: str
+    """What the step was doing."""
+    overlap: str
+    """What hides it: prefetched, behind_backward, or exposed where nothing does."""
+    count: int
+    """Calls."""
+    bytes: int
+    """Of their whole (gathered or unreduced) tensors, summed over the calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Profile:
+    """Memory and collectives of a class of settings, from dry runs at one or two depths."""
+
+    layers: int
+    """Decoder layers of the model that it is for."""
+    depths: tuple[int, ...]
+    """Decoder layers of the models that were dry-run."""
+    steps: tuple[ProfileStep, ...]
+    """By micro-batch sizes, then by accumulation, ascending."""
+    axes: Mapping[str, int]
+    """Ranks of each mesh axis that communicates."""
+    arithmetic_bytes: Mapping[str, int]
+    """By category, the bytes of the breakdown that are arithmetic, such as DDP's buckets."""
+    block_bytes: int
+    """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
+    notes: tuple[str, ...]
+    """What is to be known about the figures."""
+    versions: Mapping[str, str]
+    """Of the packages that were run."""
+
+    @classmethod
+    def from_traces(cls, traces: Sequence[Trace], layers: int) -> "Profile":
+        """Combine dry runs of one class at one or two depths.
+
+        Args:
+            traces: of the same one or two depths for each of their micro-batch sizes; a single
+                depth is the whole model's.
+            layers: decoder layers of the whole model.
+
+        Raises:
+            ValueError: the traces are not of one class, or do not reach ``layers``.
+        """
+        traces = sorted(traces, key=lambda trace: trace.layers)
+        groups = by_sizes(traces)
+        for group in groups:
+            check_depths(group, layers)
+        return cls(
+            layers=layers,
+            depths=tuple(trace.layers for trace in groups[0]),
+            steps=tuple(step for group in groups for step in matched_steps(group)),
+            axes=traces[-1].axes,
+            arithmetic_bytes=_arithmetic(groups[0], layers),
+            block_bytes=max(trace.block_bytes for trace in traces),
+            notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+            versions=traces[-1].versions,
+        )
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
+        """The highest memory of an optimizer step, all bytes of rank 0.
+
+        More micro-batches than were dry-run need what the most did.
+
+        Raises:
+            ValueError: fewer micro-batches than were dry-run.
+        """
+        return _peak(self, micro_batch_size, self._steps(micro_batch_size, accumulation)[-1])
+
+    def collectives(
+        self, micro_batch_size: int, accumulation: int
+    ) -> tuple[ProfileCollective, ...]:
+        """All collectives of an optimizer step.
+
+        Raises:
+            ValueError: fewer micro-batches than were dry-run.
+        """
+        return _collectives(self, micro_batch_size, accumulation)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "format": FORMAT,
+            "layers": self.layers,
+            "depths": list(self.depths),
+            "steps": [step_as_dict(step) for step in self.steps],
+            "axes": dict(self.axes),
+            "arithmetic_bytes": dict(self.arithmetic_bytes),
+            "block_bytes": self.block_bytes,
+            "notes": list(self.notes),
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Profile":
+        """The reverse of :meth:`as_dict`.
+
+        Raises:
+            ValueError: another format.
+        """
+        known = dict(values)
+        if (form := known.pop("format", None)) != FORMAT:
+            raise ValueError(f"format: got {form!r}; profiles of format {FORMAT} are read")
+        known["steps"] = tuple(step_from_dict(step) for step in known["steps"])
+        for name in ("depths", "notes"):
+            known[name] = tuple(known[name])
+        return cls(**known)
+
+    def _steps(self, size: int, accumulation: int) -> list[ProfileStep]:
+        """The steps that were run for a micro-batch size, up to ``accumulation`` micro-batches."""
+        of_size = max(
+            (step.micro_batch_sizes for step in self.steps if step.micro_batch_sizes[0] <= size),
+            default=self.steps[0].micro_batch_sizes,
+        )
+        steps = [step for step in self.steps if step.micro_batch_sizes == of_size]
+        if accumulation < steps[0].accumulation:
+            least = steps[0].accumulation
+            raise ValueError(f"accumulation: got {accumulation}; {least} or more were dry-run")
+        return [step for step in steps if step.accumulation <= accumulation]
+
+
+def _arithmetic(traces: Sequence[Trace], layers: int) -> dict[str, int]:
+    names = {name for trace in traces for name in trace.arithmetic_bytes}
+    depths = tuple(trace.layers for trace in traces)
+    return {
+        name: round(
+            _straight(depths, [trace.arithmetic_bytes.get(name, 0) for trace in traces], layers)
+        )
+        for name in sorted(names)
+    }
+
+
+@lru_cache(maxsize=4096)
+def _peak(profile: Profile, size: int, step: ProfileStep) -> Peak:
+    by_phase: dict[str, float] = {}
+    top, highest = None, -1.0
+    for stretch in step.stretches:
+        tops = [max(_at(step, line.bytes, size) for line in lines) for lines in stretch.lines]
+        value = _whole(profile, tops)
+        phase = stretch.place[1]
+        by_phase[phase] = max(by_phase.get(phase, 0.0), value)
+        if value > highest:
+            top, highest = stretch, value
+    assert top is not None, "a step has segments"
+    tops_of = [max(lines, key=lambda x: _at(step, x.bytes, size)) for lines in top.lines]
+    return Peak(
+        total_bytes=round(highest),
+        phase=top.place[1],
+        by_phase={phase: round(value) for phase, value in by_phase.items()},
+        breakdown=_balanced(_categories(profile, step, tops_of, size), round(highest)),
+    )
+
+
+def _categories(
+    profile: Profile, step: ProfileStep, moments: Sequence[Line], size: int
+) -> dict[str, int]:
+    """Bytes by category of a moment that is known at each depth."""
+    none = (0.0,) * len(step.micro_batch_sizes)
+    found = {}
+    for name in dict.fromkeys(name for line in moments for name in line.categories):
+        values = [_at(step, line.categories.get(name, none), size) for line in moments]
+        found[name] = round(_whole(profile, values))
+    return found
+
+
+def _balanced(found: dict[str, int], total: int) -> dict[str, int]:
+    """Categories that are not negative, and together exactly ``total``.
+
+    Where the highest moments of two depths are of different kinds, a category that vanishes
+    from one to the other may end below zero; the largest ones give that.
+    """
+    kept = {name: value for name, value in found.items() if value > 0}
+    left = total - sum(kept.values())
+    if left > 0:
+        kept[OTHER] = kept.get(OTHER, 0) + left
+    for name in sorted(kept, key=kept.__getitem__, reverse=True):
+        taken = min(kept[name], max(0, -left))
+        kept[name] -= taken
+        left += taken
+    return kept
+
+
+@lru_cache(maxsize=4096)
+def _collectives(profile: Profile, size: int, accumulation: int) -> tuple[ProfileCollective, ...]:
+    steps = profile._steps(size, accumulation)
+    here = _counted(profile, steps[-1], size)
+    more = accumulation - steps[-1].accumulation
+    before = _counted(profile, steps[-2], size) if more and len(steps) > 1 else here
+    found = []
+    for kind, (calls, sent) in here.items():
+        calls_before, sent_before = before.get(kind, (0.0, 0.0))
+        op, axis, phase, overlap = kind
+        one = ProfileCollective(
+            op=op,
+            axis=axis,
+            phase=phase,
+            overlap=overlap,
+            count=round(calls + more * (calls - calls_before)),
+            bytes=round(sent + more * (sent - sent_before)),
+        )
+        found.append(one)
+    return tuple(found)
+
+
+def _counted(
+    profile: Profile, step: ProfileStep, size: int
+) -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Calls and bytes of each kind of collective in a step."""
+    return {
+        calls.kind: (
+            _whole(profile, calls.counts),
+            _whole(profile, [_at(step, pair, size) for pair in calls.bytes]),
+        )
+        for calls in step.calls
+    }
+
+
+def _at(step: ProfileStep, values: Sequence[float], size: int) -> float:
+    """A figure at a micro-batch size."""
+    return _straight(step.micro_batch_sizes, values, size)
+
+
+def _whole(profile: Profile, values: Sequence[float]) -> float:
+    """A figure of the whole model, from those at each depth."""
+    return _straight(profile.depths, values, profile.layers)
+
+
+def _straight(places: Sequence[int], values: Sequence[float], at: int) -> float:
+    """The straight line through one or two points, at ``at``; one point stands for itself."""
+    if len(places) == 1:
+        assert at == places[0], "one point says nothing of another place"
+        return values[0]
+    (low, high), (at_low, at_high) = places, values
+    return at_low + (at_high - at_low) * (at - low) / (high - low)
