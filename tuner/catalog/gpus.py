@@ -50,8 +50,10 @@ class GpuKind:
     """Link to another GPU of the same node."""
     inter_node: LinkFigures
     """Default link to a GPU of another node."""
+    host_bytes_per_s: float
+    """Peak of the link to the host's memory, in one direction."""
     sources: Mapping[str, str]
-    """The document behind each figure: memory, rates, memory_bandwidth, intra, inter, latency."""
+    """The document of each figure: memory, rates, memory_bandwidth, intra, inter, host, latency."""
     note: str = ""
     """What else one should know."""
 
@@ -122,6 +124,7 @@ def _kind(name: str, row: Mapping[str, Any], documents: Mapping[str, Any]) -> Gp
         memory_bytes_per_s=row["memory_gb_per_s"] * 1e9,
         intra_node=_link(row["intra"]),
         inter_node=_link(row["inter"]),
+        host_bytes_per_s=row["host_gb_per_s"] * 1e9,
         sources={figure: _document(documents[key]) for figure, key in row["sources"].items()},
         note=row.get("note", ""),
     )

@@ -1,10 +1,17 @@
 """Seconds that one GPU computes: matrices at an efficiency that depends on shapes, and traffic."""
 
+from functools import lru_cache
+from math import exp
+
 from tuner.cluster import Cluster
 from tuner.cost.constants import Costs
 from tuner.cost.stages import Stage, counts
+from tuner.model import ModelConfig
 from tuner.settings import Checkpointing, Settings
 from tuner.workload import Precision, Workload
+
+TILE_ROWS = 128
+"""Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper."""
 
 
 def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
@@ -30,12 +37,43 @@ def stage_compute_s(
     assert rate is not None
     again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     attention = 6 * workload.sequence_length * found.attention
-    layer = (6 * found.active + attention) * tokens * again
     narrowest = min(model.hidden_size, found.mlp) / tp
+    layer = 6 * found.active + attention
+    moved = 2 * t["traffic_factor"] * found.kept * tokens
+    if model.experts:
+        layer += 6 * _idle_rows(model, tokens) * _expert_parameters(model)
+        moved += 6 * _weights_read(model, tokens)
+        narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
     efficiency = t["matmul_efficiency"] * narrowest / (narrowest + t["small_dim"])
-    traffic = t["traffic_factor"] * 2 * found.kept * tokens * again
-    layer_s = layer / (peak * efficiency) + traffic / rate
+    layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
     logits = tokens * model.vocab_size
     head_s = 6 * model.hidden_size * logits / (peak * t["matmul_efficiency"])
     head_s += t["logit_traffic"] * logits / rate
     return stage.layers * layer_s + stage.head * head_s
+
+
+@lru_cache(maxsize=64)
+def _expert_parameters(model: ModelConfig) -> float:
+    """Parameters of one expert, averaged over all layers, sparse or not."""
+    idle = model.experts - model.experts_per_token
+    if idle == 0:
+        return 3.0 * model.hidden_size * model.expert_intermediate_size
+    return (model.parameters - model.active_parameters) / idle / model.layers
+
+
+def _reached(model: ModelConfig, tokens: float) -> float:
+    """Experts that at least one token goes to, if a router spreads tokens evenly."""
+    return model.experts * (1 - exp(-tokens * model.experts_per_token / model.experts))
+
+
+def _idle_rows(model: ModelConfig, tokens: float) -> float:
+    """Rows per token that grouped products compute in vain: half a tile of each expert."""
+    return TILE_ROWS / 2 * _reached(model, tokens) / tokens
+
+
+def _weights_read(model: ModelConfig, tokens: float) -> float:
+    """Expert parameters that a layer reads from memory, however few tokens each of them gets.
+
+    Forward reads them, backward reads them and writes their gradients; times 2 bytes.
+    """
+    return _reached(model, tokens) * _expert_parameters(model)

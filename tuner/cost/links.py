@@ -1,12 +1,15 @@
 """Collectives as latency and bandwidth of a ring on the cluster's links.
 
 The ring's steps and bytes are those of NCCL (https://github.com/NVIDIA/nccl-tests, PERFORMANCE.md);
-efficiencies are in ``catalog/costs.toml``.
+efficiencies are in ``catalog/costs.toml``. There are two latencies: NCCL's own, for collectives
+that are queued on a stream (:func:`ring_s`), and one fitted to nanotron, in which what ranks of
+several nodes lose on each other is contained (:func:`gather_s`).
 """
 
 from dataclasses import dataclass
 
 from tuner.cluster import Cluster
+from tuner.cost.collectives import Axis, Sizes
 from tuner.cost.constants import Costs
 
 
@@ -43,17 +46,67 @@ def gather_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) ->
     """
     if group.ranks == 1:
         return 0.0
-    t, steps = costs.time, group.ranks - 1
+    steps = group.ranks - 1
     sent = size_bytes * steps / group.ranks
-    rate = t["intra_efficiency"] * (cluster.intra_node.bytes_per_s or 1.0)
     latency = cluster.intra_node.latency_s or 0.0
     if group.nodes > 1:
-        ports = t["inter_efficiency"] * (cluster.inter_node.bytes_per_s or 1.0)
-        rate = min(rate, ports * group.ranks_per_node / (group.nodes / 2) ** t["scale_exponent"])
-        latency = t["inter_step_s"]
-    return steps * latency + sent / rate
+        latency = costs.time["inter_step_s"]
+    return steps * latency + sent / _ring_bytes_per_s(group, cluster, costs)
 
 
 def reduce_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) -> float:
     """Seconds of an all-reduce: a reduce-scatter and an all-gather."""
     return 2 * gather_s(size_bytes, group, cluster, costs)
+
+
+def ring_s(
+    size_bytes: float, count: int, group: Group, cluster: Cluster, costs: Costs, *, twice: bool
+) -> float:
+    """Seconds of ``count`` collectives of ``size_bytes`` whole bytes together, one after another.
+
+    Latencies are NCCL's planning figures: each of a ring's steps within a node takes the link's,
+    each between nodes the network's (NCCL src/graph/tuning.cc).
+
+    Args:
+        size_bytes: of the whole tensors.
+        count: how many collectives they are.
+        group: ranks that take part.
+        cluster: where; a link without a known latency has none.
+        costs: constants.
+        twice: an all-reduce, which is a reduce-scatter and an all-gather.
+    """
+    if group.ranks == 1 or count == 0:
+        return 0.0
+    steps, between = group.ranks - 1, group.nodes - 1
+    latency = (steps - between) * (cluster.intra_node.latency_s or 0.0)
+    latency += between * (cluster.inter_node.latency_s or 0.0) + costs.time["collective_s"]
+    sent = size_bytes * steps / group.ranks
+    return (1 + twice) * (count * latency + sent / _ring_bytes_per_s(group, cluster, costs))
+
+
+def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
+    """What one rank sends: a group that spans nodes has the ports of all its ranks on a node."""
+    t = costs.time
+    rate = t["intra_efficiency"] * (cluster.intra_node.bytes_per_s or 1.0)
+    if group.nodes == 1:
+        return float(rate)
+    ports = t["inter_efficiency"] * (cluster.inter_node.bytes_per_s or 1.0)
+    over = ports * group.ranks_per_node / (group.nodes / 2) ** t["scale_exponent"]
+    return float(min(rate, over) if group.ranks_per_node > 1 else over)
+
+
+def axis_group(axis: Axis, sizes: Sizes, cluster: Cluster) -> Group:
+    """The ranks of a mesh axis: ``tp`` innermost, replicas of hybrid sharding outermost."""
+    if axis is Axis.TP:
+        return tensor_group(cluster, sizes.tp)
+    if axis is Axis.DP_REPLICATE:
+        return Group(ranks=sizes.replicate, ranks_per_node=1)
+    return data_group(cluster, sizes.tp, sizes.dp if axis is Axis.DP else sizes.shard)
+
+
+def used_groups(sizes: Sizes, cluster: Cluster) -> list[Group]:
+    """Groups of more than one rank that a step communicates in."""
+    axes = [Axis.TP, Axis.DP_SHARD, Axis.DP_REPLICATE]
+    if sizes.shard == 1 and sizes.replicate == 1:
+        axes = [Axis.TP, Axis.DP]
+    return [g for g in (axis_group(axis, sizes, cluster) for axis in axes) if g.ranks > 1]

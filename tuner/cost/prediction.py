@@ -1,16 +1,18 @@
 """What settings would need and take, predicted: memory, step time, and whether they fit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from tuner.cluster import Cluster
-from tuner.cost.compute import peak_flops_per_s
+from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.memory import memory_bound
+from tuner.cost.device_memory import device_terms
+from tuner.cost.memory import step_memory
 from tuner.cost.pipeline_memory import refused, stage_memory
-from tuner.cost.pipeline_time import pipeline_step_s, spans_nodes
-from tuner.cost.sharded_time import sharded_step_s
+from tuner.cost.script import Script, script_bytes
+from tuner.cost.step_time import step_time
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.settings import Settings
@@ -18,6 +20,35 @@ from tuner.workload import Workload
 
 HEADROOM = 0.05
 """Share of the device's memory that is left free, unless the caller says otherwise."""
+PLAIN = Script()
+"""A loop that keeps nothing, as the probe program's and the exported ones."""
+
+
+class Peak(Protocol):
+    """The most memory that a step needs at once."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+
+    @property
+    def phase(self) -> str:
+        """When, as in :class:`~tuner.cost.categories.Phase`."""
+
+    @property
+    def by_phase(self) -> Mapping[str, int]:
+        """Highest allocated bytes of each phase."""
+
+    @property
+    def breakdown(self) -> Mapping[str, int]:
+        """Bytes by category at the peak."""
+
+
+class Profile(Protocol):
+    """What the dry runs of one class say about it; see ``tuner.dryrun.profile``."""
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
+        """The peak of a step of ``accumulation`` micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +57,16 @@ class Prediction:
 
     breakdown: Mapping[str, float]
     """Bytes by category at the peak; they add up to the value of ``allocated_bytes``."""
+    by_phase: Mapping[str, float]
+    """Highest allocated bytes of each phase; of nanotron's step, of backward only."""
+    basis: Basis
+    """What the allocated bytes were computed from."""
+    context_bytes: float
+    """What the device's context takes beside tensors."""
+    communicator_bytes: float
+    """What the buffers of the process groups take."""
     allocated_bytes: Quantity
-    """Peak of what tensors take."""
+    """Peak of what tensors take; the upper end holds cuBLAS's workspaces too."""
     reserved_bytes: Quantity
     """Peak of what the allocator takes."""
     device_bytes: Quantity
@@ -47,6 +86,10 @@ class Prediction:
         """Plain JSON values."""
         return {
             "breakdown": dict(self.breakdown),
+            "by_phase": dict(self.by_phase),
+            "basis": str(self.basis),
+            "context_bytes": self.context_bytes,
+            "communicator_bytes": self.communicator_bytes,
             "allocated_bytes": self.allocated_bytes.as_dict(),
             "reserved_bytes": self.reserved_bytes.as_dict(),
             "device_bytes": self.device_bytes.as_dict(),
@@ -65,9 +108,23 @@ def predict(
     settings: Settings,
     *,
     headroom: float = HEADROOM,
+    limit_bytes: int | None = None,
+    profile: Profile | None = None,
+    script: Script = PLAIN,
     costs: Costs | None = None,
 ) -> Prediction:
     """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
+
+    Args:
+        workload: what is trained.
+        cluster: where.
+        framework: with which stack.
+        settings: the candidate.
+        headroom: share of the device's memory that is left free.
+        limit_bytes: what may be used, in the place of memory and headroom.
+        profile: dry runs of the settings' class; allocated memory is then theirs.
+        script: what the user's loop keeps beside the step.
+        costs: constants, if not the catalogue's.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
     priced as it would run.
@@ -75,27 +132,37 @@ def predict(
     costs = default_costs() if costs is None else costs
     name = framework if isinstance(framework, FrameworkName) else framework.name
     piped = name is FrameworkName.NANOTRON
+    limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
+    seconds, unknown = step_time(workload, settings, cluster, name, costs)
     if piped:
-        breakdown, late = _pipeline_bytes(workload, settings, cluster, costs)
+        tensors = _pipeline_bytes(workload, settings, cluster, costs)
+    elif profile is None:
+        tensors = _arithmetic_bytes(workload, settings, cluster, costs)
     else:
-        breakdown = _sharded_bytes(workload, settings, cluster)
-        late = (costs.device["reserved_factor"] - 1) * sum(breakdown.values())
-    allocated = sum(breakdown.values())
-    outside = costs.device["context_bytes"]
-    outside += costs.device["communicator_bytes"] * _communicators(settings, cluster)
-    limit = cluster.gpu.memory_bytes * (1 - headroom)
-    seconds, unknown = _seconds(workload, settings, cluster, costs, piped=piped)
+        tensors = _profile_bytes(profile, settings, costs)
+    if not piped and script != PLAIN:
+        tensors = tensors.with_script(script_bytes(workload, settings, framework, script))
+    terms = device_terms(
+        settings, cluster, tensors.allocated.value or 0.0, framework=framework, costs=costs
+    )
+    free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
+    allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
+    reserved = _sum(allocated, free)
     why = refused(workload, settings) if piped else ""
     # What nanotron frees late cannot be used for anything else; elsewhere reserved memory can.
-    needed = allocated + outside + piped * late
+    needed = _sum(allocated, terms.context, terms.communicators).value or 0.0
+    needed += tensors.late_bytes
     if not why and needed > limit:
         why = f"needs {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
-    low, high = costs.memory["low"], costs.memory["high"]
     return Prediction(
-        breakdown=breakdown,
-        allocated_bytes=_quantity(allocated, low, high),
-        reserved_bytes=_quantity(allocated + late, low, high),
-        device_bytes=_quantity(allocated + late + outside, low, high),
+        breakdown=MappingProxyType(dict(tensors.breakdown)),
+        by_phase=MappingProxyType(dict(tensors.by_phase)),
+        basis=tensors.basis,
+        context_bytes=terms.context.value or 0.0,
+        communicator_bytes=terms.communicators.value or 0.0,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        device_bytes=_sum(reserved, terms.context, terms.communicators),
         limit_bytes=limit,
         fits=not why,
         why=why or unknown,
@@ -104,71 +171,105 @@ def predict(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensors:
+    """What tensors take, before anything that the device holds beside them."""
+
+    by_phase: Mapping[str, float]
+    breakdowns: Mapping[str, Mapping[str, float]]
+    """Bytes by category at each phase's highest moment; at least of the peak's phase."""
+    basis: Basis
+    low: float
+    """Lower end of the interval, as a factor."""
+    high: float
+    late_bytes: float = 0.0
+    """Freed too late for others to use."""
+
+    @property
+    def phase(self) -> str:
+        """The phase of the peak."""
+        return max(self.by_phase, key=lambda phase: self.by_phase[phase])
+
+    @property
+    def allocated(self) -> Quantity:
+        """The peak."""
+        return _of(sum(self.breakdown.values()), self.low, self.high)
+
+    @property
+    def breakdown(self) -> Mapping[str, float]:
+        """Bytes by category at the peak; what no category is known of is ``temporaries``."""
+        known = self.breakdowns.get(self.phase)
+        if known is not None:
+            return known
+        (least,) = self.breakdowns.values()
+        rest = str(Category.TEMPORARIES)
+        more = self.by_phase[self.phase] - sum(least.values())
+        return {**least, rest: least.get(rest, 0.0) + more}
+
+    def with_script(self, extra: Mapping[Phase, Mapping[Category, float]]) -> "_Tensors":
+        """The same with what a script holds in each phase."""
+        added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
+        return replace(
+            self,
+            by_phase={p: size + sum(added[p].values()) for p, size in self.by_phase.items()},
+            breakdowns={p: _added(known, added[p]) for p, known in self.breakdowns.items()},
+        )
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    names = dict.fromkeys((*one, *other))
+    sizes = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in names}
+    return {name: size for name, size in sizes.items() if size}
+
+
 def _pipeline_bytes(
     workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
-) -> tuple[dict[str, float], float]:
-    """Bytes by category on the stage that needs most, and those freed late."""
+) -> _Tensors:
+    """The pipeline stage that needs most, at the peak of its backward."""
     ranks = cluster.world_size
     stages = {0, settings.pp_size - 1, max(0, settings.pp_size - 2)}
     each = [stage_memory(workload, settings, ranks, costs, index) for index in sorted(stages)]
     most = max(each, key=lambda stage: stage.reserved_bytes)
     breakdown = {
-        "parameters": most.parameters_bytes,
-        "gradients": most.gradients_bytes,
-        "optimizer": most.optimizer_bytes,
-        "activations": most.activations_bytes,
-        "logits": most.logits_bytes,
+        str(Category.PARAMETERS): most.parameters_bytes,
+        str(Category.GRADIENTS_UNSHARDED): most.gradients_bytes,
+        str(Category.OPTIMIZER_STATE): most.optimizer_bytes,
+        str(Category.ACTIVATIONS): most.activations_bytes,
+        str(Category.LOGITS_AND_LOSS): most.logits_bytes,
     }
-    return breakdown, most.late_bytes
+    phase = str(Phase.BACKWARD)
+    return _Tensors(
+        by_phase={phase: sum(breakdown.values())},
+        breakdowns={phase: breakdown},
+        basis=Basis.ARITHMETIC,
+        low=costs.memory["low"],
+        high=costs.memory["high"],
+        late_bytes=most.late_bytes,
+    )
 
 
-def _sharded_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> dict[str, float]:
-    """Bytes by category at the larger of the peaks of backward and of the optimizer's step."""
-    bound = memory_bound(workload, settings, cluster)
-    held = {"parameters": bound.parameters_bytes, "optimizer": bound.optimizer_bytes}
-    backward = {
-        "gathered": bound.gathered_bytes,
-        "activations": bound.activations_bytes,
-        "logits": bound.logits_bytes,
-    }
-    rest = bound.total_bytes - sum(held.values())
-    if bound.total_bytes > bound.update_bytes:
-        return {**held, "gradients": rest - sum(backward.values()), **backward}
-    gradients = min(bound.parameters_bytes, rest)
-    return {**held, "gradients": gradients, "temporaries": rest - gradients}
+def _arithmetic_bytes(
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
+) -> _Tensors:
+    found = step_memory(workload, settings, cluster)
+    return _Tensors(
+        by_phase={str(phase): size for phase, size in found.by_phase.items()},
+        breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
+        basis=Basis.ARITHMETIC,
+        low=costs.memory["arithmetic_low"],
+        high=costs.memory["arithmetic_high"],
+    )
 
 
-def _communicators(settings: Settings, cluster: Cluster) -> int:
-    """Groups of more than one rank that a rank is in."""
-    dp = settings.data_parallel_size(cluster.world_size)
-    return sum(size > 1 for size in (dp, settings.tp_size, settings.pp_size, cluster.world_size))
-
-
-def _seconds(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, *, piped: bool
-) -> tuple[Quantity, str]:
-    """The step's time, and why it is unknown if it is."""
-    missing = _missing(workload, cluster)
-    if missing:
-        return UNKNOWN, f"time is unknown: {missing} of {cluster.gpu.name} is not known"
-    if not piped:
-        seconds = sharded_step_s(workload, settings, cluster, costs)
-        return _quantity(seconds, costs.time["low"], costs.time["high"]), ""
-    seconds = pipeline_step_s(workload, settings, cluster, costs)
-    kind = "_pipelined" if spans_nodes(settings, cluster) else ""
-    return _quantity(seconds, costs.time[f"low{kind}"], costs.time[f"high{kind}"]), ""
-
-
-def _missing(workload: Workload, cluster: Cluster) -> str:
-    if peak_flops_per_s(workload, cluster) is None:
-        return "the matrix rate"
-    if cluster.gpu.memory_bytes_per_s is None:
-        return "the memory's bandwidth"
-    if cluster.gpus_per_node > 1 and cluster.intra_node.bytes_per_s is None:
-        return "the link within a node"
-    if cluster.nodes > 1 and cluster.inter_node.bytes_per_s is None:
-        return "the link between nodes"
-    return ""
+def _profile_bytes(profile: Profile, settings: Settings, costs: Costs) -> _Tensors:
+    peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
+    return _Tensors(
+        by_phase={phase: float(size) for phase, size in peak.by_phase.items()},
+        breakdowns={peak.phase: {k: float(v) for k, v in peak.breakdown.items()}},
+        basis=Basis.DRY_RUN,
+        low=costs.memory["dry_run_low"],
+        high=costs.memory["dry_run_high"],
+    )
 
 
 def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Quantity) -> Quantity:
@@ -185,7 +286,23 @@ def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Qua
     )
 
 
-def _quantity(value: float, low: float, high: float) -> Quantity:
+def _of(value: float, low: float, high: float) -> Quantity:
     return Quantity(
         value=value, low=low * value, high=high * value, provenance=Provenance.PREDICTED
+    )
+
+
+def _widened(tensors: Quantity, unseen: Quantity) -> Quantity:
+    """With an upper end that holds what is allocated besides, and is in no step's tensors."""
+    assert tensors.high is not None
+    return replace(tensors, high=tensors.high + (unseen.high or 0.0))
+
+
+def _sum(*parts: Quantity) -> Quantity:
+    """Of known quantities; the ends are added, as if all were wrong the same way."""
+    return Quantity(
+        value=sum(part.value or 0.0 for part in parts),
+        low=sum(part.low or 0.0 for part in parts),
+        high=sum(part.high or 0.0 for part in parts),
+        provenance=Provenance.PREDICTED,
     )

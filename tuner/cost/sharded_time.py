@@ -1,92 +1,195 @@
 """Seconds of a step of torch, accelerate and trainer: DDP or FSDP2, and tensor parallelism.
 
-What is hidden: FSDP gathers a layer's parameters while the one before computes, and reduces its
-gradients while the next one's backward runs, so a layer costs the longer of the two; the first
-gather and the last reduction stand alone. DDP reduces beside the last backward. Tensor-parallel
-collectives are waited for. Constants: ``catalog/costs.toml``.
+It prices the list of :func:`tuner.cost.collectives.step_collectives`. What is hidden: FSDP gathers
+a layer's parameters while the one before computes, and reduces its gradients while backward goes
+on, so each pass takes the longer of computing and communicating; the first gather and the last
+reduction stand alone. DDP reduces all but its last bucket beside backward. Tensor-parallel
+collectives are waited for. A GPU computes more slowly while it communicates. Experts are gathered
+or replicated, so there is no all-to-all. Constants: ``catalog/costs.toml``.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster
+from tuner.cost.categories import Phase
+from tuner.cost.collectives import (
+    FSDP,
+    Axis,
+    Op,
+    Overlap,
+    Sizes,
+    StepCollective,
+    axis_sizes,
+    reducing_passes,
+    step_collectives,
+)
 from tuner.cost.compute import stage_compute_s
 from tuner.cost.constants import Costs
-from tuner.cost.links import Group, data_group, gather_s, reduce_s, tensor_group
-from tuner.cost.memory import COMPUTE_BYTES, REDUCE_BYTES, WEIGHT_BYTES
-from tuner.cost.stages import Stage, counts
-from tuner.settings import Checkpointing, Settings, Sharding
-from tuner.workload import Workload
+from tuner.cost.links import axis_group, ring_s
+from tuner.cost.memory import WEIGHT_BYTES
+from tuner.cost.stages import Stage
+from tuner.model import ModelConfig
+from tuner.settings import Checkpointing, Settings
+from tuner.workload import Optimizer, Workload
 
-_FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
 _LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 _ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
 
 
+@dataclass(slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of one optimizer step on the GPU, and on its links."""
+
+    forward: float = 0.0
+    """Computing, over all passes."""
+    backward: float = 0.0
+    """The same, with forward again where activations are checkpointed."""
+    tensor_forward: float = 0.0
+    """Tensor-parallel collectives of forward and loss."""
+    tensor_backward: float = 0.0
+    """The same of backward."""
+    exposed: float = 0.0
+    """First gathers, last reductions."""
+    gathers_forward: float = 0.0
+    """Gathers behind forward."""
+    gathers_backward: float = 0.0
+    """Gathers behind backward."""
+    reductions: float = 0.0
+    """Reductions behind those backward passes that synchronize."""
+    replicas: float = 0.0
+    """The same between nodes under hybrid sharding: on other links."""
+    copied: float = 0.0
+    """Bytes that FSDP2 and DDP copy into and out of their buffers."""
+
+
 def sharded_step_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
     """Seconds of an optimizer step; rates of GPU and links must be known."""
-    steps = settings.gradient_accumulation_steps
-    synced = _micro_batch_s(workload, settings, cluster, costs, reduces=True)
+    s = _step_seconds(workload, settings, cluster, costs)
+    passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
+    busy = costs.time["overlap_cost"]
+    forward = _beside(s.forward + s.tensor_forward, s.gathers_forward, busy)
+    each, gather = (s.backward + s.tensor_backward) / passes, s.gathers_backward / passes
+    backward = (passes - synced) * _beside(each, gather, busy)
+    links = max(gather + s.reductions / synced, s.replicas / synced)
+    backward += synced * _beside(each, links, busy)
+    assert cluster.gpu.memory_bytes_per_s is not None
+    traffic = s.copied + _accumulated_bytes(workload, settings)
     update = _update_s(workload, settings, cluster, costs)
-    if settings.sync_each_batch or steps == 1:
-        return steps * synced + update
-    waiting = _micro_batch_s(workload, settings, cluster, costs, reduces=False)
-    return (steps - 1) * waiting + synced + update
+    return forward + backward + s.exposed + traffic / cluster.gpu.memory_bytes_per_s + update
 
 
-def _micro_batch_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, *, reduces: bool
-) -> float:
-    layers, tp = workload.model.layers, settings.tp_size
-    layer_s = _layer_s(workload, settings, cluster, costs)
-    ends_s = stage_compute_s(workload, settings, cluster, costs, _ENDS)
-    forward, backward = layer_s / 3, 2 * layer_s / 3
-    whole = workload.model.parameters / tp
-    one = counts(workload.model).layer / tp
-    group, replicas = _groups(settings, cluster)
-    assert workload.reduce_dtype is not None
-    reduction = REDUCE_BYTES[workload.reduce_dtype]
-    if settings.sharding not in _FSDP:
-        traffic = reduces * reduce_s(reduction * whole, group, cluster, costs)
-        exposed = max(costs.time["data_exposed"] * traffic, traffic - layers * backward)
-        return layers * layer_s + ends_s + exposed
-    gather = gather_s(COMPUTE_BYTES[workload.precision] * one, group, cluster, costs)
-    scatter = reduces * gather_s(reduction * one, group, cluster, costs)
-    scatter += reduces * reduce_s(reduction * one / group.ranks, replicas, cluster, costs)
-    again = 0.0 if settings.sharding is Sharding.SHARD_GRAD_OP else gather
-    # Gathers and reductions share the links.
-    hidden = layers * (max(forward, gather) + max(backward, again + scatter))
-    return hidden + ends_s + gather + scatter
+def _beside(computing: float, communicating: float, busy: float) -> float:
+    """Both at once: the longer, and what the one loses to the other while both go on."""
+    return max(computing, communicating) + busy * min(computing, communicating)
 
 
-def _layer_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
-    """Forward and backward of one layer: the longer of the GPU's path and the host's."""
-    gpu = stage_compute_s(workload, settings, cluster, costs, _LAYER)
-    if settings.tp_size > 1:
-        group = tensor_group(cluster, settings.tp_size)
-        size = COMPUTE_BYTES[workload.precision] * workload.model.hidden_size
-        size *= settings.micro_batch_size * workload.sequence_length
-        number = costs.time["tp_collectives"] + 2 * settings.tp_recompute_allgather
-        gpu += number * gather_s(size, group, cluster, costs)
-    again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
-    return max(gpu, again * costs.time["torch_host_s"])
+def _step_seconds(
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
+) -> StepSeconds:
+    """The step's collectives, each priced on its links, beside what is computed."""
+    sizes = axis_sizes(settings, cluster)
+    found = StepSeconds()
+    _compute(found, workload, settings, cluster, costs)
+    for item in step_collectives(workload, settings, cluster):
+        seconds = _collective_s(item, sizes, cluster, costs)
+        if item.axis is Axis.TP:
+            if item.phase is Phase.BACKWARD:
+                found.tensor_backward += seconds
+            else:
+                found.tensor_forward += seconds
+            continue
+        if item.axis is not Axis.DP_REPLICATE:
+            found.copied += (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
+        if item.overlap is Overlap.EXPOSED:
+            found.exposed += seconds
+        elif item.axis is Axis.DP_REPLICATE:
+            found.replicas += seconds
+        elif item.op is not Op.ALL_GATHER:
+            found.reductions += seconds
+        elif item.phase is Phase.BACKWARD:
+            found.gathers_backward += seconds
+        else:
+            found.gathers_forward += seconds
+    if settings.cpu_offload:
+        _offload(found, workload, settings, sizes, cluster)
+    return found
 
 
-def _groups(settings: Settings, cluster: Cluster) -> tuple[Group, Group]:
-    """Ranks that shard among themselves, and ranks that hold equal shards."""
-    dp = settings.data_parallel_size(cluster.world_size)
-    if settings.sharding is not Sharding.HYBRID_SHARD:
-        return data_group(cluster, settings.tp_size, dp), Group(ranks=1, ranks_per_node=1)
-    within = max(1, dp // cluster.nodes)
-    own = Group(ranks=within, ranks_per_node=within)
-    return own, Group(ranks=cluster.nodes, ranks_per_node=1)
+def _collective_s(item: StepCollective, sizes: Sizes, cluster: Cluster, costs: Costs) -> float:
+    group = axis_group(item.axis, sizes, cluster)
+    twice = item.op is Op.ALL_REDUCE
+    return ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
+
+
+def _compute(
+    found: StepSeconds, workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
+) -> None:
+    """Layers take the longer of the GPU's path and the host's, which launches kernels."""
+    again = settings.activation_checkpointing is Checkpointing.FULL
+    passes, layers = settings.gradient_accumulation_steps, workload.model.layers
+    gpu = stage_compute_s(workload, settings, cluster, costs, _LAYER) / (4 if again else 3)
+    host = costs.time["torch_host_s"] / 3
+    part = passes * layers * max(gpu, host)
+    ends = passes * stage_compute_s(workload, settings, cluster, costs, _ENDS) / 3
+    found.forward, found.backward = part + ends, (2 + again) * part + 2 * ends
+
+
+@lru_cache(maxsize=64)
+def _parameters(model: ModelConfig) -> int:
+    return model.parameters
+
+
+def _shard_parameters(workload: Workload, settings: Settings, sizes: Sizes) -> float:
+    """Parameters that a rank updates."""
+    parameters = _parameters(workload.model) / sizes.tp
+    return parameters / sizes.shard if settings.sharding in FSDP else parameters
+
+
+def host_bytes_per_s(cluster: Cluster) -> float | None:
+    """The GPU's link to the host's memory, in one direction; ``None`` outside the catalogue."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    return None if kind is None else kind.host_bytes_per_s
+
+
+def _offload(
+    found: StepSeconds, workload: Workload, settings: Settings, sizes: Sizes, cluster: Cluster
+) -> None:
+    """Shards come from the host before each gather, reduced gradients go there."""
+    rate = host_bytes_per_s(cluster)
+    assert rate is not None
+    shard = WEIGHT_BYTES[workload.precision] * _shard_parameters(workload, settings, sizes)
+    once, passes = shard / rate, settings.gradient_accumulation_steps
+    found.gathers_forward += passes * once
+    found.gathers_backward += passes * once * (found.gathers_backward > 0)
+    found.reductions += reducing_passes(settings) * once
+
+
+def _accumulated_bytes(workload: Workload, settings: Settings) -> float:
+    """Adding gradients to those of earlier micro-batches: two reads and a write."""
+    parameters = _parameters(workload.model) / settings.tp_size
+    if settings.sharding in FSDP and settings.sync_each_batch:
+        return 0.0  # shards are added, which is little
+    number = WEIGHT_BYTES[workload.precision]
+    return 3 * number * parameters * (settings.gradient_accumulation_steps - 1)
+
+
+UPDATE_PASSES = {Optimizer.ADAMW: (20, 0), Optimizer.ADAMW_8BIT: (3, 4), Optimizer.SGD: (3, 0)}
+"""Traffic of an update per parameter: numbers in the weights' precision, and bytes beside them.
+
+AdamW of torch is ``foreach`` (``_multi_tensor_adam`` in torch/optim/adam.py): decay 2, first moment
+3, second 2 + 3, root 2, division 2, epsilon 2, update 4. torchao's 8-bit AdamW is one kernel: it
+reads the gradient, reads and writes the weight and two moments of a byte. SGD is one kernel.
+"""
 
 
 def _update_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
-    """The optimizer: 30 bytes per fp32 parameter with Adam, in proportion for others."""
-    parameters = workload.model.parameters / settings.tp_size
-    if settings.sharding in _FSDP:
-        parameters /= _groups(settings, cluster)[0].ranks
-    weight = WEIGHT_BYTES[workload.precision]
+    """The optimizer's step: its traffic, on the device or in the host's memory."""
+    parameters = _shard_parameters(workload, settings, axis_sizes(settings, cluster))
+    numbers, more = UPDATE_PASSES[workload.optimizer]
+    traffic = parameters * (numbers * WEIGHT_BYTES[workload.precision] + more)
+    if settings.cpu_offload:  # ranks of a node share its memory
+        return traffic * cluster.gpus_per_node / costs.time["host_memory_bytes_per_s"]
     assert cluster.gpu.memory_bytes_per_s is not None
-    if settings.cpu_offload:  # gradients out and weights in, over the slower of links
-        assert cluster.inter_node.bytes_per_s is not None
-        return 2 * weight * parameters / cluster.inter_node.bytes_per_s
-    return parameters * 7 * weight / cluster.gpu.memory_bytes_per_s
+    return traffic / cluster.gpu.memory_bytes_per_s

@@ -13,7 +13,7 @@ from tuner.catalog.gpus import (
 )
 from tuner.errors import UnknownNameError, UsageError
 
-FIGURES = {"memory", "rates", "memory_bandwidth", "intra", "inter", "latency"}
+FIGURES = {"memory", "rates", "memory_bandwidth", "intra", "inter", "host", "latency"}
 
 
 def test_the_kinds_that_users_have_are_there() -> None:
@@ -36,6 +36,7 @@ def test_every_kind_is_complete_and_plausible(kind: GpuKind) -> None:
     assert kind.bf16_flops_per_s in (None, kind.fp16_flops_per_s)
     assert 0 < kind.inter_node.bytes_per_s < kind.intra_node.bytes_per_s < kind.memory_bytes_per_s
     assert 0 < kind.intra_node.latency_s < kind.inter_node.latency_s < 1e-3
+    assert 1e10 < kind.host_bytes_per_s < kind.memory_bytes_per_s
 
 
 @pytest.mark.parametrize("kind", gpu_kinds().values(), ids=lambda kind: kind.name)
@@ -49,7 +50,7 @@ def test_no_document_is_unused_and_no_row_has_unknown_fields() -> None:
     used = {key for row in data["kinds"].values() for key in row["sources"].values()}
     assert used == set(data["documents"])
     known = {"title", "driver_names", "memory_mib", "bf16_tflops", "fp16_tflops", "fp32_tflops"}
-    known |= {"memory_gb_per_s", "intra", "inter", "sources", "note"}
+    known |= {"memory_gb_per_s", "intra", "inter", "host_gb_per_s", "sources", "note"}
     assert all(set(row) <= known for row in data["kinds"].values())
 
 

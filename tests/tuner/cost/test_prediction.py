@@ -1,5 +1,7 @@
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -7,10 +9,12 @@ from hypothesis import strategies as st
 
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
+from tuner.cost.categories import Basis
 from tuner.cost.constants import default_costs
 from tuner.cost.links import Group, gather_s, reduce_s
 from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
+from tuner.cost.script import Script
 from tuner.cost.stages import stage_parameters, stages
 from tuner.framework import FrameworkName
 from tuner.quantity import Provenance
@@ -79,9 +83,9 @@ def test_what_nanotron_cannot_run_is_refused() -> None:
 def test_zero1_shards_what_belongs_to_the_optimizer() -> None:
     ddp = predicted("sharding=ddp").breakdown
     zero1 = predicted("sharding=zero1").breakdown
-    assert zero1["optimizer"] == pytest.approx(ddp["optimizer"] / 8)
-    assert ddp["optimizer"] == pytest.approx(12 * read("llama-3.1-8b").parameters, rel=1e-3)
-    for name in ("parameters", "gradients", "activations", "logits"):
+    assert zero1["optimizer_state"] == pytest.approx(ddp["optimizer_state"] / 8)
+    assert ddp["optimizer_state"] == pytest.approx(12 * read("llama-3.1-8b").parameters, rel=1e-3)
+    for name in ("parameters", "gradients_unsharded", "activations", "logits_and_loss"):
         assert zero1[name] == ddp[name]
 
 
@@ -153,6 +157,99 @@ def test_collectives() -> None:
     assert gather_s(1e9, across, cluster, costs) > gather_s(1e9, eight, cluster, costs)
     assert gather_s(0, across, cluster, costs) == 7 * costs.time["inter_step_s"]
     assert reduce_s(1e9, eight, cluster, costs) == 2 * gather_s(1e9, eight, cluster, costs)
+
+
+@dataclass(frozen=True)
+class FakePeak:
+    total_bytes: int = 30 * GIB
+    phase: str = "backward"
+    by_phase: Mapping[str, int] = field(
+        default_factory=lambda: {
+            "forward": 20 * GIB,
+            "loss": 29 * GIB,
+            "backward": 30 * GIB,
+            "optimizer": 10 * GIB,
+        }
+    )
+    breakdown: Mapping[str, int] = field(
+        default_factory=lambda: {"parameters": 10 * GIB, "activations": 20 * GIB}
+    )
+
+
+class FakeProfile:
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
+        self.asked.append((micro_batch_size, accumulation))
+        return FakePeak()
+
+
+def with_profile(**more: Any) -> Prediction:
+    text = "sharding=full_shard,micro_batch_size=3,gradient_accumulation_steps=5"
+    profile = FakeProfile()
+    found = predict(
+        workload(),
+        parse_cluster("8xh100-80gb"),
+        TORCH,
+        parse_settings(text),
+        profile=profile,
+        **more,
+    )
+    assert profile.asked == [(3, 5)]
+    return found
+
+
+def test_a_profiles_memory_is_taken_as_it_is() -> None:
+    found = with_profile()
+    assert found.basis is Basis.DRY_RUN
+    assert found.allocated_bytes.value == 30 * GIB
+    assert found.allocated_bytes.low == pytest.approx(30 * GIB, rel=0.02)
+    assert dict(found.by_phase) == FakePeak().by_phase
+    assert dict(found.breakdown) == FakePeak().breakdown
+    arithmetic = predicted("sharding=full_shard", framework=TORCH)
+    assert arithmetic.basis is Basis.ARITHMETIC
+    assert arithmetic.by_phase.keys() == found.by_phase.keys()
+    assert max(arithmetic.by_phase.values()) == pytest.approx(value(arithmetic, "allocated_bytes"))
+    assert found.step_time_s.value is not None
+
+
+def test_what_a_script_keeps_counts_in_its_phase() -> None:
+    """Keys and values of all layers, and logits, of the step before."""
+    plain, kept = with_profile(), with_profile(script=Script(use_cache=True, keeps_outputs=True))
+    tokens = 3 * 4096
+    cache = 2 * 2 * tokens * 32 * 8 * 128
+    logits = 2 * tokens * 128256
+    assert kept.by_phase["loss"] - plain.by_phase["loss"] == cache + logits
+    assert kept.by_phase["backward"] - plain.by_phase["backward"] == logits
+    assert kept.allocated_bytes.value == max(kept.by_phase.values())
+    assert sum(kept.breakdown.values()) == pytest.approx(max(kept.by_phase.values()))
+
+
+def test_a_limit_in_bytes_is_taken_as_it_is() -> None:
+    outside = with_profile().context_bytes + with_profile().communicator_bytes
+    tight = with_profile(limit_bytes=int(30 * GIB + outside), headroom=0.5)
+    assert tight.fits
+    assert tight.limit_bytes == 30 * GIB + outside
+    assert not with_profile(limit_bytes=int(30 * GIB + outside) - 1).fits
+
+
+def test_a_cpu_has_memory_and_no_time() -> None:
+    found = predicted("sharding=full_shard,micro_batch_size=2", "4xcpu", TORCH, "smollm2-135m", 256)
+    assert found.step_time_s.provenance is found.tokens_per_s_per_gpu.provenance
+    assert found.step_time_s.provenance is Provenance.UNKNOWN
+    assert "CPU" in found.why
+    assert found.allocated_bytes.provenance is Provenance.PREDICTED
+    assert found.context_bytes == found.communicator_bytes == 0
+    assert found.device_bytes.value == found.allocated_bytes.value
+
+
+def test_dry_runs_have_narrower_intervals() -> None:
+    wide = predicted("sharding=full_shard", framework=TORCH).allocated_bytes
+    narrow = with_profile().allocated_bytes
+    assert wide.low is not None
+    assert narrow.low is not None
+    assert narrow.low / (narrow.value or 1) > wide.low / (wide.value or 1)
 
 
 def test_json_and_sums() -> None:

@@ -1,0 +1,173 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tuner.catalog.models import read
+from tuner.cluster import parse_cluster
+from tuner.cost.categories import Basis
+from tuner.cost.explain import Change, explain_memory, memory_changes
+from tuner.cost.memory import step_memory
+from tuner.cost.stages import stage_parameters, stages
+from tuner.framework import framework
+from tuner.settings import Settings, parse_settings
+from tuner.study import Question
+from tuner.workload import Workload
+
+GIB = 2**30
+CODELLAMA = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=16"
+
+
+def question(
+    model: str = "codellama-34b",
+    cluster: str = "8xa100-80gb",
+    stack: str = "torch",
+    batch: int = 128,
+    sequence_length: int = 1024,
+) -> Question:
+    return Question(
+        workload=Workload(
+            model=read(model), sequence_length=sequence_length, global_batch_size=batch
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework(stack),
+    )
+
+
+def changes(
+    text: str, of: Question, profiles: Mapping[Settings, Any] | None = None
+) -> list[Change]:
+    return list(memory_changes(of, parse_settings(text), profiles=profiles or {}))
+
+
+def one(found: list[Change], knob: str, value: str) -> Change:
+    (change,) = (c for c in found if (c.knob, c.value) == (knob, value))
+    return change
+
+
+def sentences(text: str, of: Question, profiles: Mapping[Settings, Any] | None = None) -> list[str]:
+    return list(
+        explain_memory(
+            of.workload, of.cluster, of.framework, parse_settings(text), profiles=profiles or {}
+        )
+    )
+
+
+def test_the_headline_knob() -> None:
+    change = one(changes(CODELLAMA, question()), "sync_each_batch", "false")
+    # whole gradients of 34 billion parameters in bf16, less what the peak of the optimizer hides
+    assert change.change_bytes / GIB == pytest.approx(92.0 - 39.3, rel=0.03)
+    told = str(change)
+    assert told.startswith("`sync_each_batch=false` would add 5")
+    assert "GiB: FSDP keeps the unsharded gradients until the last micro-batch" in told
+
+
+def test_differences_are_those_of_the_arithmetic() -> None:
+    of, text = question("llama-3.1-8b", "8xh100-80gb"), "sharding=full_shard,micro_batch_size=4"
+    text += ",gradient_accumulation_steps=4"
+    before = step_memory(of.workload, parse_settings(text), of.cluster).total_bytes
+    for change in changes(text, of):
+        if change.knob not in ("activation_checkpointing", "sharding"):
+            continue
+        other = parse_settings(f"{text},").as_dict() | {change.knob: change.value}
+        after = step_memory(of.workload, Settings.from_dict(other), of.cluster).total_bytes
+        assert change.change_bytes == pytest.approx(after - before)
+
+
+def test_the_first_sentence_says_where_it_goes() -> None:
+    first, *_ = sentences(CODELLAMA, question())
+    assert first.startswith("By arithmetic the peak of 39.3 GiB is in the optimizer's step:")
+    assert "15.7 GiB of optimizer state" in first
+
+
+def test_each_live_knob_is_told_once_for_each_neighbor() -> None:
+    text = "sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2"
+    of = question("llama-3.1-8b", "2x8xh100-80gb")
+    found = changes(f"{text},gradient_accumulation_steps=8", of)
+    assert [(c.knob, c.value) for c in found] == [
+        ("sync_each_batch", "false"),
+        ("tp_recompute_allgather", "false"),
+        ("activation_checkpointing", "full"),
+        ("sharding", "shard_grad_op"),
+        ("sharding", "hybrid_shard"),
+        ("micro_batch_size", "4"),
+        ("micro_batch_size", "1"),
+        ("tp_size", "4"),
+        ("tp_size", "1"),
+        ("optimizer", "adamw_8bit"),
+    ]
+    signs = [c.change_bytes > 0 for c in found]
+    assert signs == [True, True, False, True, True, True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "dead"),
+    [
+        ("sharding=full_shard,micro_batch_size=16", "sync_each_batch"),  # one micro-batch
+        (CODELLAMA, "tp_recompute_allgather"),  # tp_size 1
+        (CODELLAMA, "pp_size"),
+    ],
+)
+def test_dead_and_illegal_knobs_are_left_out(text: str, dead: str) -> None:
+    assert dead not in {change.knob for change in changes(text, question())}
+
+
+def test_nanotrons_knobs() -> None:
+    of = question("llama-3.1-8b", "8xh100-80gb", "nanotron", 256)
+    found = changes("sharding=ddp,tp_size=2,pp_size=2,gradient_accumulation_steps=128", of)
+    assert {c.knob for c in found} >= {"sharding", "tp_recompute_allgather", "pp_size", "tp_size"}
+    assert not {c.knob for c in found} & {"sync_each_batch", "optimizer"}
+    zero1 = one(found, "sharding", "zero1")
+    model = of.workload.model
+    own = stage_parameters(model, stages(model, 2)[0]) / 2  # tp_size
+    assert zero1.change_bytes == pytest.approx(-12 * own / 2)  # two data-parallel ranks
+
+
+def test_what_does_not_change_the_peak_is_said_so() -> None:
+    of = question("llama-3.1-8b", "8xh100-80gb")
+    text = "sharding=ddp,activation_checkpointing=full,gradient_accumulation_steps=16"
+    sync = one(changes(text, of), "sync_each_batch", "false")
+    assert sync.change_bytes == 0
+    assert "hardly change" in str(sync)
+
+
+@dataclass(frozen=True)
+class FakePeak:
+    total_bytes: int
+    phase: str = "backward"
+
+    @property
+    def by_phase(self) -> Mapping[str, int]:
+        return {"forward": 1, "loss": 1, "backward": self.total_bytes, "optimizer": 1}
+
+    @property
+    def breakdown(self) -> Mapping[str, int]:
+        return {"activations": self.total_bytes}
+
+
+@dataclass(frozen=True)
+class FakeProfile:
+    gib: int
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
+        return FakePeak(total_bytes=self.gib * micro_batch_size * GIB)
+
+
+def test_both_figures_are_of_one_basis() -> None:
+    sync = parse_settings(CODELLAMA).settings_class
+    no_sync = parse_settings(f"{CODELLAMA},sync_each_batch=false").settings_class
+    profiles = {sync: FakeProfile(40), no_sync: FakeProfile(95)}
+    found = changes(CODELLAMA, question(), profiles)
+    both = one(found, "sync_each_batch", "false")
+    assert (both.basis, both.change_bytes) == (Basis.DRY_RUN, 55 * GIB)
+    assert str(both).startswith("`sync_each_batch=false` would add 55.0 GiB: FSDP")
+    larger = one(found, "micro_batch_size", "2")
+    assert (larger.basis, larger.change_bytes) == (Basis.DRY_RUN, 40 * GIB)
+    only_one = one(found, "activation_checkpointing", "none")
+    assert only_one.basis is Basis.ARITHMETIC
+    bare = one(changes(CODELLAMA, question()), "activation_checkpointing", "none")
+    assert only_one.change_bytes == bare.change_bytes
+    assert "(both by arithmetic)" in str(only_one)
+    first, *_ = sentences(CODELLAMA, question(), profiles)
+    assert first == "By a dry run the peak of 40.0 GiB is in backward: 40.0 GiB of activations."

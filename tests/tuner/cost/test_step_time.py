@@ -1,0 +1,107 @@
+from dataclasses import replace
+
+import pytest
+
+from tuner.catalog.models import read
+from tuner.cluster import Cluster, Device, Gpu, Link, parse_cluster
+from tuner.cost.constants import default_costs
+from tuner.cost.step_time import missing_rate, step_time
+from tuner.framework import FrameworkName
+from tuner.quantity import Provenance, Quantity
+from tuner.settings import parse_settings
+from tuner.workload import Precision, Workload
+
+TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON
+
+
+def asked(
+    text: str,
+    cluster: str | Cluster,
+    framework: FrameworkName = TORCH,
+    precision: Precision = Precision.BF16,
+) -> tuple[Quantity, str]:
+    workload = Workload(
+        model=read("llama-3.2-1b"),
+        sequence_length=2048,
+        global_batch_size=64,
+        precision=precision,
+    )
+    where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    return step_time(workload, parse_settings(text), where, framework, default_costs())
+
+
+def width(quantity: Quantity) -> float:
+    assert quantity.low is not None
+    assert quantity.high is not None
+    return quantity.high / quantity.low
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "why"),
+    [
+        ("", "cpu:2", "CPU"),
+        ("", "8xv100-32gb", "matrix rate"),
+        ("sharding=full_shard,cpu_offload=true", "known", "host"),
+        ("sharding=full_shard", "no links", "within a node"),
+        ("sharding=hybrid_shard", "no network", "between nodes"),
+        ("tp_size=8", "no memory rate", "bandwidth"),
+    ],
+)
+def test_what_is_not_known_is_said(text: str, cluster: str, why: str) -> None:
+    found, reason = asked(text, special(cluster))
+    assert found.provenance is Provenance.UNKNOWN
+    assert found.value is None
+    assert why in reason
+
+
+def special(name: str) -> str | Cluster:
+    """An H100 of the user's own, with something missing."""
+    h100 = parse_cluster("2x8xh100-80gb")
+    own = replace(h100, gpu=replace(h100.gpu, name="mine"))
+    if name == "no memory rate":
+        return replace(own, gpu=replace(own.gpu, memory_bytes_per_s=None))
+    if name == "no network":
+        return replace(own, inter_node=Link())
+    if name == "no links":
+        return replace(own, intra_node=Link())
+    return own if name == "known" else name
+
+
+def test_links_that_are_not_used_need_not_be_known() -> None:
+    alone = replace(parse_cluster("8xh100-80gb"), inter_node=Link())
+    assert asked("sharding=full_shard", alone)[1] == ""
+    one = replace(parse_cluster("h100-80gb"), inter_node=Link(), intra_node=Link())
+    assert asked("", one)[1] == ""
+    within = replace(parse_cluster("4x1xh100-80gb"), intra_node=Link())
+    assert asked("sharding=full_shard", within)[1] == ""
+
+
+def test_fp32_needs_its_own_rate() -> None:
+    assert asked("", "8xv100-32gb", precision=Precision.FP32)[1] == ""
+    cluster = parse_cluster("h100-80gb")
+    unknown = replace(cluster, gpu=replace(cluster.gpu, fp32_flops_per_s=None))
+    assert "matrix rate" in asked("", unknown, precision=Precision.FP32)[1]
+
+
+def test_intervals_are_wider_where_nothing_was_fitted() -> None:
+    fitted, _ = asked("sharding=zero1", "8xh100-80gb", NANOTRON)
+    other_gpu, _ = asked("sharding=zero1", "8xa100-80gb", NANOTRON)
+    other_stack, _ = asked("sharding=full_shard", "8xh100-80gb", TORCH)
+    assert width(fitted) < width(other_gpu)
+    assert width(fitted) < width(other_stack)
+    for quantity in (fitted, other_gpu, other_stack):
+        assert quantity.value is not None
+        assert quantity.low is not None
+        assert quantity.high is not None
+        assert quantity.low < quantity.value < quantity.high
+        assert quantity.provenance is Provenance.PREDICTED
+
+
+def test_nanotrons_groups_count_too() -> None:
+    gpu = Gpu(name="mine", device=Device.CUDA, memory_bytes=2**36, memory_bytes_per_s=3e12,
+              dense_bf16_flops_per_s=1e15)  # fmt: skip
+    cluster = Cluster(nodes=2, gpus_per_node=1, gpu=gpu, intra_node=Link(), inter_node=Link())
+    workload = Workload(model=read("llama-3.2-1b"), sequence_length=128, global_batch_size=8)
+    for text in ("pp_size=2", "sharding=zero1"):
+        reason = missing_rate(workload, parse_settings(text), cluster, piped=True)
+        assert "between nodes" in reason

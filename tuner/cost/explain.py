@@ -1,0 +1,215 @@
+"""Where a step's memory goes, and what each knob would save or cost, in plain sentences."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.cluster import Cluster
+from tuner.cost.categories import Basis
+from tuner.cost.explain_words import (
+    CATEGORY_WORDS,
+    EIGHT_BIT,
+    NOT_EIGHT_BIT,
+    PHASE_WORDS,
+    reason,
+)
+from tuner.cost.prediction import Prediction, Profile, predict
+from tuner.errors import UsageError
+from tuner.framework import Framework, FrameworkName
+from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.sizes import size_text
+from tuner.space import check_settings
+from tuner.study import Question
+from tuner.workload import Optimizer, Workload
+
+MOST_CATEGORIES = 3
+"""Categories that the first sentence names."""
+SMALLEST_SHARE = 0.002
+"""Part of the peak that a knob must change to be said to change it."""
+ORDER = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
+"""Shardings by what is split; a step in it is one stronger or weaker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What another value of one knob does to the peak."""
+
+    knob: str
+    """Its name, or ``optimizer``."""
+    value: str
+    """The other value, as a user writes it."""
+    change_bytes: float
+    """Added to the peak; negative where it saves."""
+    reason: str
+    """The physical reason."""
+    basis: Basis
+    """What both figures were computed from."""
+    dry_run_peak: bool = False
+    """Whether the sentence's basis is worth telling: the settings themselves were dry-run."""
+
+    def __str__(self) -> str:
+        told = f"`{self.knob}={self.value}` would"
+        if not self.change_bytes:
+            return f"{told} hardly change the peak: it is not what the peak is made of"
+        verb = "add" if self.change_bytes > 0 else "save"
+        by = " (both by arithmetic)" if self.dry_run_peak and self.basis is Basis.ARITHMETIC else ""
+        return f"{told} {verb} {size_text(abs(self.change_bytes))}{by}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    question: Question
+    profiles: Mapping[Settings, Profile]
+
+    def predict(self, settings: Settings, *, dry: bool) -> Prediction:
+        profile = self.profiles.get(settings.settings_class) if dry else None
+        q = self.question
+        return predict(q.workload, q.cluster, q.framework, settings, profile=profile)
+
+
+def explain_memory(
+    workload: Workload,
+    cluster: Cluster,
+    framework: Framework | FrameworkName,
+    settings: Settings,
+    *,
+    profiles: Mapping[Settings, Profile],
+) -> tuple[str, ...]:
+    """One sentence on where the memory goes, and one for each knob's neighbouring values.
+
+    Both figures of a difference are of one basis: dry runs where both classes have a profile,
+    arithmetic for both otherwise. Values that are illegal or dead in these settings are left out.
+
+    Args:
+        workload: what is trained.
+        cluster: where.
+        framework: with which stack.
+        settings: legal ones.
+        profiles: dry runs by class (:func:`tuner.dryrun.class_of`).
+    """
+    if isinstance(framework, FrameworkName):
+        framework = Framework(name=framework)
+    question = Question(workload=workload, cluster=cluster, framework=framework)
+    asked = _Asked(question=question, profiles=profiles)
+    told = [_whole(asked.predict(settings, dry=True), cluster)]
+    changes = memory_changes(question, settings, profiles=profiles)
+    return (*told, *(f"{change}." for change in changes))
+
+
+def memory_changes(
+    question: Question, settings: Settings, *, profiles: Mapping[Settings, Profile]
+) -> tuple[Change, ...]:
+    """What each legal neighbouring value of each live knob would do to the peak."""
+    asked = _Asked(question=question, profiles=profiles)
+    with suppress(UsageError):  # so that a dead knob has its canonical value
+        settings = check_settings(question, settings)
+    changes = []
+    for knob, value in _neighbors(settings):
+        other = _legal(question, settings, knob, value)
+        if other is not None:
+            changes.append(_change(asked, settings, other, knob))
+    return (*changes, *_eight_bit(asked, settings))
+
+
+def _whole(found: Prediction, cluster: Cluster) -> str:
+    """Where the memory goes."""
+    total = found.allocated_bytes.value or 0.0
+    largest = sorted(found.breakdown.items(), key=lambda item: -item[1])[:MOST_CATEGORIES]
+    parts = [f"{size_text(size)} of {CATEGORY_WORDS[name]}" for name, size in largest if size > 0]
+    listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
+    phase = max(found.by_phase, key=lambda name: found.by_phase[name])
+    by = "a dry run" if found.basis is Basis.DRY_RUN else "arithmetic"
+    return (
+        f"By {by} the peak of {size_text(total)} is in {PHASE_WORDS[phase]}: {listed}"
+        f"{', and the rest is less' if len(found.breakdown) > len(parts) else ''}."
+    )
+
+
+def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Knobs and the values that are next to theirs."""
+    yield "sync_each_batch", not settings.sync_each_batch
+    yield "tp_recompute_allgather", not settings.tp_recompute_allgather
+    full = settings.activation_checkpointing is Checkpointing.FULL
+    yield "activation_checkpointing", Checkpointing.NONE if full else Checkpointing.FULL
+    yield from (("sharding", value) for value in _shardings(settings.sharding))
+    for knob in ("micro_batch_size", "tp_size", "pp_size"):
+        size = getattr(settings, knob)
+        yield knob, 2 * size
+        if not size % 2:
+            yield knob, size // 2
+    if settings.cpu_offload:
+        yield "cpu_offload", False
+
+
+def _shardings(sharding: Sharding) -> Iterator[Sharding]:
+    """One step stronger and one weaker."""
+    if sharding in (Sharding.DDP, Sharding.ZERO1):
+        yield Sharding.ZERO1 if sharding is Sharding.DDP else Sharding.DDP
+    if sharding is Sharding.HYBRID_SHARD:
+        yield Sharding.FULL_SHARD
+        yield Sharding.SHARD_GRAD_OP
+    if sharding in ORDER:
+        place = ORDER.index(sharding)
+        yield from ORDER[place + 1 : place + 2]
+        yield from ORDER[max(0, place - 1) : place]
+    if sharding is Sharding.FULL_SHARD:
+        yield Sharding.HYBRID_SHARD
+
+
+def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Settings | None:
+    """The settings with one other value, if that is legal and acts."""
+    wanted = replace(settings, **{knob: value})
+    if knob != "sync_each_batch":
+        wanted = replace(wanted, gradient_accumulation_steps=1)  # derived anew
+    if knob == "tp_size" and value == 1:
+        wanted = replace(wanted, tp_recompute_allgather=False)
+    try:
+        checked = check_settings(question, wanted)
+    except UsageError:
+        return None
+    return checked if getattr(checked, knob) == value else None
+
+
+def _change(asked: _Asked, settings: Settings, other: Settings, knob: str) -> Change:
+    known = asked.profiles
+    dry = settings.settings_class in known and other.settings_class in known
+    before, after = (_peak(asked.predict(s, dry=dry)) for s in (settings, other))
+    difference = after - before if abs(after - before) > SMALLEST_SHARE * before else 0.0
+    value = getattr(other, knob)
+    return Change(
+        knob=knob,
+        value=str(value).lower() if isinstance(value, bool) else str(value),
+        change_bytes=difference,
+        reason=reason(asked.question, settings, other, knob, saves=difference < 0),
+        basis=Basis.DRY_RUN if dry else Basis.ARITHMETIC,
+        dry_run_peak=settings.settings_class in known,
+    )
+
+
+def _peak(prediction: Prediction) -> float:
+    assert prediction.allocated_bytes.value is not None
+    return prediction.allocated_bytes.value
+
+
+def _eight_bit(asked: _Asked, settings: Settings) -> Iterator[Change]:
+    """The other of AdamW's two precisions of state: by arithmetic, for it is another workload."""
+    workload, q = asked.question.workload, asked.question
+    other = {
+        Optimizer.ADAMW: Optimizer.ADAMW_8BIT,
+        Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
+    }.get(workload.optimizer)
+    if other is None or q.framework.name is FrameworkName.NANOTRON:
+        return
+    changed = replace(q, workload=replace(workload, optimizer=other))
+    before = _peak(asked.predict(settings, dry=False))
+    after = _peak(_Asked(question=changed, profiles={}).predict(settings, dry=False))
+    difference = after - before if abs(after - before) > SMALLEST_SHARE * before else 0.0
+    yield Change(
+        knob="optimizer",
+        value=str(other),
+        change_bytes=difference,
+        reason=EIGHT_BIT if other is Optimizer.ADAMW_8BIT else NOT_EIGHT_BIT,
+        basis=Basis.ARITHMETIC,
+        dry_run_peak=settings.settings_class in asked.profiles,
+    )

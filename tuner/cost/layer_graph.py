@@ -1,0 +1,337 @@
+"""The operators of one decoder layer, as transformers 5 and torch run them.
+
+Sizes are bytes per sequence. Under tensor parallelism a rank holds ``1 / tp_size`` of each sequence
+between the blocks, and all of it with ``1 / tp_size`` of the channels inside attention and MLP.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from tuner.cluster import Device
+from tuner.cost.graph import Graph, Program
+from tuner.model import ModelConfig
+from tuner.model_fields import ARCHITECTURES
+
+WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
+"""Model types whose norms multiply by their weight in fp32."""
+_FUSED = frozenset({"gpt2", "gpt_neox", "phi3"})
+"""Model types with one linear for queries, keys and values."""
+_SPELLED_OUT = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"})
+"""Activations that transformers computes operator by operator."""
+
+
+class LayerKey(NamedTuple):
+    """What decides the operators of a layer."""
+
+    model: ModelConfig
+    sequence_length: int
+    compute_bytes: int
+    """Bytes of an element in matrix products."""
+    residual_bytes: int
+    """Bytes of an element between the blocks; under autocast these stay fp32."""
+    tp_size: int
+    recompute: bool
+    """Whether backward gathers activations again (``tp_recompute_allgather``)."""
+    device: Device
+
+
+@lru_cache(maxsize=4096)
+def layer_program(key: LayerKey, *, sparse: bool, sliding: bool) -> Program:
+    """The events of one layer: ``sparse`` with experts, ``sliding`` with windowed attention."""
+    return _Layer(key, sparse=sparse, sliding=sliding).program()
+
+
+class _Layer:
+    """Builds the graph of one layer. ``x`` are tensors of the graph."""
+
+    def __init__(self, key: LayerKey, *, sparse: bool, sliding: bool) -> None:
+        model = key.model
+        self.key, self.model, self.sparse, self.sliding = key, model, sparse, sliding
+        self.architecture, self.fields = ARCHITECTURES[model.model_type], model.fields
+        self.c, self.r, self.tp = key.compute_bytes, key.residual_bytes, key.tp_size
+        self.casts = self.r > self.c
+        self.copies = 2 if key.device is Device.CPU else 1  # gloo scatters a copy
+        self.tokens = key.sequence_length
+        self.hidden = model.hidden_size
+        self.own = key.sequence_length / self.tp
+        """Tokens of a sequence that this rank holds between the blocks."""
+        self.queries = model.heads * model.head_dim / self.tp
+        self.keys = model.kv_heads * model.head_dim / self.tp
+        self.stream = self.r * self.own * self.hidden
+        self.memory: dict[int, int] = {}  # of tensors that are parts of others
+        self.graph = Graph(self.stream, casts_weights=self.casts, keeps_casts=self.tp == 1)
+
+    def program(self) -> Program:
+        """The compiled layer."""
+        if self.model.model_type in ("phi", "gpt_neox"):
+            return self.graph.compile(self._parallel())
+        x = 0
+        for block in (self._attention, self._moe if self.sparse else self._mlp):
+            x = self._add(x, self._after(block(self._before(x))))
+        return self.graph.compile(x)
+
+    def _before(self, x: int) -> int:
+        return x if self.model.model_type == "olmo2" else self._norm(x)
+
+    def _after(self, x: int) -> int:
+        """What some types do with a block's output before it is added."""
+        if self.model.model_type in ("olmo2", "gemma2", "gemma3_text"):
+            return self._norm(x)
+        return self._dropout(x, self.fields.get("resid_pdrop", self.fields.get("hidden_dropout")))
+
+    def _parallel(self) -> int:
+        """Attention and MLP beside each other, on one norm or two."""
+        attention = self._norm(0)
+        mlp = attention if self.model.model_type == "phi" else self._norm(0)
+        side = self._after(self._attention(attention))
+        if self.fields.get("use_parallel_residual") is False:
+            middle = self._add(0, side)
+            return self._add(middle, self._after(self._mlp(self._norm(middle))))
+        return self._add(self._add(side, self._after(self._mlp(mlp))), 0)
+
+    def _add(self, x: int, y: int) -> int:
+        return self.graph.op(self.stream, x, y, passes=True)
+
+    def _dropout(self, x: int, rate: float | None) -> int:
+        """CUDA's kernel keeps a mask of bytes, CPU's one in the tensor's precision."""
+        if not rate:
+            return x
+        mask = (1 if self.key.device is Device.CUDA else self.r) * self.own * self.hidden
+        index = self.graph.next + 1
+        return self.graph.ops((self.stream, mask), x, saves=(index,))[0]
+
+    def _norm(self, x: int, channels: float | None = None, *, inner: bool = False) -> int:
+        """RMSNorm in fp32, or LayerNorm; ``inner`` ones are of tensors in compute precision."""
+        graph, own = self.graph, self.tokens if inner else self.own
+        size = own * (self.hidden if channels is None else channels)
+        width = self.c if inner else self.r
+        if self.architecture.norm_weights == 2:
+            return graph.op(width * size, x, saves=(x,), weight=2 * self.hidden)
+        wide = x if width == 4 else graph.op(4 * size, x)
+        normed = graph.op(
+            4 * size, wide, saves=(wide,), forward_work=4 * size, backward_work=8 * size
+        )
+        if self.model.model_type in WIDE_NORMS:
+            weighed = graph.op(
+                4 * size, normed, saves=(normed,), backward_work=4 * size, weight=self.hidden
+            )
+            return weighed if width == 4 else graph.op(width * size, weighed)
+        narrow = normed if width == 4 else graph.op(width * size, normed)
+        return graph.op(
+            width * size, narrow, saves=(narrow,), backward_work=width * size, weight=self.hidden
+        )
+
+    def _cast(self, x: int, size: float) -> int:
+        """What autocast makes of a linear's input."""
+        return self.graph.op(self.c * size, x) if self.casts else x
+
+    def _columns(self, x: int, outputs: tuple[float, ...]) -> tuple[int, ...]:
+        """Linears that share an input of the hidden size; ``outputs`` are of this rank."""
+        graph, whole = self.graph, self.tokens * self.hidden
+        if self.tp == 1:
+            return tuple(self._linear(x, self.hidden, width) for width in outputs)
+        shard = self._cast(x, self.own * self.hidden)
+        again = self.key.recompute
+        gathered = graph.op(
+            self.c * whole, shard, saves=(shard,) if again else (),
+            forward_work=self.c * whole, backward_work=self.copies * self.c * whole,
+        )  # fmt: skip
+        return graph.ops(
+            [self.c * self.tokens * width for width in outputs], gathered,
+            saves=() if again else (gathered,),
+            backward_work=2 * self.c * whole if again else 0.0,
+            weights=[self.hidden * width for width in outputs],
+        )  # fmt: skip
+
+    def _linear(self, x: int, into: float, out: float, *, wide: bool = True) -> int:
+        """A linear; ``wide`` inputs are in the residual stream's precision."""
+        cast = self._cast(x, self.tokens * into) if wide else x
+        return self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=into * out)
+
+    def _row(self, x: int, into: float) -> int:
+        """The linear that leads back to the hidden size."""
+        out = self._linear(x, into, self.hidden, wide=False)
+        if self.tp == 1:
+            return out
+        whole = self.c * self.tokens * self.hidden
+        return self.graph.op(
+            whole / self.tp, out, forward_work=self.copies * whole, backward_work=whole
+        )
+
+    def _queries_keys_values(self, x: int) -> tuple[int, int, int]:
+        """Three linears, or one whose parts they are."""
+        widths = (self.queries, self.keys, self.keys)
+        if self.model.model_type not in _FUSED:
+            q, k, v = self._columns(x, widths)
+            return q, k, v
+        whole = self._linear(x, self.hidden, sum(widths))
+        sizes = [self.c * self.tokens * width for width in widths]
+        q, k, v = self.graph.ops(sizes, whole, views=True)
+        self.memory = dict.fromkeys((q, k, v), whole)
+        return q, k, v
+
+    def _attention(self, x: int) -> int:
+        q, k, v = self._queries_keys_values(x)
+        if self._norms_queries():
+            q, k = (
+                self._norm(t, width, inner=True) for t, width in ((q, self.queries), (k, self.keys))
+            )
+        if self.architecture.rope is not None:
+            q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
+        dropout = self.fields.get("attention_dropout") or self.fields.get("attn_pdrop")
+        if self.fields.get("attn_logit_softcapping"):
+            return self._row(self._capped(q, k, v), self.queries)
+        if dropout and self.key.device is Device.CPU:
+            return self._row(self._unfused(q, k, v), self.queries)
+        return self._row(self._fused(q, k, v), self.queries)
+
+    def _norms_queries(self) -> bool:
+        head_norms = self.architecture.head_norms
+        flag = self.fields[head_norms] if isinstance(head_norms, str) else head_norms
+        return bool(flag or self.architecture.wide_norms)
+
+    def _rotate(self, x: int, width: float) -> int:
+        """Rotary positions: two products and their sum, of which nothing is kept."""
+        size = self.tokens * width
+        wide = 4 if self.casts else self.c
+        turned = self.graph.op(
+            wide * size, x, forward_work=3 * wide * size, backward_work=2 * wide * size
+        )
+        return self._cast(turned, size)
+
+    def _repeated(self, x: int) -> int:
+        """Keys or values for every query head, where the kernel does not do it itself."""
+        if self.keys == self.queries:
+            return x
+        return self.graph.op(self.c * self.tokens * self.queries, x)
+
+    def _fused(self, q: int, k: int, v: int) -> int:
+        """Flash attention keeps its inputs, its output, and one fp32 per head and token.
+
+        With a window it takes a mask: each layer keeps it in the scores' precision, and keys and
+        values are repeated for all query heads (transformers, ``use_gqa_in_sdpa``).
+        """
+        size, heads = self.c * self.tokens * self.queries, self.model.heads / self.tp
+        first = self.graph.next
+        mask = 0.0
+        if self.sliding:
+            k, v = self._repeated(k), self._repeated(v)
+            first, mask = self.graph.next, self.c * self.tokens**2
+        outputs = (size, 4 * self.tokens * heads, mask)
+        given = (self.memory.get(t, t) for t in (q, k, v))
+        saves = (*given, first, first + 1, first + 2)
+        return self.graph.ops(outputs, q, k, v, saves=saves)[0]
+
+    def _scores(self) -> float:
+        """Scores of all heads of this rank, in elements."""
+        return self.model.heads / self.tp * float(self.tokens) ** 2
+
+    def _capped(self, q: int, k: int, v: int) -> int:
+        """Attention operator by operator, with capped scores."""
+        graph, c, scores = self.graph, self.c, self._scores()
+        size = c * self.tokens * self.queries
+        k, v = self._repeated(k), self._repeated(v)
+        q = graph.op(size, q)
+        raw = graph.op(c * scores, q, k, saves=(q, k), forward_work=c * scores)
+        capped = graph.op(
+            c * scores, raw, output_saved=True, forward_work=c * scores, backward_work=c * scores
+        )
+        masked = graph.op(c * scores, capped, forward_work=c * scores, backward_work=c * scores)
+        soft = graph.op(4 * scores, masked, output_saved=True, backward_work=4 * scores)
+        narrow = soft if c == 4 else graph.op(c * scores, soft)
+        out = graph.op(size, narrow, v, saves=(narrow, v), forward_work=size)
+        return graph.op(size, out)
+
+    def _unfused(self, q: int, k: int, v: int) -> int:
+        """CPU's attention with dropout: in fp32, with its weights, a mask and their product."""
+        graph, scores, size = self.graph, self._scores(), 4 * self.tokens * self.queries
+        k, v = self._repeated(k), self._repeated(v)
+        q, k, v = graph.op(size, q), graph.op(size, k), graph.op(size, v)
+        raw = graph.op(4 * scores, q, k, saves=(q, k), forward_work=4 * scores)
+        soft = graph.op(4 * scores, raw, output_saved=True)
+        first = graph.next
+        dropped = graph.ops((4 * scores, 4 * scores), soft, saves=(first + 1,))[0]
+        out = graph.op(
+            size, dropped, v, saves=(dropped, v), forward_work=self.c * scores if self.c < 4 else 0
+        )
+        return graph.op(self.c * self.tokens * self.queries, out, forward_work=size / 2)
+
+    def _mlp(self, x: int) -> int:
+        width = self.model.intermediate_size / self.tp
+        name = self._activation_name()
+        if not self.architecture.gated:
+            return self._row(self._activated(self._columns(x, (width,))[0], width, name), width)
+        if self.model.model_type == "phi3":
+            return self._row(self._fused_gate(x, width), width)
+        if self.tp > 1:
+            gate, up = self._columns(x, (width, width))
+            active = self._activated(gate, width, name)
+        else:
+            active = self._activated(self._linear(x, self.hidden, width), width, name)
+            up = self._linear(x, self.hidden, width)
+        size = self.c * self.tokens * width
+        return self._row(self.graph.op(size, active, up, saves=(active, up)), width)
+
+    def _fused_gate(self, x: int, width: float) -> int:
+        """Gate and up from one linear."""
+        size = self.c * self.tokens * width
+        both = self._linear(x, self.hidden, 2 * width)
+        gate, up = self.graph.ops((size, size), both, views=True)
+        active = self.graph.op(size, gate, saves=(both,))
+        return self.graph.op(size, active, up, saves=(active, both))
+
+    def _activation_name(self) -> str:
+        names = ("hidden_act", "hidden_activation", "activation_function")
+        return str(next((self.fields[n] for n in names if n in self.fields), "silu"))
+
+    def _activated(self, x: int, width: float, name: str) -> int:
+        graph, size = self.graph, self.c * self.tokens * width
+        if name not in _SPELLED_OUT:
+            return graph.op(size, x, saves=(x,))
+        half = graph.op(size, x)
+        inner = graph.op(
+            size, x, saves=(x,), output_saved=True, forward_work=2 * size, backward_work=3 * size
+        )
+        more = graph.op(size, inner, passes=True)
+        return graph.op(size, half, more, saves=(half, more))
+
+    def _moe(self, x: int) -> int:
+        """A router, and the grouped products of transformers' ``grouped_mm_experts_forward``.
+
+        Tokens are copied for each of their experts. Autocast passes over grouped products, so
+        experts compute in the precision that they get. Each rank's own tokens only.
+        """
+        graph, model, e = self.graph, self.model, self.r
+        chosen = self.own * model.experts_per_token
+        width, experts = model.expert_intermediate_size, model.experts
+        tokens, inner = e * chosen * self.hidden, e * chosen * width
+        weighed = 4.0 * chosen * self.hidden
+        first = graph.next
+        routed = graph.ops(
+            (4 * self.own * experts, 32 * chosen), x, saves=(x, first, first + 1),
+            weights=(experts * self.hidden,),
+        )[0]  # fmt: skip
+        sent = graph.op(tokens, x)
+        into, out_of = experts * 2 * width * self.hidden, experts * width * self.hidden
+        if self.tp > 1:  # replicated weights get their gradients at the block's end, together
+            into, out_of = into + out_of, 0
+        both = graph.op(2 * inner, sent, saves=(sent,), weight=into, casts=False)
+        gate, up = graph.ops((inner, inner), both, views=True)
+        active = graph.op(inner, gate, saves=(both,))
+        product = graph.op(inner, active, up, saves=(active, both))
+        down = graph.op(tokens, product, saves=(product,), weight=out_of, casts=False)
+        scaled = graph.op(weighed, down, routed, saves=(down,), backward_work=weighed)
+        back = graph.op(weighed, scaled)
+        out = graph.op(self.stream, back, forward_work=4 * self.own * self.hidden)
+        shared = self.fields.get("shared_expert_intermediate_size")
+        return self._add(out, self._shared(x, shared)) if shared else out
+
+    def _shared(self, x: int, width: float) -> int:
+        """The expert that every token goes through, and its gate."""
+        size = self.c * self.own * width
+        gate, up = self._linear(x, self.hidden, width), self._linear(x, self.hidden, width)
+        active = self.graph.op(size, gate, saves=(gate,))
+        out = self._linear(
+            self.graph.op(size, active, up, saves=(active, up)), width, self.hidden, wide=False
+        )
+        return self.graph.op(self.stream, out, saves=(out,))

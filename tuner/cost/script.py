@@ -1,0 +1,146 @@
+"""What a training script keeps alive beside the step itself.
+
+The probe program and the scripts that are written for accelerate drop the model's outputs before
+backward and switch its key-value cache off. A user's own loop may do neither, and a case can say
+so. Both facts are of the script; no number here is fitted to a measurement.
+
+Sources, all read:
+
+* ``use_cache`` is true in the published ``config.json`` of most decoders. transformers turns it
+  off only with its own ``gradient_checkpointing``; a checkpoint wrapper around the layers, such as
+  torch's ``apply_activation_checkpointing``, leaves it on.
+* In ``outputs = model(**batch); outputs.loss.backward()`` the name is bound anew only after the
+  next forward has returned, so the last outputs are alive beside those that are being computed.
+* transformers, ``LlamaForCausalLM.forward`` and ``loss/loss_utils.py`` (4.38.2, 4.44.2, 4.45.2,
+  4.46.3, 4.48.3, 4.49.0, 4.50.3, 5.23.0): before 4.46 the model itself turns its logits into
+  fp32; before 4.49 the loss copies them, shifted by one token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tuner.catalog.versions import meets
+from tuner.cost.categories import Category, Phase
+from tuner.cost.shards import COMPUTE_BYTES
+from tuner.errors import UsageError
+from tuner.framework import Framework, FrameworkName
+from tuner.settings import Checkpointing, Settings
+from tuner.workload import Workload
+
+FP32_IN_MODEL = "<4.46"
+"""Releases of transformers whose models return fp32 logits."""
+SHIFTED_COPY = "<4.49"
+"""Releases of transformers whose loss copies the logits, shifted by one token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How the user's training loop is written; the defaults are what is probed and exported.
+
+    Raises:
+        UsageError: a field that is neither true nor false.
+    """
+
+    use_cache: bool = False
+    """The model returns keys and values of all layers with its outputs (``use_cache=True``)."""
+    keeps_outputs: bool = False
+    """A name holds the model's outputs until the next micro-batch's forward has returned."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if not isinstance(given, bool):
+                raise UsageError(f"script.{field.name}", given, "must be true or false")
+
+    def as_dict(self) -> dict[str, bool]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> "Script":
+        """The reverse of :meth:`as_dict`; fields that are left out are false.
+
+        Raises:
+            UsageError: not a table, an unknown field, or a field that is neither true nor false.
+        """
+        if not isinstance(values, Mapping):
+            raise UsageError("script", values, "must be a table")
+        known = {field.name for field in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise UsageError(f"script.{name}", values[name], "no such field")
+        return cls(**values)
+
+
+PLAIN = Script()
+"""A script that keeps nothing."""
+
+
+def script_bytes(
+    workload: Workload,
+    settings: Settings,
+    framework: Framework | FrameworkName,
+    script: Script,
+) -> dict[Phase, dict[Category, float]]:
+    """Bytes to add to each phase of a rank's step, by category; all phases are there.
+
+    The step without them is that of the newest known transformers, with the defaults of
+    :class:`Script`. The loss's bytes of logits may be negative: releases that return fp32 logits
+    do not keep those in the compute precision beside them. A framework without a stated release
+    of transformers means the newest.
+    """
+    logits = _logits(workload, settings)
+    cache = _cache_bytes(workload, settings) if script.use_cache else 0.0
+    returned = _returned_logit_bytes(workload, framework) * logits
+    # Without checkpointing, attention keeps the very same keys and values for its backward.
+    own_cache = cache if settings.activation_checkpointing is Checkpointing.FULL else 0.0
+    kept_cache = cache if script.keeps_outputs else 0.0
+    kept_logits = returned if script.keeps_outputs else 0.0
+    in_forward = {Category.ACTIVATIONS: own_cache + kept_cache}
+    return {
+        Phase.FORWARD: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits},
+        Phase.LOSS: {
+            **in_forward,
+            Category.LOGITS_AND_LOSS: kept_logits + _loss_bytes(workload, framework) * logits,
+        },
+        Phase.BACKWARD: {
+            Category.ACTIVATIONS: own_cache if script.keeps_outputs else 0.0,
+            Category.LOGITS_AND_LOSS: kept_logits,
+        },
+        Phase.OPTIMIZER: {Category.ACTIVATIONS: kept_cache, Category.LOGITS_AND_LOSS: kept_logits},
+    }
+
+
+def _cache_bytes(workload: Workload, settings: Settings) -> float:
+    """Bytes of one micro-batch's keys and values of all layers, in the compute precision."""
+    model = workload.model
+    channels = 2 * model.layers * model.kv_heads * model.head_dim / settings.tp_size
+    return COMPUTE_BYTES[workload.precision] * channels * _tokens(workload, settings)
+
+
+def _logits(workload: Workload, settings: Settings) -> float:
+    """Number of logits of one micro-batch on this rank."""
+    return _tokens(workload, settings) * workload.model.vocab_size / settings.tp_size
+
+
+def _returned_logit_bytes(workload: Workload, framework: Framework | FrameworkName) -> int:
+    """Bytes of a logit among the model's outputs."""
+    return 4 if _has(framework, FP32_IN_MODEL) else COMPUTE_BYTES[workload.precision]
+
+
+def _loss_bytes(workload: Workload, framework: Framework | FrameworkName) -> int:
+    """Bytes per logit that this release's loss needs beyond the newest release's."""
+    compute = COMPUTE_BYTES[workload.precision]
+    replaced = compute if compute < 4 and _has(framework, FP32_IN_MODEL) else 0
+    return 4 * _has(framework, SHIFTED_COPY) - replaced
+
+
+def _has(framework: Framework | FrameworkName, requirement: str) -> bool:
+    if isinstance(framework, FrameworkName) or "transformers" not in framework.versions:
+        return False
+    return meets(framework.versions["transformers"], requirement)
+
+
+def _tokens(workload: Workload, settings: Settings) -> int:
+    return settings.micro_batch_size * workload.sequence_length

@@ -1,0 +1,318 @@
+"""Memory of one optimizer step of torch, accelerate and trainer: what is held when.
+
+The step's last micro-batch is followed from event to event: FSDP2's gathers, copies and reductions
+(:mod:`tuner.cost.wrapping`; as accelerate 1.15 wraps, the embedding, each decoder layer, and the
+last norm with the head are units), autograd through the layers (:mod:`tuner.cost.layer_graph`),
+the loss of transformers 5, and the optimizer. Layers between the first two and the last two are
+passed in one go, for memory in between is a straight line.
+"""
+
+from functools import lru_cache
+
+from tuner.cluster import Cluster
+from tuner.cost.categories import Phase
+from tuner.cost.layer_graph import WIDE_NORMS
+from tuner.cost.shards import NEAR_ENDS, Layer, Span, Unit, copies_whole, state_bytes
+from tuner.cost.tape import (
+    ACTIVATIONS,
+    DDP_BUCKETS,
+    GATHERED_PARAMETERS,
+    GRADIENTS_SHARDED,
+    GRADIENTS_UNSHARDED,
+    LOGITS_AND_LOSS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    TEMPORARIES,
+    Moment,
+)
+from tuner.cost.wrapping import Wrapping
+from tuner.model_fields import ARCHITECTURES
+from tuner.settings import Settings, Sharding
+from tuner.workload import Optimizer, Workload
+
+
+@lru_cache(maxsize=8192)
+def step_moments(
+    workload: Workload, settings_class: Settings, accumulates: bool, cluster: Cluster
+) -> tuple[Moment, ...]:
+    """The highest moments of a step of rank 0.
+
+    Args:
+        workload: what is trained.
+        settings_class: the settings, of which micro-batch size and accumulation are not read.
+        accumulates: whether the step has more than one micro-batch.
+        cluster: where.
+    """
+    step = _Step(workload, settings_class, accumulates, cluster)
+    return step.run()
+
+
+class _Step(Wrapping):
+    """One micro-batch and the optimizer, on a tape."""
+
+    def run(self) -> tuple[Moment, ...]:
+        """Follow the step."""
+        tape = self.tape
+        self._hold()
+        tape.enter(Phase.OPTIMIZER)  # between micro-batches, what waits is there
+        tape.enter(Phase.FORWARD)
+        self._forward()
+        tape.enter(Phase.LOSS)
+        self._loss()
+        tape.enter(Phase.BACKWARD)
+        self._loss_backward()
+        self._backward()
+        tape.enter(Phase.OPTIMIZER)
+        self._update()
+        return tape.moments()
+
+    def _hold(self) -> None:
+        """What is there all the time, and what waits from one micro-batch to the next."""
+        tape, parts = self.tape, self.parts
+        own = parts.shard if self.fsdp else parts.whole
+        tape.fixed(PARAMETERS, self.on_device * self.w * own)
+        state = parts.shard if self.settings.sharding is not Sharding.ZERO1 else own / self.replicas
+        tape.fixed(OPTIMIZER_STATE, self.on_device * state_bytes(self.workload) * state)
+        if not self.fsdp and self.replicas > 1:
+            tape.fixed(DDP_BUCKETS, self.w * own)
+        if self.whole_waits:
+            waiting = (self.reduce if self.fsdp else self.w) * parts.whole
+            tape.fixed(GRADIENTS_UNSHARDED, waiting)
+        elif self.accumulates:
+            tape.fixed(GRADIENTS_SHARDED, self.on_device * self.w * parts.shard)
+
+    def _forward(self) -> None:
+        layers, count = self.parts.layers, len(self.parts.layers)
+        self._embed()
+        self._forward_layer(layers[0], first=True)
+        if count > 2:
+            self._forward_between(self.parts.inner, layers[-2].unit)
+        if count > 1:
+            self._forward_layer(layers[-1])
+        if not self.tied:
+            self.gather(self.parts.tail)
+        self._last_norm()
+        self.tape.sequence(TEMPORARIES, -self.embedded_held)
+
+    def _embed(self) -> None:
+        """Tokens of the whole sequence; tensor parallelism sums and cuts them at the first layer.
+
+        transformers' decoder holds the embedded tokens to its end.
+        """
+        tape, whole = self.tape, self.stream * self.tp
+        self.gather(self.parts.tail if self.tied else self.parts.embedding)
+        if self.tp == 1:
+            tape.sequence(TEMPORARIES, self.stream)
+        else:
+            tape.sequence(TEMPORARIES, 2 * whole)
+            tape.sequence(TEMPORARIES, self.stream - whole)
+            self.embedded_held = whole
+        if not self.tied:
+            self.release(self.parts.embedding)
+
+    def _forward_layer(self, layer: Layer, *, first: bool = False) -> None:
+        self.gather(layer.unit)
+        program = layer.program
+        if self.full:
+            self.replay(program.unsaved)
+            self.tape.sequence(TEMPORARIES, -self.stream)
+            self.tape.sequence(ACTIVATIONS, self.stream)
+        else:
+            self.replay(program.forward)
+        if first and self.tp == 1 and not self.full and not program.saves_input:
+            self.tape.sequence(TEMPORARIES, self.stream)
+            self.embedded_held = self.stream
+        self.release(layer.unit)
+
+    def _forward_between(self, span: Span, unit: Unit) -> None:
+        """All but the first layer and the last; ``unit`` is the last of these."""
+        tape = self.tape
+        tape.sequence(ACTIVATIONS, self._kept(span))
+        tape.fixed(GATHERED_PARAMETERS, self.c * self._cast(span))
+        if not self.fsdp:
+            return
+        if not self.reshards:
+            tape.fixed(GATHERED_PARAMETERS, self.c * span.padded)
+        last = self.c * unit.padded
+        tape.fixed(GATHERED_PARAMETERS, last - self.gathered)
+        self.gathered = last
+
+    def _cast(self, span: Span) -> float:
+        """Elements of layers' weights that stay cast to the end of forward."""
+        return span.unsaved_cast_elements if self.full else span.cast_elements
+
+    def _kept(self, span: Span) -> float:
+        return self.stream * span.count if self.full else span.kept_bytes
+
+    @property
+    def _normed(self) -> tuple[float, float]:
+        """What the last norm keeps, and its output, which the head keeps; per sequence."""
+        if ARCHITECTURES[self.model.model_type].norm_weights == 2:
+            return self.stream, self.stream
+        own = self.stream / self.r
+        if self.model.model_type in WIDE_NORMS:
+            return 8 * own, self.stream
+        return (4 + self.r) * own if self.r < 4 else 8 * own, self.stream
+
+    def _last_norm(self) -> None:
+        kept, out = self._normed
+        self.tape.sequence(ACTIVATIONS, kept + out)
+        self.tape.sequence(TEMPORARIES, -self.stream)
+
+    @property
+    def _head_input(self) -> float:
+        """What the head keeps beside the norm's output: gathered, or cast."""
+        whole = self.c * self.tokens * self.model.hidden_size
+        if self.tp > 1:
+            return 0.0 if self.settings.tp_recompute_allgather else whole
+        return whole if self.casts else 0.0
+
+    @property
+    def _capped(self) -> bool:
+        return bool(self.model.fields.get("final_logit_softcapping"))
+
+    def _loss(self) -> None:
+        """Logits, their fp32 copy, and its log-softmax; capped logits keep their tanh too."""
+        tape, v = self.tape, self.vocabulary
+        if self.tp > 1 and self.settings.tp_recompute_allgather:
+            whole = self.c * self.tokens * self.model.hidden_size
+            tape.sequence(LOGITS_AND_LOSS, whole)
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -whole)
+        else:
+            tape.sequence(LOGITS_AND_LOSS, self._head_input + self.c * v)
+        if self.casts:
+            tape.fixed(GATHERED_PARAMETERS, self.c * self.parts.tail.whole)
+        if self._capped:
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+        wide = 4 * v if self.c < 4 else 0.0
+        tape.sequence(LOGITS_AND_LOSS, wide + 4 * v)
+        if self.fsdp:
+            tape.fixed(GATHERED_PARAMETERS, -self.gathered)
+            self.gathered = 0.0
+        tape.sequence(LOGITS_AND_LOSS, -(wide + self.c * v))
+        if self.casts and self.full:  # autocast forgets its casts; nothing else holds them
+            tape.fixed(GATHERED_PARAMETERS, -self.c * self._cast(self.parts.all_layers))
+
+    # ---------------------------------------------------------------- backward
+
+    def _loss_backward(self) -> None:
+        """Down to the gradient of the last layer's output."""
+        tape, v, tail = self.tape, self.vocabulary, self.parts.tail
+        apart = self.tp == 1
+        tape.sequence(LOGITS_AND_LOSS, 8 * v if apart else 4 * v)
+        tape.sequence(LOGITS_AND_LOSS, -8 * v if apart else -4 * v)
+        if self.c < 4:
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -4 * v)
+        if self._capped:
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -2 * self.c * v)
+        self.prefetch(self.parts.layers[-1].unit)
+        self._head_backward()
+        tape.sequence(LOGITS_AND_LOSS, -min(self.c, 4) * v - self._head_input)
+        if self.casts:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
+        kept, out = self._normed
+        tape.sequence(ACTIVATIONS, -(kept + out))
+        if not self.tied:
+            self.reduce_unit(tail, one_weight=True)
+
+    def _head_backward(self) -> None:
+        tape, whole = self.tape, self.c * self.tokens * self.model.hidden_size
+        again = self.tp > 1 and self.settings.tp_recompute_allgather
+        if again:
+            tape.sequence(TEMPORARIES, 2 * whole)
+            tape.sequence(TEMPORARIES, -whole)
+        if self.tied:  # waits for the embedding's part
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * self.parts.tail.whole)
+        else:
+            self.weight_gradient(self.parts.tail.whole)
+        if again:
+            tape.sequence(TEMPORARIES, -whole)
+        tape.sequence(TEMPORARIES, whole)
+        if self.tp > 1:
+            tape.sequence(TEMPORARIES, whole)
+            tape.sequence(TEMPORARIES, -whole)
+        tape.sequence(TEMPORARIES, self.stream - whole)
+
+    @property
+    def w_gradient(self) -> int:
+        """Bytes of an element of a weight's gradient as autograd makes it."""
+        return self.c if self.fsdp else self.w
+
+    def _backward(self) -> None:
+        layers = self.parts.layers
+        near = min(NEAR_ENDS, len(layers))
+        for index in reversed(range(max(near, len(layers) - NEAR_ENDS), len(layers))):
+            self._backward_layer(index)
+        if self.parts.middle.count:
+            self._backward_between(self.parts.middle)
+        for index in reversed(range(near)):
+            self._backward_layer(index)
+        self._embedding_backward()
+
+    def _backward_layer(self, index: int) -> None:
+        layer = self.parts.layers[index]
+        self.take_prefetched(layer.unit)
+        if index:
+            self.prefetch(self.parts.layers[index - 1].unit)
+        elif not self.tied:
+            self.prefetch(self.parts.embedding)
+        program = layer.program
+        if self.full:
+            self.replay(program.again)
+        self.replay(program.backward)
+        if self.full:
+            saved_twice = self.stream if program.saves_input else 0.0
+            # the graph counts its input where it saves it; here it was there already
+            self.tape.sequence(ACTIVATIONS, saved_twice - self.stream)
+        self.reduce_unit(layer.unit)
+
+    def _backward_between(self, span: Span) -> None:
+        tape = self.tape
+        tape.sequence(ACTIVATIONS, -self._kept(span))
+        if not self.full:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
+        if not self.fsdp:
+            tape.fixed(GRADIENTS_UNSHARDED, 0.0 if self.whole_waits else self.w * span.whole)
+            return
+        if not self.reshards:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * span.padded)
+        if self.whole_waits:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.reduce * span.whole)
+        if self.on_device and not self.adds_up:
+            tape.fixed(GRADIENTS_SHARDED, self.w * span.shard)
+        if self.hybrid and self.reduced_apart:
+            tape.fixed(GRADIENTS_SHARDED, self.reduce * span.shard)
+
+    def _embedding_backward(self) -> None:
+        tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
+        if self.tp > 1:
+            tape.sequence(TEMPORARIES, self.stream * self.tp)
+        if self.tied:
+            # the sum of both parts is a third tensor, as it is wherever a dispatch mode looks on
+            tape.fixed(GRADIENTS_UNSHARDED, 2 * self.w_gradient * tail.whole)
+            tape.fixed(GRADIENTS_UNSHARDED, -2 * self.w_gradient * tail.whole)
+            if self.whole_waits and not (self.fsdp and self.reduce != self.c):
+                tape.fixed(GRADIENTS_UNSHARDED, -self.w_gradient * tail.whole)
+        else:
+            self.take_prefetched(embedding)
+            size = self.w_gradient * embedding.whole
+            tape.fixed(GRADIENTS_UNSHARDED, size)
+            if self.whole_waits and not (self.fsdp and self.reduce != self.c):
+                tape.fixed(GRADIENTS_UNSHARDED, -size)
+        tape.sequence(TEMPORARIES, -self.stream * (self.tp if self.tp > 1 else 0) - self.stream)
+        self.reduce_unit(tail if self.tied else embedding, one_weight=True)
+        tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+        self.reducing = 0.0
+        if self.hybrid and self.reduced_apart:
+            tape.fixed(GRADIENTS_SHARDED, -self.reduce * self.parts.shard)
+
+    def _update(self) -> None:
+        """AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part."""
+        own = self.parts.shard if self.fsdp else self.parts.whole
+        if not self.on_device or self.workload.optimizer is not Optimizer.ADAMW:
+            return
+        copies = own if copies_whole(self.workload, self.cluster) else 2 * self.parts.largest
+        self.tape.fixed(TEMPORARIES, self.w * copies)

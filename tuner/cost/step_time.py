@@ -1,0 +1,91 @@
+"""The predicted step time with its interval, or why it is unknown."""
+
+from collections.abc import Iterator
+
+from tuner.cluster import Cluster, Device
+from tuner.cost.collectives import axis_sizes
+from tuner.cost.compute import peak_flops_per_s
+from tuner.cost.constants import Costs
+from tuner.cost.links import Group, data_group, tensor_group, used_groups
+from tuner.cost.pipeline_time import pipeline_step_s, spans_nodes
+from tuner.cost.sharded_time import host_bytes_per_s, sharded_step_s
+from tuner.framework import FrameworkName
+from tuner.quantity import UNKNOWN, Provenance, Quantity
+from tuner.settings import Settings
+from tuner.workload import Workload
+
+FITTED_GPU = "h100-80gb"
+"""The GPU of the runs that constants were fitted on; all of them are nanotron's."""
+
+
+def step_time(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    framework: FrameworkName,
+    costs: Costs,
+) -> tuple[Quantity, str]:
+    """Seconds of one optimizer step, and the reason where they are unknown.
+
+    Intervals hold 80% of the runs that constants were fitted on; for other frameworks and GPUs they
+    are wider, by the errors on runs that nothing was fitted on (``catalog/costs.toml``).
+
+    Args:
+        workload: what is trained.
+        settings: legal ones.
+        cluster: where.
+        framework: with which stack.
+        costs: constants.
+    """
+    piped = framework is FrameworkName.NANOTRON
+    if missing := missing_rate(workload, settings, cluster, piped=piped):
+        return UNKNOWN, f"time is unknown: {missing}"
+    if piped:
+        seconds = pipeline_step_s(workload, settings, cluster, costs)
+    else:
+        seconds = sharded_step_s(workload, settings, cluster, costs)
+    low, high = _interval(settings, cluster, costs, piped=piped)
+    value = Quantity(
+        value=seconds, low=low * seconds, high=high * seconds, provenance=Provenance.PREDICTED
+    )
+    return value, ""
+
+
+def missing_rate(workload: Workload, settings: Settings, cluster: Cluster, *, piped: bool) -> str:
+    """What would have to be known of the GPU, or of a link that is used; empty if nothing."""
+    if cluster.gpu.device is Device.CPU:
+        return "the speed of CPU ranks is not modelled"
+    unknown = f"of {cluster.gpu.name} is not known"
+    if peak_flops_per_s(workload, cluster) is None:
+        return f"the matrix rate {unknown}"
+    if cluster.gpu.memory_bytes_per_s is None:
+        return f"the memory's bandwidth {unknown}"
+    groups = list(_groups(settings, cluster, piped=piped))
+    if cluster.intra_node.bytes_per_s is None and any(g.ranks_per_node > 1 for g in groups):
+        return "the bandwidth of the link within a node is not known"
+    over = any(g.nodes > 1 for g in groups) or (piped and spans_nodes(settings, cluster))
+    if cluster.inter_node.bytes_per_s is None and over:
+        return "the bandwidth of the link between nodes is not known"
+    if settings.cpu_offload and host_bytes_per_s(cluster) is None:
+        return f"the link to the host's memory {unknown}"
+    return ""
+
+
+def _groups(settings: Settings, cluster: Cluster, *, piped: bool) -> Iterator[Group]:
+    if not piped:
+        yield from used_groups(axis_sizes(settings, cluster), cluster)
+        return
+    dp = settings.data_parallel_size(cluster.world_size)
+    found = (tensor_group(cluster, settings.tp_size), data_group(cluster, settings.tp_size, dp))
+    yield from (group for group in found if group.ranks > 1)
+
+
+def _interval(
+    settings: Settings, cluster: Cluster, costs: Costs, *, piped: bool
+) -> tuple[float, float]:
+    t = costs.time
+    kind = "_pipelined" if piped and spans_nodes(settings, cluster) else ""
+    low, high = t[f"low{kind}"], t[f"high{kind}"]
+    if piped and cluster.gpu.name == FITTED_GPU:
+        return low, high
+    return min(low, t["low_unfitted"]), max(high, t["high_unfitted"])

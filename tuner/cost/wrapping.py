@@ -1,0 +1,172 @@
+"""What wraps the layers does to memory: FSDP2, gradients as they are born, autocast's casts.
+
+FSDP2 as in torch/distributed/fsdp/_fully_shard of torch 2.13, which holds some buffers longer than
+it seems: the last all-gather's in forward, the last reduce-scatter's input in backward.
+"""
+
+from tuner.cluster import Cluster, Device
+from tuner.cost.graph import Event, Kind
+from tuner.cost.shards import (
+    COMPUTE_BYTES,
+    REDUCE_BYTES,
+    WEIGHT_BYTES,
+    Shards,
+    Unit,
+    autocasts,
+    checkpointed,
+    is_fsdp,
+    shards,
+)
+from tuner.cost.tape import (
+    ACTIVATIONS,
+    GATHERED_PARAMETERS,
+    GRADIENTS_SHARDED,
+    GRADIENTS_UNSHARDED,
+    TEMPORARIES,
+    Tape,
+)
+from tuner.settings import Settings, Sharding
+from tuner.workload import Workload
+
+
+class Wrapping:
+    """A tape, and what the wrapper writes on it.
+
+    Args:
+        workload: what is trained.
+        settings: micro-batch size and accumulation are not read.
+        accumulates: whether the step has more than one micro-batch.
+        cluster: where.
+    """
+
+    def __init__(
+        self, workload: Workload, settings: Settings, accumulates: bool, cluster: Cluster
+    ) -> None:
+        self.workload, self.settings, self.cluster = workload, settings, cluster
+        self.model, self.tp = workload.model, settings.tp_size
+        self.tape = Tape()
+        self.parts: Shards = shards(workload, settings, cluster)
+        self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
+        assert workload.reduce_dtype is not None
+        self.reduce = REDUCE_BYTES[workload.reduce_dtype]
+        self.fsdp = is_fsdp(settings, cluster)
+        self.casts = autocasts(workload, settings, cluster)
+        self.r = 4 if self.casts else self.c
+        self.full = checkpointed(settings)
+        self.reshards = self.fsdp and settings.sharding is not Sharding.SHARD_GRAD_OP
+        self.hybrid = settings.sharding is Sharding.HYBRID_SHARD and cluster.nodes > 1
+        self.over_gloo = cluster.gpu.device is Device.CPU
+        self.accumulates = accumulates
+        self.whole_waits = accumulates and (not self.fsdp or not settings.sync_each_batch)
+        self.on_device = not settings.cpu_offload
+        self.tokens = workload.sequence_length
+        self.stream = self.r * self.tokens * self.model.hidden_size / self.tp
+        self.vocabulary = self.tokens * self.model.vocab_size / self.tp
+        self.tied = not self.parts.embedding.whole
+        self.gathered = 0.0  # the last all-gather's buffer, which FSDP2 frees late
+        self.reducing = 0.0  # the last reduce-scatter's input, which it frees late
+        self.embedded_held = 0.0
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that see different data."""
+        return self.settings.data_parallel_size(self.cluster.world_size)
+
+    def gather(self, unit: Unit) -> None:
+        """In forward: the buffer of the gathering stays until the next unit's copy is made."""
+        if not self.fsdp:
+            return
+        size = self.c * unit.padded
+        self.tape.fixed(GATHERED_PARAMETERS, size)
+        self.tape.fixed(GATHERED_PARAMETERS, size)
+        self.tape.fixed(GATHERED_PARAMETERS, -self.gathered)
+        self.gathered = size
+
+    def release(self, unit: Unit) -> None:
+        """After a unit's forward; its parameters are gathered again for backward."""
+        if self.reshards:
+            self.tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+
+    def prefetch(self, unit: Unit) -> None:
+        """In backward the next unit's gathering is started while this one computes."""
+        if self.reshards:
+            self.tape.fixed(GATHERED_PARAMETERS, self.c * unit.padded)
+
+    def take_prefetched(self, unit: Unit) -> None:
+        """The prefetched buffer is copied into parameters, and freed."""
+        if self.reshards:
+            self.tape.fixed(GATHERED_PARAMETERS, self.c * unit.padded)
+            self.tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+
+    def reduce_unit(self, unit: Unit, *, one_weight: bool = False) -> None:
+        """After a unit's backward: free its parameters, copy its gradients, reduce them."""
+        if not self.fsdp:
+            return
+        tape = self.tape
+        tape.fixed(GRADIENTS_UNSHARDED, self.c * unit.summed)
+        tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.summed)
+        tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+        tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+        self.reducing = self.reduce * unit.padded
+        held = self.reduce if self.whole_waits else self.c
+        if self.whole_waits and self.reduce != self.c:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.whole)  # added to what waits
+        tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
+        last = one_weight * held * unit.whole
+        tape.fixed(GRADIENTS_UNSHARDED, last - held * unit.whole)
+        self._keep_reduced(unit, last)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a reduced gradient is added to one that is there already."""
+        return self.accumulates and not self.whole_waits
+
+    @property
+    def reduced_apart(self) -> bool:
+        """Whether what is reduced is not itself the gradient that the optimizer takes."""
+        return self.reduce != self.w or self.adds_up
+
+    def _keep_reduced(self, unit: Unit, last: float) -> None:
+        """The reduced shard; a loop's variable holds the unit's last gradient until then.
+
+        Under hybrid sharding the all-reduce between replicas holds its buffer to the end.
+        """
+        tape, own, reduced = self.tape, self.w * unit.shard, self.reduce * unit.shard
+        tape.fixed(GRADIENTS_SHARDED, reduced)
+        if self.over_gloo:  # it scatters a copy of what it reduces
+            tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
+            tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+        if self.reduce != self.w:
+            tape.fixed(GRADIENTS_SHARDED, own)
+        tape.fixed(GRADIENTS_UNSHARDED, -last)
+        if self.reduced_apart and not self.hybrid:
+            tape.fixed(GRADIENTS_SHARDED, -reduced)
+        if self.reduce != self.w and (self.adds_up or not self.on_device):
+            tape.fixed(GRADIENTS_SHARDED, -own)
+        elif not self.on_device:
+            tape.fixed(GRADIENTS_SHARDED, 0.0 if self.adds_up else -own)
+
+    def weight_gradient(self, elements: float, *, cast: bool = True) -> None:
+        """A gradient is born; where one waits already, it is added to that and dies."""
+        tape = self.tape
+        size = (self.c if self.fsdp else self.w) * elements
+        cast = cast and self.casts
+        if cast:
+            tape.fixed(GRADIENTS_UNSHARDED, self.c * elements)
+        tape.fixed(GRADIENTS_UNSHARDED, size)
+        if cast:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.c * elements)
+        if self.whole_waits and not (self.fsdp and self.reduce != self.c):
+            tape.fixed(GRADIENTS_UNSHARDED, -size)
+
+    def replay(self, events: tuple[Event, ...]) -> None:
+        tape = self.tape
+        for kind, amount in events:
+            if kind is Kind.PASSING:
+                tape.sequence(TEMPORARIES, amount)
+            elif kind is Kind.KEPT:
+                tape.sequence(ACTIVATIONS, amount)
+            elif kind is Kind.CAST:
+                tape.fixed(GATHERED_PARAMETERS, self.c * amount)
+            else:
+                self.weight_gradient(amount, cast=kind is Kind.GRADIENT)
