@@ -1,0 +1,146 @@
+"""What is answered to one case, as plain JSON values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tuner.cases.reading import Case
+from tuner.cluster import Device
+from tuner.cost.constants import default_costs
+from tuner.cost.prediction import Prediction, predict
+from tuner.cost.step_time import step_time
+from tuner.dryrun import Profile
+from tuner.errors import UsageError
+from tuner.quantity import UNKNOWN, Provenance, weakest
+from tuner.settings import Settings
+
+GIB = 2**30
+MOST_NOTES = 3
+"""Sentences that are told of one dry run; it may have one for each layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the dry runs of a case's class have to say."""
+
+    profile: Profile | None = None
+    """Its memory; ``None`` when it was not dry-run, and memory is by arithmetic."""
+    error: str = ""
+    """Why its dry run failed, and nothing is predicted; empty when it did not."""
+
+
+def prediction_of(case: Case, finding: Finding) -> Prediction:
+    """The case's cost; its finding has no error."""
+    question = case.question
+    return predict(
+        question.workload,
+        question.cluster,
+        question.framework,
+        case.settings,
+        headroom=case.headroom,
+        limit_bytes=case.limit_bytes,
+        profile=finding.profile,
+        script=case.script,
+    )
+
+
+def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
+    """What is added to the case: ``fits``, ``memory``, speed, ``provenance``, ``reason``, ...
+
+    When the case's dry run failed, nothing of it is known, and ``reason`` says why.
+    """
+    if finding.error:
+        answer = unknown(finding.error)
+    else:
+        answer = _predicted(case, prediction_of(case, finding))
+    return {**answer, "notes": list(notes_of(case, finding)), "canonical": _knobs(case.settings)}
+
+
+def unknown(reason: str) -> dict[str, Any]:
+    """What is added to a case of which nothing is predicted, with the reason."""
+    nothing = UNKNOWN.as_dict()
+    memory = {"allocated_gib": nothing, "reserved_gib": nothing, "device_gib": nothing}
+    return {
+        "fits": None,
+        "memory": {
+            **memory,
+            "limit_gib": None,
+            "breakdown": {},
+            "by_phase": {},
+            "context_gib": None,
+            "communicator_gib": None,
+            "basis": None,
+        },
+        "tokens_per_s_per_gpu": nothing,
+        "step_time_s": nothing,
+        "provenance": str(Provenance.UNKNOWN),
+        "reason": reason,
+        "notes": [],
+        "canonical": None,
+    }
+
+
+def refusal(error: UsageError) -> dict[str, Any]:
+    """What is added to a case that is wrong."""
+    return {"error": {"field": error.field, "message": " ".join(str(error).split())}}
+
+
+def reason_of(case: Case, found: Prediction) -> str:
+    """Why the case does not fit, and why its speed is unknown; empty when neither is so."""
+    if found.fits or found.step_time_s.value is not None:
+        return found.why
+    question = case.question
+    workload, cluster, name = question.workload, question.cluster, question.framework.name
+    _, unknown = step_time(workload, case.settings, cluster, name, default_costs())
+    return f"{found.why}; {unknown}"
+
+
+def notes_of(case: Case, finding: Finding) -> tuple[str, ...]:
+    """Sentences on knobs that cannot act, and on the dry run."""
+    found = () if finding.profile is None else finding.profile.notes
+    told = [f"of the dry run: {note}" for note in found[:MOST_NOTES]]
+    if len(found) > MOST_NOTES:
+        told.append(f"of the dry run: {len(found) - MOST_NOTES} more of the kind")
+    return (*case.notes, *told)
+
+
+def provenance_of(case: Case, found: Prediction) -> Provenance:
+    """The weakest of the memory's and the speed's; on CPU ranks, which are never priced in
+    seconds, the memory's.
+    """
+    memory = found.allocated_bytes.provenance
+    if case.question.cluster.gpu.device is Device.CPU:
+        return memory
+    return weakest((memory, found.step_time_s.provenance))
+
+
+def _predicted(case: Case, found: Prediction) -> dict[str, Any]:
+    return {
+        "fits": found.fits,
+        "memory": {
+            "allocated_gib": found.allocated_bytes.scaled(1 / GIB).as_dict(),
+            "reserved_gib": found.reserved_bytes.scaled(1 / GIB).as_dict(),
+            "device_gib": found.device_bytes.scaled(1 / GIB).as_dict(),
+            "limit_gib": found.limit_bytes / GIB,
+            "breakdown": _gib(found.breakdown),
+            "by_phase": _gib(found.by_phase),
+            "context_gib": found.context_bytes / GIB,
+            "communicator_gib": found.communicator_bytes / GIB,
+            "basis": str(found.basis),
+        },
+        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu.as_dict(),
+        "step_time_s": found.step_time_s.as_dict(),
+        "provenance": str(provenance_of(case, found)),
+        "reason": reason_of(case, found),
+    }
+
+
+@lru_cache(maxsize=4096)
+def _knobs(settings: Settings) -> Mapping[str, Any]:
+    """Plain values; cases of a file share settings."""
+    return settings.as_dict()
+
+
+def _gib(sizes: Mapping[str, float]) -> dict[str, float]:
+    return {name: size / GIB for name, size in sizes.items()}

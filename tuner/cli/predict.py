@@ -1,0 +1,179 @@
+"""``tuner predict``: memory and speed of given settings, one case or a file of them."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import typer
+
+from tuner.cases import Case, DryRuns, Policy, answer_cases, answer_of, read_case
+from tuner.cases.lines import Stream
+from tuner.cli.console import stdout_console
+from tuner.cli.errors import print_json, report
+from tuner.cli.options import PredictAsked
+from tuner.cli.units import count_text, read_share, read_size, read_whole
+from tuner.cli.watch import watch_of
+from tuner.cluster import parse_cluster
+from tuner.errors import NothingFitsError, ProbeError, TunerError, UsageError
+from tuner.framework import parse_stated_versions
+from tuner.model import load_model
+from tuner.store import open_store
+from tuner.workload import choice
+
+STDIN = "-"
+CLOSED = 128 + signal.SIGPIPE
+"""Exit code when nobody reads stdout any more, as of other programs in a pipe."""
+NEEDED = ("model", "cluster", "global_batch_size", "sequence_length", "settings")
+"""Options without which there is no single case."""
+OF_ALL = ("cases", "dry_runs", "json", "db")
+"""Options that go with ``--cases``."""
+
+
+def run(asked: PredictAsked) -> int:
+    """Answer; the exit code: 0, or 3 for a single case that does not fit.
+
+    Raises:
+        UsageError: an option is wrong, or the file cannot be read; nothing was answered then.
+        TunerError: the single case cannot be answered, or the database cannot be used.
+    """
+    policy = choice("dry_runs", Policy, asked.dry_runs)
+    if asked.cases is None:
+        return _run_one(asked, policy)
+    for field in fields(asked):
+        if field.name not in OF_ALL and (value := getattr(asked, field.name)) is not None:
+            raise UsageError(field.name, value, "goes into each case when there is --cases")
+    with _opened(asked.cases) as file:
+        return _run_all(file, asked, policy)
+
+
+def _run_all(file: Stream, asked: PredictAsked, policy: Policy) -> int:
+    """One line for each case. Wrong ones are counted on stderr."""
+    answered = wrong = 0
+    try:
+        with _dry_runs(asked, policy) as dry_runs:
+            for answer in answer_cases(file, dry_runs):
+                sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
+                sys.stdout.flush()
+                answered += 1
+                wrong += "error" in answer
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
+    if wrong:
+        counted = count_text(answered, "case")
+        typer.echo(f"tuner: {wrong} of {counted} answered with an error", err=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Stream]:
+    """The file of cases.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if path == STDIN:
+        if sys.stdin is None:
+            raise UsageError("cases", path, "cannot be read: stdin is closed")
+        yield cast("Stream", sys.stdin.buffer)
+        return
+    try:
+        file = open(os.path.expanduser(path), "rb")  # noqa: PTH111, PTH123, SIM115
+    except (OSError, ValueError) as error:  # a ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError("cases", path, f"cannot be read: {reason}") from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _dry_runs(asked: PredictAsked, policy: Policy) -> Iterator[DryRuns]:
+    with (
+        open_store(asked.db) as store,
+        watch_of(as_json=asked.json) as watch,
+        DryRuns(store, policy, watch) as dry_runs,
+    ):
+        yield dry_runs
+
+
+# --------------------------------------------------------------------------------------------
+# One case
+# --------------------------------------------------------------------------------------------
+
+
+def _run_one(asked: PredictAsked, policy: Policy) -> int:
+    values = _values(asked)
+    case = _case(values)
+    with _dry_runs(asked, policy) as dry_runs:
+        dry_runs.prepare([case])
+        finding = dry_runs.of(case)
+    answer = answer_of(case, finding)
+    if asked.json:
+        print_json({**values, "framework": case.question.framework.as_dict(), **answer})
+    elif not finding.error:
+        from tuner.cli.predictions import show_prediction  # files of cases need none of it
+
+        show_prediction(stdout_console(), case, finding)
+    if why := _why_not(answer):
+        return report(why, as_json=False)
+    return 0
+
+
+def _why_not(answer: Mapping[str, Any]) -> TunerError | None:
+    """Why the settings should not be used; ``None`` for those that fit."""
+    reason = answer["reason"]
+    if answer["fits"] is None:
+        return ProbeError(f"nothing is known of these settings: {reason}")
+    return None if answer["fits"] else NothingFitsError(f"these settings do not fit: {reason}")
+
+
+def _case(values: Mapping[str, Any]) -> Case:
+    """The case; a wrong field is named as the option, without its path."""
+    try:
+        case = read_case(values)
+    except UsageError as error:
+        name = error.field.rpartition(".")[2]
+        raise UsageError(name, error.given, error.allowed) from error
+    return case
+
+
+def _values(asked: PredictAsked) -> dict[str, Any]:
+    """The options as a case of a file would have them.
+
+    Raises:
+        UsageError: one is missing, or cannot be read.
+    """
+    for name in NEEDED:
+        if getattr(asked, name) is None:
+            raise UsageError(name, None, "is required, unless --cases names a file of cases")
+    model = load_model(str(asked.model))
+    stated = parse_stated_versions(asked.framework_version or ())
+    workload = {
+        "model": model.as_config(),
+        "model_name": model.name,
+        "sequence_length": read_whole("sequence_length", str(asked.sequence_length)),
+        "global_batch_size": read_whole("global_batch_size", str(asked.global_batch_size)),
+        **_given(asked, "optimizer", "precision", "reduce_dtype"),
+    }
+    values: dict[str, Any] = {
+        "workload": workload,
+        "cluster": parse_cluster(str(asked.cluster)).as_dict(),
+        "framework": {"name": asked.framework or "torch", "versions": stated},
+        "settings": asked.settings,
+    }
+    if asked.headroom is not None:
+        values["headroom"] = read_share("headroom", asked.headroom)
+    if asked.memory_limit is not None:
+        values["memory_limit_gib"] = read_size("memory_limit", asked.memory_limit) / 2**30
+    return values
+
+
+def _given(asked: PredictAsked, *names: str) -> dict[str, str]:
+    found = ((name, getattr(asked, name)) for name in names)
+    return {name: value for name, value in found if value is not None}

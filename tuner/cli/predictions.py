@@ -1,0 +1,96 @@
+"""One prediction, for people: whether it fits, where the memory goes, and how fast it is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tuner.cases import Case, Finding, notes_of, prediction_of, reason_of
+from tuner.cli.candidates import sizes_text
+from tuner.cli.columns import Column, table_of
+from tuner.cli.console import TEXT_WIDTH, facts_grid
+from tuner.cli.units import speed_text, time_text
+from tuner.cli.words import question_text, range_text, rank_word
+from tuner.cost.categories import Basis
+from tuner.cost.explain import explain_memory
+from tuner.cost.prediction import Prediction
+from tuner.dryrun import class_of
+from tuner.quantity import Quantity
+from tuner.sizes import size_number, size_text, size_unit
+from tuner.space.dead import show
+from tuner.suggestion import GIB
+
+BASES: Mapping[Basis, str] = {
+    Basis.DRY_RUN: "by dry run: the step itself, run on tensors without memory",
+    Basis.ARITHMETIC: "by arithmetic: these settings were not dry-run",
+}
+"""What stands behind allocated memory."""
+
+
+def show_prediction(console: Console, case: Case, finding: Finding) -> None:
+    """All that is predicted of a case whose dry run did not fail."""
+    found = prediction_of(case, finding)
+    console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
+    width = min(console.width, TEXT_WIDTH)
+    console.print(facts_grid(_facts(case, found)), width=width)
+    console.print()
+    console.print(_sizes_table(console, found))
+    _show_lines(console, "Memory", _explained(case, finding))
+    _show_lines(console, "Notes", notes_of(case, finding))
+
+
+def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
+    per = rank_word(case.question)
+    settings = case.settings.as_dict().items()
+    yield "settings", ", ".join(f"{knob} {show(value)}" for knob, value in settings)
+    yield "fits", "yes" if found.fits else f"no: {found.why}"
+    limit = size_text(found.limit_bytes)
+    yield "allocated", f"{_gib_text(found.allocated_bytes)} per {per}, of {limit}"
+    yield "reserved", _gib_text(found.reserved_bytes)
+    outside = found.context_bytes + found.communicator_bytes
+    beside = f", {size_text(outside)} of it outside the allocator" if outside else ""
+    yield "on the device", f"{_gib_text(found.device_bytes)}{beside}"
+    yield "memory is", BASES[found.basis]
+    speed, step = found.tokens_per_s_per_gpu, found.step_time_s
+    if step.value is None:
+        yield "speed", reason_of(case, found)
+    else:
+        yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
+        yield "step", f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"
+
+
+def _gib_text(size_bytes: Quantity) -> str:
+    return sizes_text(size_bytes.scaled(1 / GIB))
+
+
+def _sizes_table(console: Console, found: Prediction) -> Table:
+    """Memory by category at the peak, and beside it the peak of each phase."""
+    unit, divisor = size_unit(max(found.by_phase.values()))
+    columns = []
+    height = max(len(found.breakdown), len(found.by_phase))
+    for title, sizes in (("at the peak", found.breakdown), ("peak of", found.by_phase)):
+        blank = [""] * (height - len(sizes))
+        names = [name.replace("_", " ") for name in sizes]
+        numbers = [size_number(size, divisor) for size in sizes.values()]
+        columns.append(Column(title, [*names, *blank]))
+        columns.append(Column(unit, [*numbers, *blank], is_number=True))
+    return table_of(columns, console.width)
+
+
+def _explained(case: Case, finding: Finding) -> tuple[str, ...]:
+    question = case.question
+    known = {} if finding.profile is None else {class_of(case.settings): finding.profile}
+    return explain_memory(
+        question.workload, question.cluster, question.framework, case.settings, profiles=known
+    )
+
+
+def _show_lines(console: Console, title: str, lines: Sequence[str]) -> None:
+    if lines:
+        console.print()
+        console.print(Text(title, style="bold"))
+        for line in lines:
+            paragraph = Padding(Text(line), (0, 0, 0, 2))
+            console.print(paragraph, width=min(console.width, TEXT_WIDTH))
