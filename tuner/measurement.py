@@ -10,6 +10,7 @@ class Fidelity(StrEnum):
     """How a probe is run."""
 
     MEASURED = "measured"  # on every rank of the cluster
+    PREDICTED = "predicted"  # as a dry run: one rank's step on fake tensors, without a device
 
 
 class Outcome(StrEnum):
@@ -140,6 +141,8 @@ class Measurement:
     """From the first rank's start to the last one's end."""
     device_s: float = 0.0
     """``wall_s`` times the devices held."""
+    dry_run: str = ""
+    """Of a predicted probe: the key of the dry run that it is from, which the store keeps."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

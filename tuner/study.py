@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.cluster import Cluster
 from tuner.errors import UsageError
@@ -13,6 +13,9 @@ from tuner.framework import Framework
 from tuner.measurement import Fidelity, Measurement
 from tuner.settings import KNOBS, Settings, knob_value
 from tuner.workload import Workload
+
+if TYPE_CHECKING:
+    from tuner.dryrun import DryRun
 
 HEADROOM = 0.05
 """Share of a GPU's usable memory that an answer leaves free, unless a limit is given."""
@@ -211,10 +214,28 @@ class Study:
     """Probes that earlier askings had already spent."""
     probes: tuple[Probe, ...] = ()
     """All probes, oldest first."""
+    dry_runs: "Mapping[str, DryRun]" = field(default_factory=dict)
+    """The dry runs that its predicted probes name, by key."""
     created_at: str = ""
     """When it was first asked, UTC in ISO 8601."""
     asked_at: str = ""
     """When it was asked last, UTC in ISO 8601."""
+
+    def at(self, fidelity: Fidelity) -> "Study":
+        """The study as if it had only the probes of one fidelity.
+
+        The same question may be asked at several, and what is found at one says nothing at
+        another.
+        """
+        ordered = sorted(self.probes, key=lambda probe: probe.id)
+        same = [probe.request.fidelity is fidelity for probe in ordered]
+        if all(same):
+            return self
+        return replace(
+            self,
+            probes=tuple(probe for probe, kept in zip(ordered, same, strict=True) if kept),
+            probes_before=sum(same[: self.probes_before]),
+        )
 
 
 def _json(value: object) -> object:

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.cost.categories import Basis
 from tuner.quantity import Provenance, Quantity, weakest
 from tuner.settings import Settings
 from tuner.space import DeadKnob
 
 GIB = 2**30
+
+MOST_ALTERNATIVES = 5
+"""Settings that are listed beside the best."""
 
 NOT_CHECKED = "not_checked"
 """Verdict of the guard: that the settings train the same as others was not looked into."""
@@ -52,6 +56,10 @@ class Candidate:
     """Time of one optimizer step."""
     guard: Guard = field(default_factory=Guard)
     """Whether they train what they should."""
+    basis: Basis | None = None
+    """What predicted memory was computed from; ``None`` where it was measured."""
+    by_phase_gib: Mapping[str, float] = field(default_factory=dict)
+    """Of predicted memory, the highest of each phase."""
 
     @property
     def provenance(self) -> Provenance:
@@ -60,17 +68,20 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``best`` and of each of ``alternatives``."""
+        memory = {
+            "allocated_gib": self.allocated_gib.as_dict(),
+            "reserved_gib": self.reserved_gib.as_dict(),
+            "device_gib": self.device_gib.as_dict(),
+            "limit_gib": self.limit_gib,
+            "breakdown": dict(self.breakdown_gib),
+        }
+        if self.basis is not None:
+            memory |= {"basis": str(self.basis), "by_phase": dict(self.by_phase_gib)}
         return {
             "settings": self.settings.as_dict(),
             "provenance": str(self.provenance),
             "fits": True,
-            "memory": {
-                "allocated_gib": self.allocated_gib.as_dict(),
-                "reserved_gib": self.reserved_gib.as_dict(),
-                "device_gib": self.device_gib.as_dict(),
-                "limit_gib": self.limit_gib,
-                "breakdown": dict(self.breakdown_gib),
-            },
+            "memory": memory,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu.as_dict(),
             "step_time_s": self.step_time_s.as_dict(),
             "guard": self.guard.as_dict(),
@@ -78,9 +89,12 @@ class Candidate:
 
     def as_point(self) -> dict[str, Any]:
         """The JSON object of each of ``pareto``: settings, memory and speed."""
+        memory: dict[str, Any] = {"allocated_gib": self.allocated_gib.as_dict()}
+        if self.basis is not None:
+            memory["basis"] = str(self.basis)
         return {
             "settings": self.settings.as_dict(),
-            "memory": {"allocated_gib": self.allocated_gib.as_dict()},
+            "memory": memory,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu.as_dict(),
         }
 

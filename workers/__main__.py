@@ -1,6 +1,6 @@
 """Work at a study until it is answered.
 
-    python -P -m workers --db URL --study ID [--queued-only] [--watch-fd N]
+    python -P -m workers --db URL --study ID [--queued-only] [--fidelity F] [--watch-fd N]
 
 Exit codes: 0 nothing more to do (the study's state says why), 1 it could not go on, 2 usage,
 130 a stop was requested (Ctrl-C, SIGTERM, or the starting command is gone): the study is queued.
@@ -12,6 +12,7 @@ import os
 import sys
 
 from tuner.errors import TunerError
+from tuner.measurement import Fidelity
 from tuner.store import open_store
 from workers.stop import StopRequest
 from workers.worker import Options, Worker
@@ -28,7 +29,8 @@ def main() -> int:
     stop.install()
     try:
         with open_store(options.db, create=False) as store:
-            plan = Options(queued_only=options.queued_only)
+            fidelity = Fidelity(options.fidelity) if options.fidelity else None
+            plan = Options(queued_only=options.queued_only, fidelity=fidelity)
             return Worker(store, options.study, stop=stop, options=plan).run()
     except TunerError as error:
         log.error("%s", error)
@@ -41,6 +43,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--study", required=True, help="the study's id")
     parser.add_argument(
         "--queued-only", action="store_true", help="run the probes that are queued; plan none"
+    )
+    parser.add_argument(
+        "--fidelity",
+        choices=list(map(str, Fidelity)),
+        help="run probes of this one; by default of the study's",
     )
     parser.add_argument(
         "--watch-fd", type=_open_fd, help="stop when this pipe's other end is closed"

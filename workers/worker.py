@@ -10,11 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from tuner.advance import (
+    ACCIDENTS,
+    advance_from_cache,
+    end_of,
+    kept_dry_run,
+    measurement_of,
+    plan_here,
+)
+from tuner.dryrun import DryRunner, NotDryRunError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
-from tuner.measurement import Measurement, Outcome
+from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import Stop, Wait, next_probe
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
 from tuner.study import ProbeState, Study, StudyState
+from workers.dry_runs import DryRuns, StoppedError
 from workers.files import write_result, write_spec
 from workers.folders import (
     default_probes_folder,
@@ -62,6 +72,8 @@ class Options:
 
     queued_only: bool = False
     """Run what is queued and plan nothing."""
+    fidelity: Fidelity | None = None
+    """Run probes of this one; by default of the one that the study's terms name."""
     folder: Path = field(default_factory=default_probes_folder)
     """For the folders of probes."""
     lock: Path = field(default_factory=default_lock_path)
@@ -70,6 +82,8 @@ class Options:
     """Seconds for one probe."""
     argv: Callable[[Path], tuple[str, ...]] = probe_argv
     """The command of a rank of the probe in a folder."""
+    dry_runner: Callable[[], DryRunner] = DryRunner
+    """Makes the process that dry-runs."""
 
 
 class Worker:
@@ -91,6 +105,7 @@ class Worker:
         self._options = options or Options()
         self._identity = WorkerIdentity.of_this_process()
         self._turn = Turn(self._options.lock)
+        self._dry_runs = DryRuns(self._options.dry_runner)
         self._started = time.monotonic()
         self._waiting = False
         self._began = False
@@ -106,10 +121,11 @@ class Worker:
         """
         remove_leftovers(self._options.folder)
         try:
-            while not (why := self._stop.wait(0)):
-                code = self._step()
-                if code is not None:
-                    return code
+            with self._dry_runs:
+                while not (why := self._stop.wait(0)):
+                    code = self._step()
+                    if code is not None:
+                        return code
         except ProbeError as error:
             if self._began:
                 self._move(StudyState.FAILED, str(error))
@@ -128,18 +144,30 @@ class Worker:
         if study.state is not StudyState.RUNNING:
             log.info("the study is %s: %s", study.state, study.reason)
             return 0
-        if not self._checked:
-            check_machine(study.question)
-            self._checked = True
+        fidelity = self._prepare(study)
         if self._time_left_s(study) <= 0:
             reason = f"the budget of {study.terms.wall_s:g} s is spent"
             return self._finish(study, StudyState.DONE, reason)
-        if any(probe.state is ProbeState.QUEUED for probe in study.probes):
-            self._run_next(study)
+        if any(probe.state is ProbeState.QUEUED for probe in study.at(fidelity).probes):
+            self._run_next(study, fidelity)
             return None
         return self._run_out(study) if self._options.queued_only else self._plan(study)
 
+    def _prepare(self, study: Study) -> Fidelity:
+        """Check that probes can be run here; the fidelity of those that are."""
+        fidelity = self._options.fidelity or study.terms.fidelity
+        if fidelity is Fidelity.PREDICTED:
+            self._dry_runs.start()  # it imports torch while the study is planned
+        elif not self._checked:
+            check_machine(study.question)
+            self._checked = True
+        return fidelity
+
     def _plan(self, study: Study) -> int | None:
+        if study.terms.fidelity is Fidelity.PREDICTED:
+            study = self._patiently(partial(advance_from_cache, self._store, study))
+            if end := end_of(study):
+                return self._finish(study, *end)
         plan = next_probe(study)
         if isinstance(plan, Stop):
             if plan.nothing_fits:
@@ -163,19 +191,25 @@ class Worker:
             return 0
         return self._finish(study, StudyState.DONE, "the probes that were asked for are done")
 
-    def _run_next(self, study: Study) -> None:
-        """Claim a queued probe and run it, when it is our turn on this machine."""
-        if not self._take_turn():
+    def _run_next(self, study: Study, fidelity: Fidelity) -> None:
+        """Claim a queued probe and run it, when it is our turn on this machine.
+
+        Dry runs wait for no turn: nothing of theirs is timed.
+        """
+        is_dry_run = fidelity is Fidelity.PREDICTED
+        if not is_dry_run and not self._take_turn():
             return
         try:
             claimed_at = time.monotonic()
-            claim = self._patiently(lambda: self._store.claim(study.id, self._identity))
+            take = partial(self._store.claim, study.id, self._identity, fidelity)
+            claim = self._patiently(take)
             if claim is None:  # another worker has it
                 self._stop.wait(PAUSE_S)
                 return
             beat = partial(self._store.beat, claim)
             with Lease(beat, claimed_at=claimed_at, lease_s=LEASE_S) as lease:
-                self._run_claim(study, claim, lease)
+                run = self._run_dry if is_dry_run else self._run_claim
+                run(study, claim, lease)
         finally:
             self._turn.give()
 
@@ -208,6 +242,33 @@ class Worker:
         else:
             self._record(claim, measurement, folder)
         remove_folder(folder)
+
+    def _run_dry(self, study: Study, claim: Claim, lease: Lease) -> None:
+        """Dry-run the class of a claim's settings, or take the dry run that is kept."""
+        settings, began = claim.probe.request.settings, time.monotonic()
+        until = began + self._time_left_s(study)
+
+        def why_stop() -> str:
+            spent = "the study's time is spent" if time.monotonic() > until else ""
+            return self._stop.wait(POLL_S) or lease.over or spent
+
+        find = partial(kept_dry_run, self._store, study.question, claim.probe.request)
+        try:
+            found = self._patiently(find)
+            if found is None:
+                found = self._dry_runs.make(plan_here(study.question, settings), why_stop)
+                if not found.error.startswith(ACCIDENTS):
+                    self._patiently(partial(self._store.keep_dry_run, found))
+        except (StoppedError, NotDryRunError) as error:
+            self._give_back(claim, str(error))
+            if isinstance(error, NotDryRunError):
+                raise ProbeError(str(error)) from error
+            return
+        wall_s = time.monotonic() - began
+        measurement = measurement_of(study.question, settings, found, wall_s=wall_s)
+        record = partial(self._store.record, claim, measurement)
+        recorded = self._patiently(record, RECORD_PATIENCE_S)
+        self._tell(claim, measurement, recorded=recorded)
 
     def _measure(
         self, study: Study, claim: Claim, lease: Lease, folder: Path, deadline_s: float
@@ -254,6 +315,9 @@ class Worker:
             )
         except TunerError as error:
             raise StoreError(f"{error}; a result is kept in {keep_folder(folder)}") from error
+        self._tell(claim, measurement, recorded=recorded)
+
+    def _tell(self, claim: Claim, measurement: Measurement, *, recorded: bool) -> None:
         text = f"{measurement.outcome} after {measurement.wall_s:.1f} s"
         if measurement.detail:
             text += f": {measurement.detail}"

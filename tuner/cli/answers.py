@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tuner.advance import advance_from_cache, conclude, end_of
 from tuner.cli.console import stdout_console
 from tuner.cli.errors import print_json, report
-from tuner.cli.render import show_answer, show_end, show_probes
+from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.cli.targets import Target, with_launch, write_text
 from tuner.cli.units import count_text, moment_text
 from tuner.cli.words import question_text
 from tuner.errors import NothingFitsError, ProbeError, TunerError
-from tuner.planner import Stop, answer, next_probe
+from tuner.measurement import Fidelity
+from tuner.planner import Stop, answer, has_predicted_answer, next_probe, what_is_needed
 from tuner.store import Store
 from tuner.study import ProbeState, Question, Study, StudyState, Terms
 from tuner.suggestion import Candidate, Suggestion
@@ -21,11 +23,16 @@ def answered_before(store: Store, question: Question, terms: Terms) -> Study | N
     study = store.find(question)
     if study is None or study.state is not StudyState.DONE or study.terms != terms:
         return None
+    if terms.fidelity is Fidelity.PREDICTED:
+        # Where torch was not there, and is now, more can be said.
+        return study if end_of(study) and has_predicted_answer(study) else None
     return study if answer(study).best is not None else None
 
 
 def closed_without_probes(store: Store, study: Study) -> Study | None:
     """The study at its end, if nothing more is worth probing on its terms; else ``None``."""
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        return conclude(store, advance_from_cache(store, study))
     if study.state is not StudyState.QUEUED or not study.probes:
         return None
     plan = next_probe(study)
@@ -43,7 +50,7 @@ def closed_without_probes(store: Store, study: Study) -> Study | None:
 
 def standing_text(study: Study, *, answered: bool) -> str:
     """Which study this is, and what of it is there already."""
-    done = sum(probe.state is ProbeState.DONE for probe in study.probes)
+    done = sum(p.state is ProbeState.DONE for p in study.at(study.terms.fidelity).probes)
     what = f"study {study.id}: {question_text(study.question)}"
     since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
     if answered:
@@ -67,7 +74,7 @@ def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:
         _write(files)
     else:
         console = stdout_console()
-        show_probes(console, study, suggestion.best)
+        show_evidence(console, study, suggestion)
         show_answer(console, study, suggestion)
         _write(files)
         show_end(console, suggestion, tuple(files))
@@ -96,6 +103,10 @@ def require_best(study: Study, suggestion: Suggestion) -> Candidate:
 def why_none(study: Study, suggestion: Suggestion) -> TunerError:
     """Why a study has no best settings: what ran did not fit, or nothing ran."""
     why = " ".join(suggestion.explanation[:2]) or study.reason
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        if what_is_needed(study):
+            return NothingFitsError(f"nothing fits: {why}")
+        return ProbeError(f"study {study.id} has no answer: {why}")
     if {"oom", "ok"} & suggestion.probes.keys():
         # A study whose budget was spent first has settings that were not tried.
         what = "nothing" if study.state is StudyState.FAILED else "nothing that was probed"

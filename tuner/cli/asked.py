@@ -4,7 +4,7 @@ Everything is checked here, before any database is opened: after a usage error n
 written anywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from tuner import machine
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
 from tuner.cluster import Cluster, Device, local_cluster, parse_cluster
-from tuner.errors import UsageError
+from tuner.errors import TunerError, UsageError
 from tuner.framework import (
     Framework,
     FrameworkName,
@@ -23,12 +23,17 @@ from tuner.framework import (
 )
 from tuner.measurement import Fidelity
 from tuner.model import load_model
+from tuner.planner.dry_runs import MOST_CLASSES
+from tuner.planner.estimates import why_no_speed
 from tuner.settings import KNOBS
 from tuner.space import Space, enumerate_space
 from tuner.study import Question, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload, choice
 
 T = TypeVar("T")
+
+MOST_PROBES: Mapping[Fidelity, int] = {Fidelity.MEASURED: 20, Fidelity.PREDICTED: MOST_CLASSES}
+"""Probes to run at most, unless a number is given."""
 
 SAME_MEMORY = 0.02
 """Relative difference between two readings of one GPU's memory: driver releases differ by it."""
@@ -57,13 +62,15 @@ def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
         UsageError: some of it cannot be read, is contradictory, or cannot be measured here.
     """
     question = _question(asked)
+    fidelity = read_fidelity(asked)
     terms = Terms(
-        fidelity=choice("fidelity", Fidelity, asked.fidelity),
+        fidelity=fidelity,
         headroom=read_share("headroom", asked.headroom),
         memory_limit_bytes=if_given(read_size, "memory_limit", asked.memory_limit),
         **budget,
     )
-    check_measurable(question)
+    if fidelity is Fidelity.MEASURED:
+        check_measurable(question)
     return Inquiry(question=question, space=enumerate_space(question), terms=terms)
 
 
@@ -73,12 +80,38 @@ def read_budget(asked: SuggestAsked) -> dict[str, Any]:
     Raises:
         UsageError: one cannot be read.
     """
+    most = MOST_PROBES[read_fidelity(asked)]
     return {
-        "max_probes": read_whole("max_probes", asked.max_probes),
+        "max_probes": if_given(read_whole, "max_probes", asked.max_probes) or most,
         "wall_s": if_given(read_duration, "budget", asked.budget),
         "device_s": if_given(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
         "tolerance": read_share("tolerance", asked.tolerance),
     }
+
+
+def read_fidelity(asked: Asked) -> Fidelity:
+    """How probes are to be run.
+
+    Raises:
+        UsageError: in no way that there is.
+    """
+    return choice("fidelity", Fidelity, asked.fidelity)
+
+
+def check_speed_known(inquiry: Inquiry) -> None:
+    """Refuse to look for the fastest settings where no speed can be predicted.
+
+    Raises:
+        TunerError: so it is; with the figure that is missing.
+    """
+    question = inquiry.question
+    whys = (why_no_speed(question, settings) for settings in inquiry.space.legal)
+    why = next(whys)
+    if why and all(whys):
+        raise TunerError(
+            f"cluster: {question.cluster.name}: {why}, so nothing says which settings are the"
+            " fastest; state what is missing in a .toml file, or measure"
+        )
 
 
 def if_given(read: Callable[[str, str], T], field: str, text: str | None) -> T | None:
@@ -146,8 +179,8 @@ def _check_framework(asked: Framework) -> None:
         raise UsageError(
             "framework",
             "nanotron",
-            "is not probed here, and answers are from probes only: use torch, accelerate or"
-            " trainer",
+            "is not probed here: use torch, accelerate or trainer, or ask for predictions with"
+            " --fidelity predicted",
         )
     here = installed_versions()
     for package, version in asked.versions.items():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli.options import Database, Json, ProbeAsked, SuggestAsked, taking
+from tuner.cli.options import Database, Json, PredictAsked, ProbeAsked, SuggestAsked, taking
 
 StudyId = Annotated[
     str, Argument(metavar="STUDY", help="A study's id, or a beginning of it that no other has.")
@@ -19,13 +19,16 @@ StudyId = Annotated[
 def suggest(asked: SuggestAsked) -> int:
     """Find the fastest settings that fit, by running real training steps on this machine.
 
-    Every probe is kept: the same question asked again goes on from there. Ctrl-C ends the
-    running probe and loses nothing else.
+    With --fidelity predicted nothing has to be here: the answer is from dry runs and arithmetic,
+    in seconds, and says which is which. Every probe is kept: the same question asked again goes
+    on from there. Ctrl-C ends the running probe and loses nothing else.
 
     \b
-    Example, on any machine, without a GPU:
+    Examples, on any machine, without a GPU:
       tuner suggest --model stories15m --cluster cpu:2 --max-probes 8 \\
           --global-batch-size 8 --sequence-length 128
+      tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
+          --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
     from tuner.cli.suggest import run
 
@@ -37,7 +40,8 @@ def probe(asked: ProbeAsked) -> int:
     """Run one probe of given settings on this machine, and show what it measured.
 
     It is kept in the study of the same question. Settings that were probed before are run once
-    more. Exit code 3 says that the settings do not fit in memory.
+    more, unless they are dry-run (--fidelity predicted), which always shows the same. Exit code 3
+    says that the settings do not fit in memory.
 
     \b
     Example, on any machine, without a GPU:
@@ -46,6 +50,26 @@ def probe(asked: ProbeAsked) -> int:
           --settings sharding=full_shard,micro_batch_size=2
     """
     from tuner.cli.probe import run
+
+    return run(asked)
+
+
+@taking(PredictAsked)
+def predict(asked: PredictAsked) -> int:
+    """Predict memory and speed of given settings, on any cluster, without a device.
+
+    With --cases, each line of a file is answered by a line, in the same order: the case, and
+    fits, memory, step_time_s, tokens_per_s_per_gpu, provenance and reason; or error with field
+    and message. Exit code 0 then says that every line was answered.
+
+    \b
+    Examples:
+      tuner predict --model llama-3.1-8b --cluster 8xh100-80gb \\
+          --global-batch-size 64 --sequence-length 4096 \\
+          --settings sharding=full_shard,micro_batch_size=2
+      tuner predict --cases cases.jsonl > answers.jsonl
+    """
+    from tuner.cli.predict import run
 
     return run(asked)
 
@@ -123,7 +147,12 @@ def check_database(json: Json = False, db: Database = None) -> int:
     return check(as_json=json, db=db)
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"suggest": suggest, "probe": probe, "export": export}
+COMMANDS: dict[str, Callable[..., int]] = {
+    "suggest": suggest,
+    "predict": predict,
+    "probe": probe,
+    "export": export,
+}
 """``tuner NAME``."""
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
     "studies": ("Look at studies.", {"list": list_studies, "show": show_study}),

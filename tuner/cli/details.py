@@ -10,8 +10,10 @@ from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
 from tuner.cli.units import duration_text, moment_text, speed_text, time_text
 from tuner.cli.words import range_text, rank_word
-from tuner.measurement import Measurement, Outcome
+from tuner.cost.prediction import predict
+from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import speed_of, step_time
+from tuner.quantity import UNKNOWN, Quantity
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.study import Probe, Study
@@ -34,12 +36,22 @@ def probe_dict(study: Study, probe: Probe) -> dict[str, Any]:
         "measurement": probe.measurement and probe.measurement.as_dict(),
     }
     if probe.measurement is not None:
-        time = step_time([probe.measurement], probe.request.settings.gradient_accumulation_steps)
+        time = _step_time(study, probe, probe.measurement)
         values["outcome"] = str(probe.measurement.outcome)
         values["fits"] = fits(study, probe.measurement)
         values["step_time_s"] = time.as_dict()
         values["tokens_per_s_per_gpu"] = speed_of(time, study.question).as_dict()
     return values
+
+
+def _step_time(study: Study, probe: Probe, measurement: Measurement) -> Quantity:
+    """Measured; or of a dry run, which takes no time, predicted."""
+    settings, question = probe.request.settings, study.question
+    if probe.request.fidelity is not Fidelity.PREDICTED:
+        return step_time([measurement], settings.gradient_accumulation_steps)
+    if measurement.memory is None:
+        return UNKNOWN
+    return predict(question.workload, question.cluster, question.framework, settings).step_time_s
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:
@@ -81,6 +93,8 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
     yield "probe", f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
+    if probe.request.fidelity is Fidelity.PREDICTED:
+        yield "fidelity", "predicted: tensors by a dry run, what is beside them by arithmetic"
     yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
     yield from _memory_facts(study, probe, measurement)
     yield from _time_facts(study, probe, measurement)
@@ -110,24 +124,25 @@ def _memory_facts(
             f" {size_text(memory.device_bytes)}",
         )
         yield "peaks", _sizes(memory.by_phase)
-        yield "held", _sizes(memory.by_category)
+        dry_run = probe.request.fidelity is Fidelity.PREDICTED
+        yield "at the peak" if dry_run else "held", _sizes(memory.by_category)
 
 
 def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
-    time = step_time([measurement], probe.request.settings.gradient_accumulation_steps)
+    time = _step_time(study, probe, measurement)
     if time.value is None:
         return
     speed, per = speed_of(time, study.question), rank_word(study.question)
     yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
+    interval = f"80% interval {time_text(time.low)} to {time_text(time.high)}"
+    if not measurement.step_times_s:
+        yield "step", f"{time_text(time.value)} s ({interval}), by arithmetic"
+        return
     steps = " and ".join(
         f"{len(times)} of {count} micro-batch{'' if count == 1 else 'es'}"
         for count, times in measurement.step_times_s.items()
     )
-    yield (
-        "step",
-        f"{time_text(time.value)} s (80% interval {time_text(time.low)} to"
-        f" {time_text(time.high)}); steps timed: {steps}",
-    )
+    yield "step", f"{time_text(time.value)} s ({interval}); steps timed: {steps}"
     losses = measurement.losses
     if losses:
         yield "loss", f"{losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"

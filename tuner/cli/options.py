@@ -18,6 +18,8 @@ WORKLOAD = "What is trained"
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
+MANY = "Many cases"
+PREDICTIONS = "What predictions rest on"
 OUTPUT = "Output"
 
 
@@ -87,16 +89,16 @@ class Asked:
             "CLUSTER",
             "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
             " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
-            " machine.",
+            " machine; any cluster with --fidelity predicted.",
             PLACE,
         ),
     ] = "local"
     framework: Annotated[
         str,
         _option(
-            "torch|accelerate|trainer",
-            "The stack that you launch: a script of your own (torch), one with accelerate, or"
-            " the transformers Trainer.",
+            "torch|accelerate|trainer|nanotron",
+            "The stack that you launch: a script of your own (torch), one with accelerate, the"
+            " transformers Trainer, or nanotron, which is predicted only.",
             PLACE,
         ),
     ] = "torch"
@@ -105,7 +107,8 @@ class Asked:
         _option(
             "PACKAGE=VERSION",
             "State a version, such as accelerate=1.15.0. Probes run with what is installed, so"
-            " it must be that. By default as installed. Repeatable.",
+            " it must be that, but with --fidelity predicted. By default as installed."
+            " Repeatable.",
             PLACE,
         ),
     ] = None
@@ -133,7 +136,12 @@ class Asked:
     ] = None
     fidelity: Annotated[
         str,
-        _option("measured", "How probes are run: measured, on all ranks of the cluster.", BUDGET),
+        _option(
+            "measured|predicted",
+            "How probes are run. measured: on all ranks of the cluster. predicted: as dry runs of"
+            " one rank, without a device; what they do not show is arithmetic.",
+            BUDGET,
+        ),
     ] = "measured"
     json: Json = False
     db: Database = None
@@ -143,7 +151,15 @@ class Asked:
 class SuggestAsked(Asked):
     """Options of ``tuner suggest``."""
 
-    max_probes: Annotated[str, _option("N", "Probes to run at most.", BUDGET)] = "20"
+    max_probes: Annotated[
+        str | None,
+        _option(
+            "N",
+            "Probes to run at most. By default 20; with --fidelity predicted 3, each a class of"
+            " settings at two depths.",
+            BUDGET,
+        ),
+    ] = None
     budget: Annotated[
         str | None,
         _option(
@@ -193,6 +209,109 @@ class ProbeAsked(Asked):
             SPACE,
         ),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictAsked:
+    """Options of ``tuner predict``: a file of cases, or one case as in ``tuner probe``."""
+
+    cases: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Answer the cases of this file, one JSON object on each line; - is stdin. The"
+            " options of a single case are not taken then.",
+            rich_help_panel=MANY,
+        ),
+    ] = None
+    dry_runs: Annotated[
+        str,
+        _option(
+            "auto|all|none",
+            "What is dry-run where no dry run is kept. auto: of a model without any, the"
+            " classes of settings that most cases ask for, 6 dry runs at most. all: every"
+            " class. none: nothing. Other memory is by arithmetic.",
+            PREDICTIONS,
+        ),
+    ] = "auto"
+    model: Annotated[
+        str | None,
+        _option(
+            "NAME|FILE",
+            "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
+            " config.json.",
+            WORKLOAD,
+        ),
+    ] = None
+    global_batch_size: Annotated[
+        str | None,
+        _option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD),
+    ] = None
+    sequence_length: Annotated[str | None, _option("N", "Tokens of one sequence.", WORKLOAD)] = None
+    optimizer: Annotated[
+        str | None,
+        _option("adamw|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD),
+    ] = None
+    precision: Annotated[
+        str | None,
+        _option("bf16|bf16_mixed|fp32", "Number formats. By default bf16.", WORKLOAD),
+    ] = None
+    reduce_dtype: Annotated[
+        str | None,
+        _option("bf16|fp32", "Number format in which gradients are summed over GPUs.", WORKLOAD),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        _option(
+            "CLUSTER",
+            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
+            " None of it has to be here.",
+            PLACE,
+        ),
+    ] = None
+    framework: Annotated[
+        str | None,
+        _option(
+            "torch|accelerate|trainer|nanotron",
+            "The stack that you launch. By default torch.",
+            PLACE,
+        ),
+    ] = None
+    framework_version: Annotated[
+        list[str] | None,
+        _option(
+            "PACKAGE=VERSION",
+            "State a version, such as accelerate=1.15.0. By default as installed. Repeatable.",
+            PLACE,
+        ),
+    ] = None
+    settings: Annotated[
+        str | None,
+        _option(
+            "KNOB=VALUE,...",
+            "What to predict, such as sharding=full_shard,micro_batch_size=2. Knobs left out"
+            " have their default; gradient_accumulation_steps follows from the global batch.",
+            SPACE,
+        ),
+    ] = None
+    headroom: Annotated[
+        str | None,
+        _option(
+            "SHARE",
+            "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
+            SPACE,
+        ),
+    ] = None
+    memory_limit: Annotated[
+        str | None,
+        _option(
+            "SIZE",
+            "Memory that a step may use of one GPU, such as 70GiB; taken as it is.",
+            SPACE,
+        ),
+    ] = None
+    json: Json = False
+    db: Database = None
 
 
 def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:

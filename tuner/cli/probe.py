@@ -1,11 +1,13 @@
 """``tuner probe``: run one settings, and show what it measured."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import typer
 
+from tuner.advance import kept_dry_run, measurement_of, why_not_here
 from tuner.cli.answers import standing_text
-from tuner.cli.asked import read_inquiry
+from tuner.cli.asked import Inquiry, read_inquiry
 from tuner.cli.console import stdout_console
 from tuner.cli.details import fits, probe_dict, show_probe
 from tuner.cli.errors import print_json, report
@@ -14,12 +16,12 @@ from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import progress_of
 from tuner.cli.worker import worker_argv
 from tuner.errors import NothingFitsError, ProbeError, StoreError
-from tuner.measurement import Outcome
+from tuner.measurement import Fidelity, Outcome
 from tuner.planner.timing import counts_to_run
 from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings, settings_notes
 from tuner.store import Store, open_store
-from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState
 
 TRIES = 20
 """Times that a probe is entered again because the study moved on meanwhile."""
@@ -35,16 +37,42 @@ def run(asked: ProbeAsked) -> int:
     inquiry = read_inquiry(asked, max_probes=1)
     settings = _read_settings(inquiry.question, asked.settings)
     with open_store(asked.db) as store:
-        # A study that is there keeps its terms: one probe under a limit of its own must not
-        # change the study's answer, nor end the search of another command.
-        known = store.find(inquiry.question)
-        study = store.ask(inquiry.question, known.terms if known else inquiry.terms)
-        typer.echo(standing_text(study, answered=False), err=True)
-        limit_bytes = inquiry.terms.limit_bytes(inquiry.question.cluster)
-        entered = _enter(store, study, settings, limit_bytes)
-        study = follow(store, study.id, progress_of(study), worker_argv(study.id, queued_only=True))
-    found = next((probe for probe in study.probes if probe.id == entered.id), entered)
+        study, found = _probed(store, inquiry, settings)
     return _show(replace(study, terms=inquiry.terms), found, as_json=asked.json)
+
+
+def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, Probe]:
+    """The study, and its probe of the settings, which is run now unless it is known already."""
+    fidelity, known = inquiry.terms.fidelity, store.find(inquiry.question)
+    is_dry_run = fidelity is Fidelity.PREDICTED
+    if is_dry_run:
+        if known and (found := _done_before(known, settings)):
+            typer.echo(standing_text(known, answered=True), err=True)
+            return known, found
+        if why := why_not_here(inquiry.question, settings):
+            raise ProbeError(f"these settings cannot be dry-run: {why}")
+    # A study that is there keeps its terms: one probe under a limit of its own must not
+    # change the study's answer, nor end the search of another command.
+    study = store.ask(inquiry.question, known.terms if known else inquiry.terms)
+    typer.echo(standing_text(study, answered=False), err=True)
+    limit_bytes = inquiry.terms.limit_bytes(inquiry.question.cluster)
+    entered = _enter(store, study, settings, fidelity, limit_bytes)
+    if entered.state is ProbeState.DONE:
+        reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
+        store.move(study.id, StudyState.DONE, reason, expect=queued)
+        return store.study(study.id), entered
+    argv = worker_argv(study.id, queued_only=str(fidelity))
+    study = follow(store, study.id, progress_of(study), argv)
+    return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
+
+
+def _done_before(study: Study, settings: Settings) -> Probe | None:
+    """The dry run of the settings, which would show the same if it were made again."""
+    for probe in study.at(Fidelity.PREDICTED).probes:
+        measurement = probe.measurement
+        if probe.request.settings == settings and measurement and measurement.memory:
+            return probe
+    return None
 
 
 def _read_settings(question: Question, text: str) -> Settings:
@@ -58,23 +86,41 @@ def _read_settings(question: Question, text: str) -> Settings:
     return settings
 
 
-def _enter(store: Store, study: Study, settings: Settings, limit_bytes: int) -> Probe:
-    """Queue the probe, unless an interrupted one of the same settings and limit waits already."""
+def _enter(
+    store: Store, study: Study, settings: Settings, fidelity: Fidelity, limit_bytes: int
+) -> Probe:
+    """Queue the probe, unless an interrupted one of the same settings and limit waits already.
+
+    A dry run that is kept is entered as done.
+    """
     for _ in range(TRIES):
-        same = [probe for probe in study.probes if probe.request.settings == settings]
+        probes = study.at(fidelity).probes
+        same = [probe for probe in probes if probe.request.settings == settings]
         for probe in same:
             if probe.state is not ProbeState.DONE and probe.memory_limit_bytes == limit_bytes:
                 return probe
-        request = ProbeRequest(
-            settings=settings,
-            fidelity=study.terms.fidelity,
-            repetition=max((probe.request.repetition + 1 for probe in same), default=0),
-            accumulation_counts=counts_to_run(settings.gradient_accumulation_steps),
-        )
-        if entered := store.enter_probe(study.id, study.revision, request, limit_bytes):
+        request = _request(settings, fidelity, same)
+        if entered := _entered(store, study, request, limit_bytes):
             return entered
         study = store.study(study.id)
     raise StoreError(f"study {study.id} is too busy to enter a probe; try again")
+
+
+def _request(settings: Settings, fidelity: Fidelity, same: Sequence[Probe]) -> ProbeRequest:
+    counts = counts_to_run(settings.gradient_accumulation_steps)
+    return ProbeRequest(
+        settings=settings,
+        fidelity=fidelity,
+        repetition=max((probe.request.repetition + 1 for probe in same), default=0),
+        accumulation_counts=() if fidelity is Fidelity.PREDICTED else counts,
+    )
+
+
+def _entered(store: Store, study: Study, request: ProbeRequest, limit_bytes: int) -> Probe | None:
+    if kept := kept_dry_run(store, study.question, request):
+        found = measurement_of(study.question, request.settings, kept)
+        return store.enter_done(study.id, study.revision, request, found, limit_bytes)
+    return store.enter_probe(study.id, study.revision, request, limit_bytes)
 
 
 def _show(study: Study, probe: Probe, *, as_json: bool) -> int:

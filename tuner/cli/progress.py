@@ -109,7 +109,7 @@ class LiveTable:
         self._live.update(self._frame(time.monotonic()), refresh=True)
 
     def _frame(self, now: float) -> Group:
-        rows = rows_of(self._study)
+        rows = rows_of(self._study.at(self._study.terms.fidelity))
         latest = rows[-max(3, self._console.height - BESIDE_ROWS) :]
         parts: list[Table | Text] = [_heading(self._study)]
         if rows:

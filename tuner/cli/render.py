@@ -2,25 +2,34 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from tuner.cli.candidates import predicted_facts, show_candidates
 from tuner.cli.console import TEXT_WIDTH, facts_grid
 from tuner.cli.rows import Row, differing, fastest_first, rows_of
 from tuner.cli.tables import common_text, probes_table
 from tuner.cli.units import count_text, duration_text, time_text
 from tuner.cli.words import memory_range_text, rank_word, speed_range_text
-from tuner.measurement import Outcome
+from tuner.measurement import Fidelity, Outcome
 from tuner.space.dead import show
 from tuner.study import Study
 from tuner.suggestion import Candidate, Suggestion
 
 
+def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> None:
+    """What the answer was chosen from: probes, or where these are dry runs, what they predict."""
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        show_candidates(console, suggestion, rank_word(study.question))
+    else:
+        show_probes(console, study, suggestion.best)
+
+
 def show_probes(console: Console, study: Study, best: Candidate | None) -> None:
     """The table of probes, fastest first, and what the table leaves out."""
-    rows = fastest_first(rows_of(study))
+    rows = fastest_first(rows_of(study.at(study.terms.fidelity)))
     if not rows:
         return
     knobs = differing([row.settings for row in rows])
@@ -55,7 +64,9 @@ def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -
         command = shlex.join(suggestion.launch["argv"])
         console.print(Text.assemble(("Launch   ", "bold"), command), soft_wrap=True)
     probes = count_text(sum(suggestion.probes.values()), "probe")
-    spent = f"{duration_text(suggestion.wall_s)}, {suggestion.device_s:,.0f} device-seconds"
+    spent = duration_text(suggestion.wall_s)
+    if suggestion.best is None or suggestion.best.basis is None:  # dry runs hold no device
+        spent += f", {suggestion.device_s:,.0f} device-seconds"
     console.print(Text.assemble(("Cost     ", "bold"), f"{probes}, {spent}"))
     console.print(Text.assemble(("Study    ", "bold"), suggestion.study_id))
 
@@ -63,17 +74,22 @@ def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -
 def _show_best(console: Console, best: Candidate, per: str) -> None:
     console.print()
     console.print(Text("Answer", style="bold green"))
-    facts = {knob: show(value) for knob, value in best.settings.as_dict().items()}
+    facts = [(knob, show(value)) for knob, value in best.settings.as_dict().items()]
+    facts += predicted_facts(best, per) if best.basis else _measured_facts(best, per)
+    indented = ((f"  {name}", value) for name, value in facts)
+    console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
+
+
+def _measured_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
     seconds = f"{time_text(best.step_time_s.value)} s for an optimizer step"
-    facts["speed"] = f"{speed_range_text(best, per)}, {seconds}"
-    facts["memory"] = memory_range_text(best, per)
+    yield "speed", f"{speed_range_text(best, per)}, {seconds}"
+    yield "memory", memory_range_text(best, per)
     speed_is, memory_is = best.step_time_s.provenance, best.allocated_gib.provenance
     if speed_is is memory_is:
-        facts["both are"] = str(speed_is)
+        yield "both are", str(speed_is)
     else:
-        facts["speed is"], facts["memory is"] = str(speed_is), str(memory_is)
-    indented = ((f"  {name}", value) for name, value in facts.items())
-    console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
+        yield "speed is", str(speed_is)
+        yield "memory is", str(memory_is)
 
 
 def _section(console: Console, title: str, lines: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.details import probe_dict, show_logs
 from tuner.cli.errors import print_json
-from tuner.cli.render import show_answer, show_end, show_probes
+from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.cli.targets import with_launch
 from tuner.cli.units import count_text, duration_text, moment_text
 from tuner.cli.words import question_text
@@ -56,7 +56,7 @@ def _as_dict(study: Study, suggestion: Suggestion) -> dict[str, Any]:
 def _show(console: Console, study: Study, suggestion: Suggestion) -> None:
     console.print(facts_grid(_facts(study)))
     console.print()
-    show_probes(console, study, suggestion.best)
+    show_evidence(console, study, suggestion)
     show_answer(console, study, suggestion)
     for probe in study.probes:
         show_logs(console, probe)

@@ -3,12 +3,13 @@
 import typer
 
 from tuner.cli.answers import answered_before, closed_without_probes, finish, standing_text
-from tuner.cli.asked import Inquiry, read_budget, read_inquiry
+from tuner.cli.asked import Inquiry, check_speed_known, read_budget, read_inquiry
 from tuner.cli.follow import follow
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import progress_of
 from tuner.cli.targets import read_targets
 from tuner.cli.worker import worker_argv
+from tuner.measurement import Fidelity
 from tuner.store import Store, open_store
 from tuner.study import Study
 
@@ -21,6 +22,8 @@ def run(asked: SuggestAsked) -> int:
         TunerError: it could not be answered.
     """
     inquiry = read_inquiry(asked, **read_budget(asked))
+    if inquiry.terms.fidelity is Fidelity.PREDICTED:
+        check_speed_known(inquiry)
     targets = read_targets(asked.write or (), inquiry.question, inquiry.space)
     with open_store(asked.db) as store:
         study = _answered(store, inquiry)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.cli.words import memory_range_text, rank_word, speed_range_text
+from tuner.cluster import Device
 from tuner.errors import TunerError, UsageError
 from tuner.export import FORMATS, About, export, why_not
 from tuner.framework import FrameworkName
@@ -133,5 +134,11 @@ def _target(text: str) -> Target:
 def _argv(question: Question, files: Sequence[str]) -> list[str]:
     if files:
         return ["accelerate", "launch", "--config_file", files[0], "SCRIPT.py"]
-    ranks = str(question.cluster.world_size)
+    cluster = question.cluster
+    if cluster.nodes > 1 and cluster.gpu.device is Device.CUDA:
+        # On every node; HOST is any one of them.
+        sizes = ["--nnodes", str(cluster.nodes), "--nproc-per-node", str(cluster.gpus_per_node)]
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
+        return ["torchrun", *sizes, *meeting, "SCRIPT.py"]
+    ranks = str(cluster.world_size)
     return ["torchrun", "--standalone", "--nproc-per-node", ranks, "SCRIPT.py"]

@@ -122,10 +122,14 @@ class Worker:
         self._words.close()
 
 
-def worker_argv(study_id: str, *, queued_only: bool = False) -> list[str]:
+def worker_argv(study_id: str, *, queued_only: str | None = None) -> list[str]:
     """The command of a worker for one study.
 
     ``-P`` keeps the folder that the user is in off the import path.
+
+    Args:
+        study_id: the study.
+        queued_only: a fidelity of which queued probes are run, and none planned.
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
-    return [*argv, "--queued-only"] if queued_only else argv
+    return [*argv, "--queued-only", "--fidelity", queued_only] if queued_only else argv

@@ -5,7 +5,18 @@ under today's memory limit, and decides; whoever calls it enters the decision in
 """
 
 from tuner.planner.answer import answer
-from tuner.planner.next import Stop, Wait, next_probe
+from tuner.planner.next import next_probe
+from tuner.planner.plans import Stop, Wait
+from tuner.planner.predicted import has_predicted_answer, what_is_needed
 from tuner.planner.timing import speed_of, step_time
 
-__all__ = ["Stop", "Wait", "answer", "next_probe", "speed_of", "step_time"]
+__all__ = [
+    "Stop",
+    "Wait",
+    "answer",
+    "has_predicted_answer",
+    "next_probe",
+    "speed_of",
+    "step_time",
+    "what_is_needed",
+]

@@ -3,28 +3,34 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tuner.measurement import Memory
+from tuner.measurement import Fidelity, Memory
 from tuner.planner.explain import explain
 from tuner.planner.knowledge import Finding, Knowledge, learn, total_measured
+from tuner.planner.other_fidelity import predicted_too
 from tuner.planner.outlook import MemoryOutlook
+from tuner.planner.predicted import predicted_answer
 from tuner.planner.ranking import choose, pareto
 from tuner.planner.timing import speed_of
 from tuner.quantity import Provenance, Quantity
 from tuner.study import Study
-from tuner.suggestion import GIB, Candidate, Guard, Suggestion
-
-MOST_ALTERNATIVES = 5
-"""Settings that are listed beside the best."""
+from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
 
 
 def answer(study: Study) -> Suggestion:
-    """The answer from what is measured so far; a pure function of the study.
+    """The answer from what is known so far, at its terms' fidelity; a pure function of the study.
 
     ``best`` is ``None`` when nothing was seen to fit; the explanation says why.
 
     Raises:
         UsageError: the question has no legal settings.
     """
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        return predicted_answer(study)
+    return _measured_answer(study)
+
+
+def _measured_answer(whole: Study) -> Suggestion:
+    study = whole.at(Fidelity.MEASURED)
     known = learn(study)
     fitting = known.fitting
     choice = choose(fitting, study.terms.tolerance)
@@ -45,7 +51,7 @@ def answer(study: Study) -> Suggestion:
         probes=_outcomes(study),
         wall_s=wall_s,
         device_s=device_s,
-        explanation=explain(known, choice),
+        explanation=(*explain(known, choice), *predicted_too(whole, known)),
     )
 
 

@@ -19,13 +19,13 @@ MOST_NAMED = 3
 _BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 
 
-def explain(known: Knowledge, choice: Choice | None) -> tuple[str, ...]:
+def explain(known: Knowledge, choice: Choice[Finding] | None) -> tuple[str, ...]:
     """Sentences for people, most important first."""
     sentences = list(_of_best(known, choice) if choice else _of_nothing(known))
     return (*sentences, *_out_of_memory(known), *_failures(known), *_coverage(known))
 
 
-def _of_best(known: Knowledge, choice: Choice) -> Iterator[str]:
+def _of_best(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
     best = choice.best
     yield _why_this(known, best)
     yield from _tie(choice)
@@ -55,7 +55,7 @@ def _why_this(known: Knowledge, best: Finding) -> str:
     )
 
 
-def _tie(choice: Choice) -> Iterator[str]:
+def _tie(choice: Choice[Finding]) -> Iterator[str]:
     best, fastest = choice.best, choice.fastest
     others = [f for f in choice.tied if f is not best]
     if best is not fastest:
@@ -79,7 +79,7 @@ def _tie(choice: Choice) -> Iterator[str]:
         )
 
 
-def _runner_up(known: Knowledge, choice: Choice) -> Iterator[str]:
+def _runner_up(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
     best = choice.best
     second = next((f for f in known.fitting if f is not best), None)
     if second is None:

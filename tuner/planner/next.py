@@ -1,16 +1,13 @@
 """What to do next in a study: another probe, wait for one, or stop."""
 
-from dataclasses import dataclass
-
 from tuner.framework import FrameworkName
+from tuner.measurement import Fidelity
+from tuner.planner.budget import remaining_wall_s, spent
+from tuner.planner.dry_runs import next_dry_run
 from tuner.planner.finals import finals
-from tuner.planner.knowledge import (
-    Knowledge,
-    learn,
-    probes_of_asking,
-    total_measured,
-)
+from tuner.planner.knowledge import Knowledge, learn, probes_of_asking
 from tuner.planner.outlook import MemoryOutlook
+from tuner.planner.plans import Stop, Wait
 from tuner.planner.search import propose
 from tuner.planner.timing import counts_to_run
 from tuner.settings import Settings
@@ -23,35 +20,23 @@ The study of a space of 30 to 60 settings so spends a budget of ten probes.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Nothing more is to be probed on these terms."""
-
-    reason: str
-    """Why, for people."""
-    nothing_fits: str = ""
-    """What would be needed, when no settings fit; else empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A probe is queued or running, and its result is needed first."""
-
-
 def next_probe(study: Study) -> ProbeRequest | Stop | Wait:
-    """What to do next; a pure function of the study.
+    """What to do next; a pure function of the study and of its probes of its terms' fidelity.
 
     Raises:
         UsageError: the question has no legal settings.
     """
+    study = study.at(study.terms.fidelity)
     if any(probe.state is not ProbeState.DONE for probe in study.probes):
         return Wait()
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        return next_dry_run(study)
     if study.question.framework.name is FrameworkName.NANOTRON:
-        return Stop(reason="nanotron's settings cannot be probed here, and nothing predicts them")
+        return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
     known = learn(study)
-    if spent := _spent(study):
-        return _stop(known, spent)
-    final_probes = finals(known, remaining_wall_s=_remaining_wall_s(study))
+    if why := spent(study):
+        return _stop(known, why)
+    final_probes = finals(known, remaining_wall_s=remaining_wall_s(study))
     stale = _stale(known)
     remaining = study.terms.max_probes - len(probes_of_asking(study))
     if final_probes and (stale or remaining <= len(final_probes)):
@@ -71,31 +56,6 @@ def _request(known: Knowledge, settings: Settings) -> ProbeRequest:
         repetition=known.repetitions.get(settings, 0),
         accumulation_counts=counts_to_run(settings.gradient_accumulation_steps),
     )
-
-
-def _spent(study: Study) -> str:
-    """Which part of the budget is spent; empty when some of all is left."""
-    probes, terms = probes_of_asking(study), study.terms
-    wall_s, device_s = total_measured(probe.measurement for probe in probes)
-    if len(probes) >= terms.max_probes:
-        noun = "probe" if terms.max_probes == 1 else "probes"
-        return f"the budget of {terms.max_probes} {noun} is spent"
-    if terms.wall_s is not None and wall_s >= terms.wall_s:
-        return f"the budget of {terms.wall_s:g} s is spent"
-    if terms.device_s is not None and device_s >= terms.device_s:
-        return f"the budget of {terms.device_s:g} device-seconds is spent"
-    return ""
-
-
-def _remaining_wall_s(study: Study) -> float | None:
-    """Seconds left; the tighter of the two budgets of time."""
-    wall_s, device_s = total_measured(p.measurement for p in probes_of_asking(study))
-    terms, devices = study.terms, study.question.cluster.world_size
-    left = [
-        None if terms.wall_s is None else terms.wall_s - wall_s,
-        None if terms.device_s is None else (terms.device_s - device_s) / devices,
-    ]
-    return min((seconds for seconds in left if seconds is not None), default=None)
 
 
 def _stale(known: Knowledge) -> str:

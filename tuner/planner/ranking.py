@@ -1,7 +1,9 @@
 """Which of the settings that fit is the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from tuner.planner.knowledge import Finding
 from tuner.planner.timing import alike
@@ -13,19 +15,38 @@ LIGHTER = 0.01
 _DEFAULT = Settings()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The answer among findings that fit."""
+class Ranked(Protocol):
+    """Settings with a speed and a need of memory, measured or predicted."""
 
-    best: Finding
+    @property
+    def settings(self) -> Settings:
+        """What they are."""
+
+    @property
+    def seconds(self) -> float:
+        """Of an optimizer step."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free on a device."""
+
+
+R = TypeVar("R", bound=Ranked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Generic[R]):
+    """The answer among settings that fit."""
+
+    best: R
     """The answer."""
-    fastest: Finding
+    fastest: R
     """The one with the shortest step; often the best itself."""
-    tied: tuple[Finding, ...]
+    tied: tuple[R, ...]
     """All that cannot be told apart from the fastest in speed, it included, fastest first."""
 
 
-def choose(fitting: Sequence[Finding], tolerance: float) -> Choice | None:
+def choose(fitting: Sequence[Finding], tolerance: float) -> Choice[Finding] | None:
     """The fastest, or one that cannot be told apart from it and is lighter or as light and simpler.
 
     Two findings cannot be told apart when each one's step time lies in the other's interval,
@@ -35,10 +56,23 @@ def choose(fitting: Sequence[Finding], tolerance: float) -> Choice | None:
         fitting: findings that fit, fastest first.
         tolerance: as in :class:`tuner.study.Terms`.
     """
+    return _choose(fitting, partial(indistinguishable, tolerance=tolerance))
+
+
+def choose_predicted(fitting: Sequence[R], tolerance: float) -> Choice[R] | None:
+    """As :func:`choose`, for predictions: two are tied when they differ by ``tolerance`` or less.
+
+    Their intervals say nothing here. They are wide for what all settings have in common, such as
+    the rate that a kernel reaches, and that moves all of them together.
+    """
+    return _choose(fitting, partial(near, tolerance=tolerance))
+
+
+def _choose(fitting: Sequence[R], same: Callable[[R, R], bool]) -> Choice[R] | None:
     if not fitting:
         return None
     fastest = fitting[0]
-    tied = tuple(f for f in fitting if indistinguishable(fastest, f, tolerance))
+    tied = tuple(f for f in fitting if same(fastest, f))
     sound = [f for f in tied if not any(_beats(other, f) for other in fitting)]
     lighter = [f for f in sound if f.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)]
     if lighter:
@@ -50,7 +84,7 @@ def choose(fitting: Sequence[Finding], tolerance: float) -> Choice | None:
     return Choice(best=best, fastest=fastest, tied=tied)
 
 
-def _beats(one: Finding, other: Finding) -> bool:
+def _beats(one: Ranked, other: Ranked) -> bool:
     """Whether one is both faster and lighter, so that the other is no answer.
 
     It may beat a third that cannot be told apart from the fastest, and yet be slower than it:
@@ -61,8 +95,12 @@ def _beats(one: Finding, other: Finding) -> bool:
 
 def indistinguishable(one: Finding, other: Finding, tolerance: float) -> bool:
     """Whether two findings' speeds cannot be told apart."""
-    near = abs(one.seconds - other.seconds) <= tolerance * min(one.seconds, other.seconds)
-    return near or alike(one.step_time, other.step_time)
+    return near(one, other, tolerance) or alike(one.step_time, other.step_time)
+
+
+def near(one: Ranked, other: Ranked, tolerance: float) -> bool:
+    """Whether two speeds differ by ``tolerance`` (relative) or less."""
+    return abs(one.seconds - other.seconds) <= tolerance * min(one.seconds, other.seconds)
 
 
 def complexity(settings: Settings) -> int:
@@ -72,9 +110,9 @@ def complexity(settings: Settings) -> int:
     return sum(getattr(settings, name) != getattr(_DEFAULT, name) for name in names)
 
 
-def pareto(fitting: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings that no other beats in both memory and speed, fastest first."""
-    front: list[Finding] = []
+def pareto(fitting: Sequence[R]) -> tuple[R, ...]:
+    """Those that no other beats in both memory and speed, fastest first."""
+    front: list[R] = []
     for finding in sorted(fitting, key=lambda f: (f.seconds, f.needed_bytes, str(f.settings))):
         if not front or finding.needed_bytes < front[-1].needed_bytes:
             front.append(finding)

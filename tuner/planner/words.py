@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from tuner.settings import Settings
 
 _ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
+_BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 _DEFAULTS = Settings().as_dict()
 
 
@@ -17,6 +18,12 @@ def describe(settings: Settings) -> str:
         )
         if knob in _ALWAYS or value != _DEFAULTS[knob]
     )
+
+
+def describe_class(settings: Settings) -> str:
+    """As :func:`describe`, of the settings of any batch sizes: without these."""
+    parts = describe(settings).split(",")
+    return ",".join(part for part in parts if part.partition("=")[0] not in _BATCH)
 
 
 def seconds_text(seconds: float) -> str:

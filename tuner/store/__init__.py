@@ -1,10 +1,11 @@
 """Where studies are kept, and the queue of their probes: SQLAlchemy on SQLite or PostgreSQL."""
 
+from tuner.store.asking import study_id
 from tuner.store.engine import default_url
 from tuner.store.identity import WorkerIdentity
 from tuner.store.queue import LEASE_S
 from tuner.store.records import Claim, Event, EventKind, StudySummary
-from tuner.store.store import Store, open_store, study_id
+from tuner.store.store import Store, open_store
 
 __all__ = [
     "LEASE_S",

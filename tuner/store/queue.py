@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from tuner.measurement import TRIED_AGAIN, Measurement, Outcome
+from tuner.measurement import TRIED_AGAIN, Fidelity, Measurement, Outcome
 from tuner.store.engine import one_line
 from tuner.store.identity import WorkerIdentity
 from tuner.store.records import AttemptState, Claim, EventKind
@@ -29,11 +29,15 @@ OPEN = (StudyState.QUEUED, StudyState.RUNNING)
 """States in which a study's probes are entered and run."""
 
 
-def claim(session: Session, study_id: str, worker: WorkerIdentity) -> Claim | None:
+def claim(
+    session: Session, study_id: str, worker: WorkerIdentity, fidelity: Fidelity | None = None
+) -> Claim | None:
     """Gives the study's oldest queued probe to ``worker``, and puts the study to running."""
+    which = [ProbeRow.study_id == study_id, ProbeRow.state == ProbeState.QUEUED]
+    which += [ProbeRow.fidelity == fidelity] if fidelity else []
     probe = session.scalar(
         select(ProbeRow)
-        .where(ProbeRow.study_id == study_id, ProbeRow.state == ProbeState.QUEUED)
+        .where(*which)
         .order_by(ProbeRow.id)
         .limit(1)
         .with_for_update(skip_locked=True)

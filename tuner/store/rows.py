@@ -1,9 +1,10 @@
 """From rows to the domain's objects, and back."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -12,8 +13,18 @@ from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import parse_settings
 from tuner.store.records import Event, EventKind, StudySummary
-from tuner.store.tables import EventRow, MeasurementRow, ProbeRow, StudyRow, UtcNow
+from tuner.store.tables import (
+    DryRunRow,
+    EventRow,
+    MeasurementRow,
+    ProbeRow,
+    StudyRow,
+    UtcNow,
+)
 from tuner.study import Probe, ProbeRequest, Question, Study, Terms
+
+if TYPE_CHECKING:
+    from tuner.dryrun import DryRun
 
 
 def clock(session: Session) -> datetime:
@@ -29,8 +40,10 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in one query more. The row is read first: should a probe change between
-    the two, the revision is the older one, and a plan made from it is not entered.
+    """The whole study, in one query more, and another one for dry runs that it names.
+
+    The row is read first: should a probe change between the two, the revision is the older one,
+    and a plan made from it is not entered.
 
     Raises:
         StoreError: it was written by a version whose questions this one cannot read.
@@ -42,13 +55,29 @@ def read_study(session: Session, row: StudyRow) -> Study:
         .order_by(ProbeRow.id)
     ).all()
     try:
-        return _study(row, tuple(probe_of(probe, measurement) for probe, measurement in found))
+        probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
+        named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
+        return _study(row, probes, read_dry_runs(session, named))
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error
 
 
-def _study(row: StudyRow, probes: tuple[Probe, ...]) -> Study:
+def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]":
+    """The dry runs of these keys that are kept, by key; none for one of another format."""
+    if not keys:
+        return {}
+    from tuner.dryrun import DryRun
+
+    rows = session.scalars(select(DryRunRow).where(DryRunRow.key.in_(sorted(keys))))
+    found = {}
+    for row in rows:
+        with suppress(ValueError, KeyError, TypeError):  # another version's: it is made anew
+            found[row.key] = DryRun.from_dict(row.record)
+    return found
+
+
+def _study(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:
     return Study(
         id=row.id,
         question=Question.from_dict(row.question),
@@ -59,6 +88,7 @@ def _study(row: StudyRow, probes: tuple[Probe, ...]) -> Study:
         seed=row.seed,
         probes_before=row.probes_before,
         probes=probes,
+        dry_runs=dry_runs,
         created_at=iso(row.created_at) or "",
         asked_at=iso(row.asked_at) or "",
     )
@@ -82,7 +112,7 @@ def probe_of(row: ProbeRow, measurement: Mapping[str, Any] | None) -> Probe:
 
 
 def measurement_row(
-    study: StudyRow, probe: ProbeRow, attempt_id: int, found: Measurement, now: datetime
+    study: StudyRow, probe: ProbeRow, attempt_id: int | None, found: Measurement, now: datetime
 ) -> MeasurementRow:
     """The row of a measurement."""
     memory = found.memory

@@ -6,17 +6,18 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.errors import StoreError, UnknownNameError, UsageError
-from tuner.measurement import Measurement
+from tuner.errors import UnknownNameError, UsageError
+from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
+from tuner.store.asking import ID_PREFIX, asked_study, renew
 from tuner.store.engine import (
     default_url,
     is_sqlite,
@@ -27,8 +28,17 @@ from tuner.store.engine import (
 )
 from tuner.store.identity import WorkerIdentity
 from tuner.store.records import Claim, Event, EventKind, StudySummary
-from tuner.store.rows import add_event, clock, event_of, probe_of, read_study, read_summaries
-from tuner.store.tables import AttemptRow, EventRow, ProbeRow, StudyRow
+from tuner.store.rows import (
+    add_event,
+    clock,
+    event_of,
+    measurement_row,
+    probe_of,
+    read_dry_runs,
+    read_study,
+    read_summaries,
+)
+from tuner.store.tables import DryRunRow, EventRow, ProbeRow, StudyRow
 from tuner.study import (
     STUDY_TRANSITIONS,
     Probe,
@@ -40,8 +50,8 @@ from tuner.study import (
     Terms,
 )
 
-ID_PREFIX = "st-"
-ID_DIGITS = 12
+if TYPE_CHECKING:
+    from tuner.dryrun import DryRun
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> "Store":
@@ -104,10 +114,10 @@ class Store:
         """
         self.reap()
         with self._write() as session:
-            study, new = _asked_study(session, question, terms)
+            study, new = asked_study(session, question, terms)
             now = clock(session)
             if not new:
-                _renew(session, study, question, terms, now)
+                renew(session, study, question, terms, now)
             study.revision += 1
             data = {"again": not new, "terms": terms.as_dict()}
             add_event(session, study, EventKind.ASKED, now, data)
@@ -196,10 +206,8 @@ class Store:
     ) -> Probe | None:
         """Queues a probe that was planned at ``revision``; ``None`` when the study moved on."""
         with self._write() as session:
-            study = session.get(StudyRow, study_id, with_for_update=True)
+            study = _planned_at(session, study_id, revision)
             if study is None:
-                raise _unknown(session, study_id)
-            if study.revision != revision or study.state not in queue.OPEN:
                 return None
             now = clock(session)
             row = _queued_probe(study_id, request, memory_limit_bytes, now)
@@ -209,14 +217,52 @@ class Store:
             queue.tell_probe(session, study, row, now, {})
             return probe_of(row, None)
 
-    def claim(self, study_id: str, worker: WorkerIdentity) -> Claim | None:
+    def enter_done(
+        self,
+        study_id: str,
+        revision: int,
+        request: ProbeRequest,
+        measurement: Measurement,
+        memory_limit_bytes: int | None = None,
+    ) -> Probe | None:
+        """Enters a probe with a result that is known already; ``None`` when the study moved on.
+
+        Args:
+            study_id: the whole id.
+            revision: of the study for which the probe was planned.
+            request: the probe, which the study must not have yet.
+            measurement: its result, from a dry run that is kept.
+            memory_limit_bytes: the limit of the study's terms.
+        """
+        with self._write() as session:
+            study = _planned_at(session, study_id, revision)
+            if study is None:
+                return None
+            now = clock(session)
+            row = _queued_probe(study_id, request, memory_limit_bytes, now)
+            row.state, row.outcome, row.finished_at = ProbeState.DONE, measurement.outcome, now
+            session.add(row)
+            study.revision += 1
+            session.flush()
+            session.add(measurement_row(study, row, None, measurement, now))
+            queue.tell_probe(session, study, row, now, {"outcome": str(measurement.outcome)})
+            return probe_of(row, measurement.as_dict())
+
+    def claim(
+        self, study_id: str, worker: WorkerIdentity, fidelity: Fidelity | None = None
+    ) -> Claim | None:
         """Takes the study's oldest queued probe, for :data:`queue.LEASE_S` seconds.
+
+        Args:
+            study_id: the whole id.
+            worker: who takes it.
+            fidelity: take only a probe of this one; of any unless given.
 
         Returns:
             ``None`` when none is queued, or the study is at its end.
         """
         with self._write() as session:
-            return queue.claim(session, study_id, worker)
+            return queue.claim(session, study_id, worker, fidelity)
 
     def beat(self, claim: Claim) -> bool:
         """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
@@ -260,6 +306,26 @@ class Store:
                 queue.put_back(session, orphan)
         return lost
 
+    # Dry runs
+
+    def dry_runs(self, keys: Collection[str]) -> "dict[str, DryRun]":
+        """The dry runs of these keys that are kept, by key."""
+        with self._read() as session:
+            return read_dry_runs(session, keys)
+
+    def keep_dry_run(self, dry_run: "DryRun") -> None:
+        """Keeps a dry run for all studies. The first of a key stays, unless it had failed."""
+        with self._write() as session:
+            row = session.get(DryRunRow, dry_run.key, with_for_update=True)
+            if row is None:
+                row = DryRunRow(
+                    key=dry_run.key, record=dry_run.as_dict(), created_at=clock(session)
+                )
+                with suppress(IntegrityError), session.begin_nested():  # another was quicker
+                    session.add(row)
+            elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
+                row.record, row.created_at = dry_run.as_dict(), clock(session)
+
     # Transactions
 
     @contextmanager
@@ -273,71 +339,12 @@ class Store:
             yield session
 
 
-def study_id(question: Question) -> str:
-    """The id of a question's study: ``st-`` and the first 12 digits of its identity."""
-    return ID_PREFIX + question.identity[:ID_DIGITS]
-
-
-def _asked_study(session: Session, question: Question, terms: Terms) -> tuple[StudyRow, bool]:
-    """The question's study, locked, and whether it was made now."""
-    named = study_id(question)
-    study = session.get(StudyRow, named, with_for_update=True)
-    new = study is None
-    if new:
-        try:
-            with session.begin_nested():
-                session.add(_new_study(question, terms, clock(session)))
-        except IntegrityError:  # another process asked at the same moment
-            new = False
-        study = queue.locked_study(session, named)
-    assert study is not None
-    if study.identity != question.identity:
-        raise StoreError(f"the id {named} belongs to another question; use another --db")
-    return study, new
-
-
-def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
-    identity = question.identity
-    return StudyRow(
-        id=study_id(question),
-        identity=identity,
-        model_name=question.workload.model.name,
-        cluster_name=question.cluster.name,
-        question=question.as_dict(),
-        terms=terms.as_dict(),
-        state=StudyState.QUEUED,
-        reason="",
-        revision=0,
-        # 31 bits, which every generator of random numbers takes, and not those of the id.
-        seed=int(identity[-8:], 16) >> 1,
-        probes_before=0,
-        created_at=now,
-        asked_at=now,
-    )
-
-
-def _renew(
-    session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
-) -> None:
-    """Puts a study on new terms."""
-    tried = select(AttemptRow.id).where(AttemptRow.probe_id == ProbeRow.id).exists()
-    queued = (
-        select(ProbeRow)
-        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
-        # One that a worker is just claiming is its; to wait for it could be to wait for ever.
-        .with_for_update(skip_locked=True)
-    )
-    for probe in session.scalars(queued.where(~tried)).all():
-        queue.tell_probe(session, study, probe, now, {"state": "withdrawn"})
-        session.delete(probe)
-    for probe in session.scalars(queued.where(tried)).all():
-        probe.memory_limit_bytes = terms.limit_bytes(question.cluster)
-    done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
-    study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
-    study.question, study.model_name = question.as_dict(), question.workload.model.name
-    study.terms, study.asked_at = terms.as_dict(), now
-    if study.state is StudyState.QUEUED:
-        study.reason = ""
+def _planned_at(session: Session, study_id: str, revision: int) -> StudyRow | None:
+    """The study, locked, if it still stands where a probe was planned for it."""
+    study = session.get(StudyRow, study_id, with_for_update=True)
+    if study is None:
+        raise _unknown(session, study_id)
+    return study if study.revision == revision and study.state in queue.OPEN else None
 
 
 def _queued_probe(

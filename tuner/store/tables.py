@@ -3,6 +3,7 @@
 studies ──< probes ──< attempts        one running attempt per probe, by a partial unique index
    │          └──── measurements       one per probe
    └──< events
+dry_runs                               kept for all studies; their measurements name them
 """
 
 import json
@@ -222,7 +223,8 @@ class MeasurementRow(Base):
     probe_id: Mapped[int] = mapped_column(
         _parent("probes.id"), primary_key=True, autoincrement=False
     )
-    attempt_id: Mapped[int] = mapped_column(_parent("attempts.id"), index=True)
+    attempt_id: Mapped[int | None] = mapped_column(_parent("attempts.id"), index=True)
+    """``None`` when nobody had to try, because a dry run of another study's said it."""
     outcome: Mapped[Outcome] = mapped_column(_status(Outcome, "outcome"))
     allocated_bytes: Mapped[int | None] = mapped_column(BigInteger)
     reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -235,6 +237,18 @@ class MeasurementRow(Base):
     device_s: Mapped[float] = mapped_column(Double)
     measurement: Mapped[dict[str, Any]] = mapped_column(JsonText)
     recorded_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class DryRunRow(Base):
+    """A dry run that was made once, for any number of studies."""
+
+    __tablename__ = "dry_runs"
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """SHA-256, in hex, of all that its result depends on."""
+    record: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    """``DryRun.as_dict()``."""
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class EventRow(Base):

@@ -40,6 +40,7 @@ SUGGEST_OPTIONS = {
 def test_commands_are_those_that_exist() -> None:
     assert {" ".join(words) for words in ALL} == {
         "suggest",
+        "predict",
         "probe",
         "export",
         "studies list",
@@ -81,7 +82,7 @@ def test_options_say_their_unit_and_default(cli: Any) -> None:
     text = " ".join(cli("suggest", "--help").out.split())
     for part in (
         "Share of each GPU's usable memory to leave free, below 1. [default: 0.05]",
-        "--max-probes N Probes to run at most. [default: 20]",
+        "--max-probes N Probes to run at most. By default 20; with --fidelity predicted 3,",
         "such as 90s, 10m or 1.5h. By default without limit.",
         "such as 4GiB or 500MiB",
         "--sequence-length N Tokens of one sequence. [required]",

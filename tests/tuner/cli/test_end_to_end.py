@@ -1,5 +1,6 @@
 """The commands as their users run them: real probes of a tiny model on two CPU processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -167,3 +168,52 @@ def alive(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+PREDICTED = ("--cluster", "2xa100-80gb", "--fidelity", "predicted")
+"""A cluster that is not here; given last, it wins over the command's own."""
+
+
+def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(
+    command: Command, environment: dict[str, str]
+) -> None:
+    first = run(command("suggest", *PREDICTED, "--json"), environment)
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["best"]["provenance"] == "predicted"
+    assert found["best"]["memory"]["basis"] == "dry_run"
+    assert set(found["probes"]) == {"ok"}
+    assert found["best"]["guard"]["versions"]["torch"]
+    assert any(line.startswith("probe 1/3: ok") for line in first.stderr.splitlines())
+
+    other = [*command("suggest", *PREDICTED, "--json"), "--global-batch-size", "8"]
+    cached = run(other, environment)
+    assert cached.returncode == 0, cached.stderr
+    assert json.loads(cached.stdout)["best"]["memory"]["basis"] == "dry_run"
+
+
+def test_a_killed_prediction_leaves_no_process_and_is_continued(
+    command: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        command("suggest", *PREDICTED), env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        started = until(lambda: dry_programs(process.pid))
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: not any(map(psutil.pid_exists, started)))
+    again = run(command("suggest", *PREDICTED, "--json"), environment)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["best"]["memory"]["basis"] == "dry_run"
+
+
+def dry_programs(pid: int) -> list[int]:
+    """Processes of the dry-run program that a process, or a child of it, has started."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "workers.probe.dry" in child.cmdline():
+                found.append(child.pid)
+    return found

@@ -33,7 +33,8 @@ def until(done: Callable[[], object], seconds: float = 20.0) -> None:
 def test_the_command_of_a_worker() -> None:
     argv = [sys.executable, "-P", "-m", "workers", "--study", "st-1"]
     assert worker_argv("st-1") == argv
-    assert worker_argv("st-1", queued_only=True) == [*argv, "--queued-only"]
+    queued = [*argv, "--queued-only", "--fidelity", "predicted"]
+    assert worker_argv("st-1", queued_only="predicted") == queued
 
 
 def test_a_worker_has_a_session_and_an_environment_of_its_own() -> None:

@@ -19,6 +19,8 @@ from tuner.store.engine import make_engine, parse_url
 from tuner.store.tables import VERSION_TABLE, Base
 from tuner.study import Question, Terms
 
+TABLES = {"studies", "probes", "attempts", "measurements", "events", "dry_runs"}
+
 ON_ONE_SERVER = pytest.mark.xdist_group("postgresql")
 
 
@@ -86,7 +88,7 @@ def test_migrations_make_what_the_tables_say(engine: Engine) -> None:
         Base.metadata.drop_all(connection)
         Base.metadata.create_all(connection)
         assert migrated == (described(connection), autoincrement(connection))
-    assert set(migrated[0]) == {"studies", "probes", "attempts", "measurements", "events"}
+    assert set(migrated[0]) == TABLES
 
 
 def test_down_and_up_again(engine: Engine) -> None:
@@ -138,7 +140,7 @@ def test_tables_of_others_beside_ours_are_no_difference(empty_url: str, engine: 
 @ON_ONE_SERVER
 def test_check_tells_that_a_database_is_not_migrated(new_postgresql: object) -> None:
     url = new_postgresql()  # type: ignore[operator]
-    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0001"]
+    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0002"]
     with pytest.raises(StoreError, match="run tuner db upgrade"):
         open_store(url)
     migrate.upgrade(url)
@@ -169,7 +171,7 @@ def test_a_database_of_a_newer_version_is_refused(empty_url: str, engine: Engine
     for use in (open_store, migrate.upgrade):
         with pytest.raises(StoreError, match=r"written by a newer version of tuner .*9999"):
             use(empty_url)
-    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0001"]
+    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0002"]
 
 
 def test_tables_of_another_program_are_left_alone(empty_url: str, engine: Engine) -> None:
@@ -207,6 +209,79 @@ def test_a_migration_may_fill_a_table_anew(sqlite_url: str, question: Question) 
         assert len(store.events(study.id)) == 1
         with store._engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+OF_THE_FIRST_SCHEMA = (
+    "INSERT INTO studies VALUES ('st-1', 'abc', 'm', 'c', '{}', '{}', 'done', '', 3, 1, 0, NULL,"
+    " NULL, '2026-01-01', '2026-01-01')",
+    "INSERT INTO probes VALUES (7, 'st-1', 'a', 'measured', 0, '[]', NULL, 'done', 'ok',"
+    " '2026-01-01', '2026-01-01')",
+    "INSERT INTO attempts VALUES (5, 7, 1, 'done', 'ok', '', '{}', '2026-01-01', '2026-01-01',"
+    " '2026-01-01')",
+    "INSERT INTO measurements VALUES (7, 5, 'ok', 1, 2, 3, 0.5, 9.0, 1.0, 2.0, '{}', '2026-01-01')",
+    "INSERT INTO probes VALUES (9, 'st-1', 'b', 'measured', 0, '[]', NULL, 'queued', NULL,"
+    " '2026-01-01', NULL)",
+    "DELETE FROM probes WHERE id = 9",
+)
+"""A study with a probe that was run, and the trace of one that was withdrawn."""
+
+
+def upgraded_to(engine: Engine, revision: str) -> None:
+    with migrate.migration_lock(engine) as connection:
+        command.upgrade(migrate.alembic_config(connection), revision)
+
+
+def rows_of(connection: Connection) -> dict[str, list[Any]]:
+    tables = ("studies", "probes", "attempts", "measurements")
+    found = {name: connection.execute(text(f"SELECT * FROM {name}")).all() for name in tables}
+    return {name: [tuple(row) for row in rows] for name, rows in found.items()}
+
+
+def test_a_database_of_the_first_schema_keeps_its_data(empty_url: str, engine: Engine) -> None:
+    upgraded_to(engine, "0001")
+    with engine.begin() as connection:
+        for statement in OF_THE_FIRST_SCHEMA:
+            connection.execute(text(statement))
+        before = rows_of(connection)
+    assert migrate.upgrade(empty_url) == ["0002"]
+    assert migrate.check(empty_url) == []
+    with engine.begin() as connection:
+        assert rows_of(connection) == before
+        predicted = (
+            "INSERT INTO probes (study_id, settings, fidelity, repetition, accumulation_counts,"
+            " state, created_at) VALUES ('st-1', 'a', 'predicted', 0, '[]', 'queued',"
+            " '2026-01-01') RETURNING id"
+        )
+        if connection.dialect.name == "sqlite":  # an id is never given twice
+            assert connection.execute(text(predicted)).scalar() == 10
+        else:
+            connection.execute(text("SELECT setval(pg_get_serial_sequence('probes', 'id'), 9)"))
+            connection.execute(text(predicted))
+
+
+def test_going_back_drops_what_is_predicted(empty_url: str, engine: Engine) -> None:
+    upgraded_to(engine, "head")
+    with engine.begin() as connection:
+        for statement in OF_THE_FIRST_SCHEMA:
+            connection.execute(text(statement))
+        before = rows_of(connection)
+        connection.execute(
+            text(
+                "INSERT INTO probes VALUES (11, 'st-1', 'a', 'predicted', 0, '[]', NULL, 'done',"
+                " 'ok', '2026-01-01', '2026-01-01')"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO measurements VALUES (11, NULL, 'ok', 1, 2, 3, NULL, NULL, 1.0, 0.0,"
+                " '{}', '2026-01-01')"
+            )
+        )
+    with migrate.migration_lock(engine) as connection:
+        command.downgrade(migrate.alembic_config(connection), "0001")
+    with engine.begin() as connection:
+        assert rows_of(connection) == before
+    assert migrate.upgrade(empty_url) == ["0002"]
 
 
 OPEN_AND_ASK_NOTHING = """

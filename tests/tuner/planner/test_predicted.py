@@ -1,0 +1,354 @@
+"""Predicted studies, played through with dry runs that say what the test wants."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.advance import measurement_of
+from tuner.cluster import parse_cluster
+from tuner.cost.categories import Basis
+from tuner.dryrun import DryRun, class_of
+from tuner.framework import framework
+from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.model import load_model
+from tuner.planner import Stop, Wait, answer, next_probe, what_is_needed
+from tuner.planner.dry_runs import MOST_CLASSES
+from tuner.planner.estimates import forecast
+from tuner.planner.ranking import choose_predicted
+from tuner.quantity import Provenance
+from tuner.settings import Checkpointing, Settings
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
+from tuner.workload import Workload
+
+GIB = 2**30
+FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator": "aten::odd"}
+
+Says = Callable[[Settings], float | Mapping[str, str]]
+"""GiB at a micro-batch of one sequence, or an error, of a class of settings."""
+
+
+def ask(name: str = "torch", cluster: str = "8xh100-80gb", **knobs: tuple[Any, ...]) -> Question:
+    stated = {} if name == "nanotron" else {"torch": "2.13.0"}
+    return Question(
+        workload=Workload(
+            model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework(name, stated, {"nanotron": "0.4"} if name == "nanotron" else {}),
+        knobs=knobs,
+    )
+
+
+@pytest.fixture(scope="session")
+def predicted(lab: SimpleNamespace) -> Callable[..., Study]:
+    """A predicted study."""
+
+    def make(question: Question | None = None, **terms: Any) -> Study:
+        known = {"fidelity": Fidelity.PREDICTED, "max_probes": 3, "memory_limit_bytes": None}
+        return lab.study(question or ask(), **{**known, **terms})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def play(dry_run_of: Callable[..., DryRun]) -> Callable[..., tuple[Study, Stop]]:
+    """Play a study through: ``play(study, says)``."""
+
+    def run(study: Study, says: Says, most: int = 60) -> tuple[Study, Stop]:
+        for _ in range(most):
+            plan = next_probe(study)
+            if isinstance(plan, Stop):
+                return study, plan
+            assert isinstance(plan, ProbeRequest)
+            study = after(study, plan, says(class_of(plan.settings)), dry_run_of)
+        raise AssertionError("the planner does not stop")
+
+    return run
+
+
+def after(
+    study: Study,
+    request: ProbeRequest,
+    said: float | Mapping[str, str],
+    dry_run_of: Callable[..., DryRun],
+) -> Study:
+    """The study after a dry run."""
+    question, settings = study.question, request.settings
+    if isinstance(said, Mapping):
+        dry_run = dry_run_of(question, settings, error=dict(said))
+    else:
+        dry_run = dry_run_of(question, settings, said * GIB, said * GIB / 2)
+    probe = Probe(
+        id=len(study.probes) + 1,
+        request=request,
+        state=ProbeState.DONE,
+        measurement=measurement_of(question, settings, dry_run),
+        finished_at="2026-01-01T00:00:00Z",
+    )
+    kept = {**study.dry_runs, dry_run.key: dry_run} if dry_run.profile else study.dry_runs
+    return replace(study, probes=(*study.probes, probe), dry_runs=kept)
+
+
+def test_without_dry_runs_all_is_arithmetic(predicted: Callable[..., Study]) -> None:
+    found = answer(predicted())
+    assert found.best is not None
+    assert found.best.basis is Basis.ARITHMETIC
+    assert found.best.provenance is Provenance.PREDICTED
+    assert found.as_dict()["best"]["memory"]["basis"] == "arithmetic"
+    assert found.as_dict()["best"]["memory"]["by_phase"]
+    assert any("No dry run was made: all numbers are arithmetic" in s for s in found.explanation)
+    assert found.probes == {}
+
+
+def test_the_class_of_the_winner_is_dry_run(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, stop = play(predicted(), lambda settings: 20.0)
+    assert stop.reason == "the class of the best settings was dry-run"
+    found = answer(study)
+    assert found.best is not None
+    assert found.best.basis is Basis.DRY_RUN
+    assert class_of(found.best.settings) in {class_of(p.request.settings) for p in study.probes}
+    size = found.best.settings.micro_batch_size
+    assert found.best.allocated_gib.value == pytest.approx(20 + 10 * (size - 1))
+    assert found.best.guard.versions["torch"] == "2.13.0"
+    assert "dry run (probe #" in found.explanation[0]
+
+
+def test_what_a_dry_run_shows_too_large_is_not_the_answer(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    def says(settings: Settings) -> float:
+        checkpointed = settings.activation_checkpointing is Checkpointing.FULL
+        return 20.0 if checkpointed else 500.0
+
+    study, _ = play(predicted(max_probes=50), says)
+    assert len(study.probes) > 1
+    best = answer(study).best
+    assert best is not None
+    assert best.basis is Basis.DRY_RUN
+    assert best.settings.activation_checkpointing is Checkpointing.FULL
+
+
+def test_a_spent_budget_answers_with_what_was_dry_run(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    """Only settings of the first class are small, and only in small micro-batches."""
+    first = next_probe(predicted())
+    assert isinstance(first, ProbeRequest)
+
+    def says(settings: Settings) -> float:
+        return 60.0 if settings == class_of(first.settings) else 500.0
+
+    study, stop = play(predicted(max_probes=2), says)
+    best = answer(study).best
+    assert best is not None
+    assert best.basis is Basis.DRY_RUN
+    assert len(study.probes) <= 2
+    assert "spent" in stop.reason or "was dry-run" in stop.reason
+
+
+def test_the_last_dry_run_is_spent_on_what_fits_for_sure(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    """The fastest-looking may all be too large; an answer from a dry run is wanted all the same."""
+    first = next_probe(predicted())
+    assert isinstance(first, ProbeRequest)
+    tight = forecast(predicted()).estimates[first.settings].expected_bytes + 1
+    asked = predicted(memory_limit_bytes=tight)
+    safe = {class_of(e.settings) for e in forecast(asked).fitting}
+
+    def says(settings: Settings) -> float:
+        return 5.0 if settings in safe else 500.0
+
+    study, _ = play(asked, says)
+    best = answer(study).best
+    assert best is not None
+    assert best.basis is Basis.DRY_RUN
+    assert len(study.probes) <= 3
+
+
+def test_three_failed_classes_are_the_end(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, stop = play(predicted(max_probes=20), lambda settings: FAILURE)
+    assert len(study.probes) == MOST_CLASSES
+    assert not stop.nothing_fits
+    found = answer(study)
+    assert found.best is None
+    assert found.probes == {"invalid": 3}
+    assert "The dry runs failed" in found.explanation[0]
+    assert any("aten::odd" in sentence for sentence in found.explanation)
+    assert what_is_needed(study) == ""
+
+
+def test_a_failed_class_is_left_out(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    first = next_probe(predicted())
+    assert isinstance(first, ProbeRequest)
+
+    def says(settings: Settings) -> float | Mapping[str, str]:
+        return FAILURE if settings == class_of(first.settings) else 20.0
+
+    study, _ = play(predicted(), says)
+    found = answer(study)
+    closed = class_of(first.settings)
+    assert found.best is not None
+    assert closed not in {class_of(c.settings) for c in (found.best, *found.alternatives)}
+    assert any("Unknown, because their dry run failed" in s for s in found.explanation)
+
+
+def test_nothing_fits_is_seen_by_a_dry_run_of_the_smallest(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 20.0)
+    assert study.probes
+    assert stop.reason == "no settings are predicted to fit"
+    assert "the limit is 1.00 MiB" in stop.nothing_fits
+    assert answer(study).best is None
+    assert what_is_needed(study) == stop.nothing_fits
+
+
+def test_a_speed_that_is_unknown_is_no_answer(predicted: Callable[..., Study]) -> None:
+    study = predicted(ask(cluster="cpu:2"))
+    stop = next_probe(study)
+    assert isinstance(stop, Stop)
+    assert "time is unknown" in stop.reason
+    found = answer(study)
+    assert found.best is None
+    assert found.explanation[0].startswith("No speed is predicted")
+
+
+def test_nanotron_is_arithmetic(predicted: Callable[..., Study]) -> None:
+    study = predicted(ask("nanotron"))
+    stop = next_probe(study)
+    assert isinstance(stop, Stop)
+    assert "nanotron" in stop.reason
+    found = answer(study)
+    assert found.best is not None
+    assert found.best.basis is Basis.ARITHMETIC
+    assert any("nanotron's step is not one" in sentence for sentence in found.explanation)
+
+
+def test_what_is_underway_is_waited_for(predicted: Callable[..., Study]) -> None:
+    study = predicted()
+    request = next_probe(study)
+    assert isinstance(request, ProbeRequest)
+    queued = Probe(id=1, request=request, state=ProbeState.QUEUED)
+    assert next_probe(replace(study, probes=(queued,))) == Wait()
+    measured = replace(request, fidelity=Fidelity.MEASURED)
+    other = replace(study, probes=(replace(queued, request=measured),))
+    assert next_probe(other) == request
+
+
+def test_the_answer_is_the_same_whatever_the_order_of_probes(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, _ = play(predicted(max_probes=5), lambda settings: 70.0)
+    turned = replace(study, probes=tuple(reversed(study.probes)))
+    assert answer(turned) == answer(study)
+
+
+def test_other_versions_are_said(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    question = replace(ask(), framework=framework("torch", {"torch": "2.12.0"}, {}))
+    study, _ = play(predicted(question), lambda settings: 20.0)
+    said = [s for s in answer(study).explanation if "2.12.0" in s]
+    assert len(said) == 1
+    assert "made with torch 2.13.0" in said[0]
+    same, _ = play(predicted(), lambda settings: 20.0)
+    assert not any("instead of" in sentence for sentence in answer(same).explanation)
+
+
+def test_a_dry_run_that_is_not_kept_any_more_is_made_again(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, _ = play(predicted(), lambda settings: 20.0)
+    again = next_probe(replace(study, dry_runs={}, probes_before=len(study.probes)))
+    assert isinstance(again, ProbeRequest)
+    assert again.repetition == 1
+    assert again.settings == study.probes[0].request.settings
+
+
+def test_each_fidelity_mentions_the_other(
+    lab: SimpleNamespace,
+    predicted: Callable[..., Study],
+    play: Callable[..., tuple[Study, Stop]],
+) -> None:
+    study, _ = play(predicted(), lambda settings: 20.0)
+    best = answer(study).best
+    assert best is not None
+    count = best.settings.gradient_accumulation_steps
+    measured = lab.probe(99, best.settings, lab.ok(2.0, 21 * GIB, count=count))
+    both = replace(study, probes=(*study.probes, measured))
+    said = answer(both)
+    assert said.best == best
+    assert said.probes == answer(study).probes
+    assert any("1 probe of this question measured too" in s for s in said.explanation)
+    assert any("took 2 s and needed 21.0 GiB (probe #99)" in s for s in said.explanation)
+    asked_to_measure = replace(both, terms=Terms())
+    found = answer(asked_to_measure)
+    assert found.best is not None
+    assert found.best.basis is None
+    assert found.probes == {"ok": 1}
+    assert any("dry-run too" in sentence for sentence in found.explanation)
+    assert any("a dry run predicts" in sentence for sentence in found.explanation)
+
+
+def test_a_measured_answer_is_untouched_by_fidelity(lab: SimpleNamespace) -> None:
+    settings = forecast(lab.study(ask(), memory_limit_bytes=None)).timed[0].settings
+    count = settings.gradient_accumulation_steps
+    study = lab.study(ask(), probes=[lab.probe(1, settings, lab.ok(1.0, GIB, count=count))])
+    assert "basis" not in answer(study).as_dict()["best"]["memory"]
+    assert study.at(Fidelity.MEASURED) is study
+
+
+def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_not(
+    predicted: Callable[..., Study],
+) -> None:
+    request = next_probe(predicted())
+    assert isinstance(request, ProbeRequest)
+    for outcome, closed in ((Outcome.INVALID, True), (Outcome.WORKER_LOST, False)):
+        probe = Probe(
+            id=1,
+            request=request,
+            state=ProbeState.DONE,
+            measurement=Measurement(outcome=outcome),
+        )
+        study = replace(predicted(), probes=(probe,))
+        assert class_of(request.settings) in forecast(study).failed
+        later = replace(study, probes_before=1)
+        assert (class_of(request.settings) in forecast(later).failed) is closed
+
+
+def test_ties_go_to_less_memory_then_to_simplicity() -> None:
+    def settings(seconds: float, needed: int, **knobs: Any) -> SimpleNamespace:
+        return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, needed_bytes=needed)
+
+    fast = settings(1.0, 100, tp_size=2)
+    light = settings(1.005, 50)
+    simple = settings(1.001, 100)
+    slow = settings(1.5, 10)
+    choice = choose_predicted([fast, light, slow], 0.01)
+    assert choice is not None
+    assert (choice.best, choice.fastest) == (light, fast)
+    assert choose_predicted([fast, simple, slow], 0.01).best is simple  # type: ignore[union-attr]
+    assert choose_predicted([], 0.01) is None
+
+
+def test_probes_of_one_fidelity_keep_their_place_in_the_askings(
+    lab: SimpleNamespace, predicted: Callable[..., Study]
+) -> None:
+    dry = ProbeRequest(settings=Settings(), fidelity=Fidelity.PREDICTED)
+    probes = [lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, GIB)) for n in (1, 2, 4)]
+    probes[1] = replace(probes[1], request=dry)
+    study = replace(predicted(), probes=tuple(probes), probes_before=2)
+    assert [p.id for p in study.at(Fidelity.MEASURED).probes] == [1, 4]
+    assert study.at(Fidelity.MEASURED).probes_before == 1
+    assert [p.id for p in study.at(Fidelity.PREDICTED).probes] == [2]
+    assert study.at(Fidelity.PREDICTED).probes_before == 1

@@ -1,0 +1,195 @@
+"""What is done for a predicted study without torch: enter dry runs that are kept, and end it."""
+
+from collections import Counter
+
+from tuner.cost.prediction import predict
+from tuner.dryrun import (
+    DryRun,
+    DryRunPlan,
+    NotDryRunError,
+    Profile,
+    dry_run_versions,
+    plan_dry_runs,
+)
+from tuner.measurement import Collective, Fidelity, Measurement, Memory, Outcome
+from tuner.planner import Stop, next_probe, what_is_needed
+from tuner.settings import Settings
+from tuner.store import Store, WorkerIdentity
+from tuner.study import ProbeRequest, Question, Study, StudyState
+
+ACCIDENTS = ("TimeLimit", "Crashed")
+"""How the errors of dry runs begin that say more of the machine than of the settings: such a dry
+run is not kept for other studies, nor taken from those that are."""
+
+OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
+"""States in which probes are entered."""
+
+
+def advance_from_cache(store: Store, study: Study) -> Study:
+    """Enter the dry runs that the study wants and that are kept already; the study after that.
+
+    A measured study is left as it is.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    limit_bytes = study.terms.limit_bytes(study.question.cluster)
+    while study.state in OPEN:
+        request = next_probe(study)
+        if not isinstance(request, ProbeRequest):
+            break
+        kept = kept_dry_run(store, study.question, request)
+        if kept is None:
+            break
+        found = measurement_of(study.question, request.settings, kept)
+        store.enter_done(study.id, study.revision, request, found, limit_bytes)
+        study = store.study(study.id)
+    return study
+
+
+def conclude(store: Store, study: Study) -> Study | None:
+    """End a predicted study that no worker is at, if nothing more can be dry-run for it here.
+
+    Returns:
+        The study at its end; ``None`` when a dry run is wanted, or it moved on meanwhile.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    end = end_of(study)
+    if study.state is not StudyState.QUEUED or end is None:
+        return None
+    state, reason = end
+    move, revision = store.move, study.revision
+    if state is StudyState.FAILED:  # which only a study that runs can become
+        me = WorkerIdentity.of_this_process()
+        running = StudyState.RUNNING
+        if not move(study.id, running, expect={study.state}, revision=revision, worker=me):
+            return None
+    return store.study(study.id) if move(study.id, state, reason, revision=revision) else None
+
+
+def end_of(study: Study) -> tuple[StudyState, str] | None:
+    """How a predicted study ends now, and why; ``None`` while a dry run of it can be made here."""
+    plan = next_probe(study)
+    if isinstance(plan, Stop):
+        if plan.nothing_fits:
+            return StudyState.FAILED, f"{plan.reason}: {plan.nothing_fits}"
+        return StudyState.DONE, plan.reason
+    if not isinstance(plan, ProbeRequest):
+        return None
+    why = why_not_here(study.question, plan.settings)
+    if not why:
+        return None
+    if need := what_is_needed(study):
+        return StudyState.FAILED, f"no settings are predicted to fit, by arithmetic: {need}"
+    return StudyState.DONE, why
+
+
+def why_not_here(question: Question, settings: Settings) -> str:
+    """Why the class of settings cannot be dry-run with what is installed; empty if it can."""
+    try:
+        plan_here(question, settings)
+    except NotDryRunError as error:
+        return str(error)
+    return ""
+
+
+def plan_here(question: Question, settings: Settings) -> DryRunPlan:
+    """The dry runs of the settings' class, in the versions that are installed.
+
+    Versions that the question states decide what the knobs do. They cannot decide what runs.
+
+    Raises:
+        NotDryRunError: no dry run shows these settings, or a package is not installed.
+    """
+    return plan_dry_runs(
+        question.workload, question.cluster, question.framework, settings, dry_run_versions()
+    )
+
+
+def kept_dry_run(store: Store, question: Question, request: ProbeRequest) -> DryRun | None:
+    """The dry run that a probe asks for, if it is kept.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    if not is_dry_run(request):
+        return None
+    try:
+        key = plan_here(question, request.settings).key
+    except NotDryRunError:
+        return None
+    found = store.dry_runs([key]).get(key)
+    return None if found is None or found.error.startswith(ACCIDENTS) else found
+
+
+def is_dry_run(request: ProbeRequest) -> bool:
+    """Whether a probe is a dry run."""
+    return request.fidelity is Fidelity.PREDICTED
+
+
+def measurement_of(
+    question: Question, settings: Settings, dry_run: DryRun, *, wall_s: float = 0.0
+) -> Measurement:
+    """What a dry run of their class says of settings, as the result of a probe.
+
+    Args:
+        question: whose settings they are.
+        settings: what is asked about.
+        dry_run: of their class.
+        wall_s: seconds that it took, where it was made for this probe.
+    """
+    profile = dry_run.profile
+    if profile is None:
+        return Measurement(outcome=_outcome(dry_run), detail=dry_run.error, wall_s=wall_s)
+    count = settings.gradient_accumulation_steps
+    return Measurement(
+        outcome=Outcome.OK,
+        memory=_memory(question, settings, profile),
+        collectives=_collectives(settings, profile),
+        tracked_accumulation=count,
+        reducing_micro_batches=count if settings.sync_each_batch else 1,
+        versions=dict(dry_run.versions),
+        wall_s=wall_s,
+        dry_run=dry_run.key,
+    )
+
+
+def _outcome(dry_run: DryRun) -> Outcome:
+    if dry_run.error.startswith("TimeLimit"):
+        return Outcome.TIMEOUT
+    return Outcome.CRASHED if dry_run.error.startswith(ACCIDENTS) else Outcome.INVALID
+
+
+def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:
+    """Tensors by the dry run; what is beside them by arithmetic."""
+    peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
+    predicted = predict(
+        question.workload, question.cluster, question.framework, settings, profile=profile
+    )
+    return Memory(
+        allocated_bytes=peak.total_bytes,
+        allocated_low_bytes=peak.total_bytes,
+        reserved_bytes=int(predicted.reserved_bytes.value or 0),
+        device_bytes=int(predicted.device_bytes.value or 0),
+        overhead_bytes=int(predicted.context_bytes + predicted.communicator_bytes),
+        by_phase=dict(peak.by_phase),
+        by_category=dict(peak.breakdown),
+        per_rank_bytes=(peak.total_bytes,),
+    )
+
+
+def _collectives(settings: Settings, profile: Profile) -> tuple[Collective, ...]:
+    """Of one optimizer step; those that differ only in what hides them are one kind here."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    batch = settings.micro_batch_size, settings.gradient_accumulation_steps
+    for one in profile.collectives(*batch):
+        kind = one.op, one.axis, one.phase
+        counts[kind] += one.count
+        sizes[kind] += one.bytes
+    return tuple(
+        Collective(op=op, axis=axis, phase=phase, count=count, bytes=sizes[op, axis, phase])
+        for (op, axis, phase), count in counts.items()
+    )

@@ -1,0 +1,106 @@
+"""A predicted answer, for people: what is from dry runs, what is arithmetic, where memory goes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tuner.cli.columns import Column, table_of
+from tuner.cli.rows import differing, knob_texts
+from tuner.cli.tables import TITLES
+from tuner.cli.units import speed_text, time_text
+from tuner.cli.words import range_text
+from tuner.cost.categories import Basis
+from tuner.quantity import Quantity
+from tuner.settings import KNOBS
+from tuner.sizes import size_number, size_text, size_unit
+from tuner.suggestion import GIB, Candidate, Suggestion
+
+BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
+"""What allocated memory was computed from."""
+
+
+def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
+    """The table of the best settings and of those next to them, fastest first."""
+    best = suggestion.best
+    if best is None:
+        return
+    found = sorted([best, *suggestion.alternatives], key=_seconds)
+    console.print(_table(found, best, width=console.width, per=per))
+    legend = (
+        "* is the answer. Speeds are arithmetic; memory is what tensors take at the peak, from a"
+        " dry run of the settings' class or by arithmetic."
+    )
+    console.print(Text(legend, style="dim"))
+
+
+def predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
+    """What is predicted of the best settings, for the list of facts of an answer."""
+    speed, step = best.tokens_per_s_per_gpu, best.step_time_s
+    assert best.basis is not None
+    yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
+    yield "", f"{_seconds_range(step)} for an optimizer step"
+    limit = size_text(best.limit_gib * GIB)
+    yield "memory", f"{sizes_text(best.allocated_gib)} allocated per {per}, of {limit}"
+    yield "", f"{sizes_text(best.reserved_gib)} reserved"
+    yield "", f"{sizes_text(best.device_gib)} on the device, as its own tool shows it"
+    yield "at the peak", _sizes(best.breakdown_gib)
+    yield "peaks", _sizes(best.by_phase_gib)
+    memory_is = BASES[best.basis]
+    yield "both are", f"predicted: speed by arithmetic, allocated memory by {memory_is}"
+
+
+def sizes_text(quantity_gib: Quantity) -> str:
+    """``12.5 GiB``, or ``12.5 GiB (12.1 to 12.9)`` where the interval is wider than the digits."""
+    value, low, high = quantity_gib.value, quantity_gib.low, quantity_gib.high
+    if value is None or low is None or high is None:
+        return "unknown"
+    unit, divisor = size_unit(high * GIB)
+    texts = [size_number(size * GIB, divisor) for size in (value, low, high)]
+    between = "" if len(set(texts)) == 1 else f" ({texts[1]} to {texts[2]})"
+    return f"{texts[0]} {unit}{between}"
+
+
+def _table(found: Sequence[Candidate], best: Candidate, *, width: int, per: str) -> Table:
+    unit, divisor = size_unit(max(one.allocated_gib.value or 0.0 for one in found) * GIB)
+    texts = [knob_texts(one.settings) for one in found]
+    columns = [
+        Column("", ["*" if one is best else "" for one in found]),
+        *(
+            Column(TITLES[knob], [one[knob] for one in texts], is_number=knob.endswith(_NUMBERS))
+            for knob in differing([one.settings for one in found])
+        ),
+        Column("step\ns", [time_text(one.step_time_s.value) for one in found], is_number=True),
+        Column(
+            f"tokens/s\nper {per}",
+            [speed_text(one.tokens_per_s_per_gpu.value) for one in found],
+            is_number=True,
+        ),
+        Column(
+            f"memory\n{unit}",
+            [size_number((one.allocated_gib.value or 0.0) * GIB, divisor) for one in found],
+            is_number=True,
+        ),
+        Column("from", [BASES[one.basis] if one.basis else "" for one in found]),
+    ]
+    return table_of(columns, width, ["bold green" if one is best else "" for one in found])
+
+
+_NUMBERS = tuple(knob for knob in KNOBS if knob.endswith(("_size", "_steps")))
+
+
+def _seconds(one: Candidate) -> float:
+    return one.step_time_s.value or 0.0
+
+
+def _seconds_range(step: Quantity) -> str:
+    return f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"
+
+
+def _sizes(sizes_gib: Mapping[str, float]) -> str:
+    """Largest first; what is nothing is left out."""
+    largest = sorted(filter(sizes_gib.__getitem__, sizes_gib), key=lambda name: -sizes_gib[name])
+    return ", ".join(
+        f"{name.replace('_', ' ')} {size_text(sizes_gib[name] * GIB)}" for name in largest
+    )

@@ -1,0 +1,92 @@
+"""Which class to dry-run next, and when the answer needs no further one."""
+
+from collections.abc import Sequence
+
+from tuner.measurement import Fidelity
+from tuner.planner.budget import spent
+from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.knowledge import probes_of_asking
+from tuner.planner.plans import Stop
+from tuner.planner.ranking import choose_predicted
+from tuner.study import ProbeRequest, Study
+
+MOST_CLASSES = 3
+"""Classes that one asking dry-runs unless it says otherwise, at two depths each: at about a second
+for a dry run, an answer is there in some ten seconds."""
+
+
+def next_dry_run(study: Study) -> ProbeRequest | Stop:
+    """The class to dry-run next, as a probe of those of its settings that lead.
+
+    Args:
+        study: with predicted probes only, all of them done.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    known = forecast(study)
+    if known.unknown:
+        return Stop(reason=known.unknown)
+    leader = leading(known)
+    if leader is None:
+        return Stop(reason="the dry runs failed, so nothing is known of any settings")
+    if leader.is_dry_run:
+        return _stop(known, "the class of the best settings was dry-run")
+    if why := known.why_no_dry_run(leader.settings):
+        return _stop(known, f"the best settings cannot be dry-run: {why}")
+    if why := spent(study):
+        return _stop(known, why)
+    if safe := _safe(known):
+        leader = safe
+    return ProbeRequest(
+        settings=leader.settings,
+        fidelity=Fidelity.PREDICTED,
+        repetition=_repetition(study, leader),
+    )
+
+
+def leading(known: Forecast) -> Estimate | None:
+    """The settings that would be the answer, if they need what is expected of them.
+
+    Where none is expected to fit, those that need least: a dry run then says whether it is so.
+    """
+    if known.failed and not known.profiles and _all_tried(known):
+        return None
+    choice = choose_predicted(known.promising, known.study.terms.tolerance)
+    return choice.best if choice else known.smallest
+
+
+def _safe(known: Forecast) -> Estimate | None:
+    """What the last dry run of an asking is made of, while none has shown settings that fit.
+
+    The settings that lead may turn out too large. Of those that fit at the upper end of their
+    memory, whatever the dry run shows is likely to be an answer.
+    """
+    study = known.study
+    is_last = len(probes_of_asking(study)) == study.terms.max_probes - 1
+    if not is_last or any(e.is_dry_run for e in known.fitting):
+        return None
+    untried = [e for e in known.fitting if not known.is_settled(e.settings)]
+    choice = choose_predicted(untried, study.terms.tolerance)
+    return choice.best if choice else None
+
+
+def _all_tried(known: Forecast) -> bool:
+    """Whether an asking has spent what it may on dry runs that all failed."""
+    return len(known.failed) >= min(MOST_CLASSES, known.study.terms.max_probes)
+
+
+def _stop(known: Forecast, reason: str) -> Stop:
+    if known.promising:
+        return Stop(reason=reason)
+    return Stop(reason="no settings are predicted to fit", nothing_fits=known.smallest_need())
+
+
+def _repetition(study: Study, leader: Estimate) -> int:
+    """One more than the highest of the same settings: a dry run of another version was there."""
+    same: Sequence[int] = [
+        probe.request.repetition
+        for probe in study.probes
+        if probe.request.settings == leader.settings
+    ]
+    return max(same, default=-1) + 1

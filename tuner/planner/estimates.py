@@ -1,0 +1,293 @@
+"""What every legal settings is predicted to need and to take: arithmetic, and dry runs of classes.
+
+A dry run says what its whole class needs, whatever the micro-batch size. So the space is ranked
+by arithmetic, the class of the settings that lead is dry-run, and the space is ranked again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import inf
+
+from tuner.cost.categories import Basis
+from tuner.cost.prediction import Prediction, predict
+from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs
+from tuner.dryrun.plan import PACKAGES
+from tuner.framework import FrameworkName
+from tuner.measurement import Fidelity, Outcome
+from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
+from tuner.planner.words import describe
+from tuner.quantity import Quantity
+from tuner.settings import Settings
+from tuner.sizes import size_text
+from tuner.space import Space, enumerate_space
+from tuner.study import Probe, ProbeState, Question, Study, StudyState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Settings with what is predicted of them."""
+
+    settings: Settings
+    """What they are."""
+    prediction: Prediction
+    """Their memory and speed."""
+    probe: Probe | None = None
+    """The probe whose dry run says what they need; ``None`` where that is arithmetic."""
+    late_bytes: float = 0.0
+    """Bytes that the framework frees too late for anything else to use them."""
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether their memory is from a dry run."""
+        return self.prediction.basis is Basis.DRY_RUN
+
+    @property
+    def step_time(self) -> Quantity:
+        """Seconds of an optimizer step."""
+        return self.prediction.step_time_s
+
+    @property
+    def seconds(self) -> float:
+        """The step time's value; infinite when unknown."""
+        return inf if self.step_time.value is None else self.step_time.value
+
+    @property
+    def expected_bytes(self) -> int:
+        """What must be free on a device, as far as the best estimate goes."""
+        return int((self.prediction.allocated_bytes.value or 0.0) + self._outside_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free on a device, at the upper end of the interval."""
+        return int((self.prediction.allocated_bytes.high or 0.0) + self._outside_bytes)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether they are expected to fit."""
+        return self.prediction.fits
+
+    @property
+    def fits(self) -> bool:
+        """Whether they fit at the upper end of the interval too."""
+        return self.may_fit and self.needed_bytes <= self.prediction.limit_bytes
+
+    @property
+    def _outside_bytes(self) -> float:
+        context, buffers = self.prediction.context_bytes, self.prediction.communicator_bytes
+        return context + buffers + self.late_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Everything that is predicted for a study, from the dry runs that its probes name."""
+
+    study: Study
+    """Whose, with its predicted probes only."""
+    space: Space
+    """Its legal settings."""
+    limit_bytes: int
+    """Bytes that one device may need."""
+    profiles: Mapping[Settings, tuple[Profile, Probe]]
+    """What dry runs say, by class."""
+    failed: Mapping[Settings, Probe]
+    """Classes whose dry run failed: nothing is predicted of them."""
+    estimates: Mapping[Settings, Estimate] = field(default_factory=dict)
+    """Every legal settings of the other classes, in the space's order."""
+
+    @cached_property
+    def timed(self) -> tuple[Estimate, ...]:
+        """Those with a known speed, fastest first; equal ones in the space's order."""
+        known = (e for e in self.estimates.values() if e.step_time.value is not None)
+        return tuple(sorted(known, key=lambda e: (e.seconds, str(e.settings))))
+
+    @cached_property
+    def fitting(self) -> tuple[Estimate, ...]:
+        """Those that fit at the upper end of their memory too, fastest first."""
+        return tuple(e for e in self.timed if e.fits)
+
+    @cached_property
+    def promising(self) -> tuple[Estimate, ...]:
+        """Those that fit, or that may and whose class can still be dry-run; fastest first."""
+        return tuple(
+            e for e in self.timed if e.fits or (e.may_fit and not self.is_settled(e.settings))
+        )
+
+    @cached_property
+    def smallest(self) -> Estimate | None:
+        """The one that is expected to need least; ``None`` when nothing is predicted."""
+        known = self.estimates.values()
+        return min(known, key=lambda e: (e.expected_bytes, str(e.settings)), default=None)
+
+    @property
+    def unknown(self) -> str:
+        """Why no speed is known, so that none is the fastest; empty when some are."""
+        if self.timed or not self.estimates:
+            return ""
+        return why_no_speed(self.study.question, next(iter(self.estimates)))
+
+    def is_settled(self, settings: Settings) -> bool:
+        """Whether a dry run can say no more about these settings."""
+        return class_of(settings) in self.profiles or bool(self.why_no_dry_run(settings))
+
+    def why_no_dry_run(self, settings: Settings) -> str:
+        """Why the class of these settings cannot be dry-run; empty if it can."""
+        return _why_no_dry_run(_Asked(self._identity, 0, self.study.question), class_of(settings))
+
+    def why_no_dry_runs(self) -> str:
+        """Why no class was dry-run; empty when that is not known, or was not tried yet."""
+        if all(not self.is_settled(settings) for settings in self.estimates):
+            return self.study.reason if self.study.state is StudyState.DONE else ""
+        return next(filter(None, map(self.why_no_dry_run, self.estimates)), "")
+
+    def notes(self, found: Estimate) -> tuple[str, ...]:
+        """What is to be known about the figures of settings that were dry-run."""
+        profile = self.profiles.get(class_of(found.settings))
+        return profile[0].notes if profile else ()
+
+    @cached_property
+    def _identity(self) -> str:
+        return self.study.question.identity
+
+    def smallest_need(self) -> str:
+        """What would be needed, where nothing fits."""
+        least = self.smallest
+        if least is None:
+            return ""
+        basis = f"probe #{least.probe.id}" if least.probe else "by arithmetic"
+        return (
+            f"the smallest need predicted is {size_text(least.expected_bytes)} on one device, of"
+            f" {describe(least.settings)} ({basis}); the limit is {size_text(self.limit_bytes)}"
+        )
+
+
+def forecast(study: Study) -> Forecast:
+    """Everything that is predicted for a study; a pure function of it.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    study = study.at(Fidelity.PREDICTED)
+    limit = study.terms.limit_bytes(study.question.cluster)
+    profiles, failed = _dry_run_classes(study)
+    asked = _Asked(study.question.identity, limit, study.question)
+    return Forecast(
+        study=study,
+        space=_space(asked),
+        limit_bytes=limit,
+        profiles=profiles,
+        failed=failed,
+        estimates={
+            e.settings: _with_dry_run(e, study.question, limit, profiles)
+            for e in _by_arithmetic(asked)
+            if class_of(e.settings) not in failed
+        },
+    )
+
+
+def why_no_speed(question: Question, settings: Settings) -> str:
+    """Why the speed of some settings is unknown; empty when it is known."""
+    found = _estimate(question, settings, _NO_LIMIT)
+    return "" if found.step_time.value is not None else found.prediction.why
+
+
+_NO_LIMIT = 2**62
+"""Bytes that nothing exceeds: a prediction says first that settings do not fit."""
+
+_ANY_VERSIONS = dict.fromkeys((*PACKAGES, "torchao"), "")
+"""Whether the packages are there is for those to say who make dry runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question under a limit, as a key: questions hold mappings, and cannot be one."""
+
+    identity: str
+    limit_bytes: int
+    question: Question = field(compare=False)
+
+
+# One study is planned and answered several times in a process, and its arithmetic is the same.
+@lru_cache(maxsize=2)
+def _by_arithmetic(asked: _Asked) -> tuple[Estimate, ...]:
+    return tuple(
+        _estimate(asked.question, settings, asked.limit_bytes) for settings in _space(asked).legal
+    )
+
+
+@lru_cache(maxsize=2)
+def _space(asked: _Asked) -> Space:
+    return enumerate_space(asked.question)
+
+
+@lru_cache(maxsize=1024)
+def _why_no_dry_run(asked: _Asked, settings: Settings) -> str:
+    question = asked.question
+    try:
+        plan_dry_runs(
+            question.workload,
+            question.cluster,
+            question.framework,
+            settings,
+            _ANY_VERSIONS,
+        )
+    except NotDryRunError as error:
+        return str(error)
+    return ""
+
+
+def _with_dry_run(
+    by_arithmetic: Estimate,
+    question: Question,
+    limit_bytes: int,
+    profiles: Mapping[Settings, tuple[Profile, Probe]],
+) -> Estimate:
+    settings = by_arithmetic.settings
+    found = profiles.get(class_of(settings))
+    if found is None:
+        return by_arithmetic
+    return _estimate(question, settings, limit_bytes, *found)
+
+
+def _estimate(
+    question: Question,
+    settings: Settings,
+    limit_bytes: int,
+    profile: Profile | None = None,
+    probe: Probe | None = None,
+) -> Estimate:
+    prediction = predict(
+        question.workload,
+        question.cluster,
+        question.framework,
+        settings,
+        limit_bytes=limit_bytes,
+        profile=profile,
+    )
+    late = 0.0
+    if question.framework.name is FrameworkName.NANOTRON:
+        reserved, allocated = prediction.reserved_bytes, prediction.allocated_bytes
+        late = (reserved.value or 0.0) - (allocated.value or 0.0)
+    return Estimate(settings=settings, prediction=prediction, probe=probe, late_bytes=late)
+
+
+def _dry_run_classes(
+    study: Study,
+) -> tuple[dict[Settings, tuple[Profile, Probe]], dict[Settings, Probe]]:
+    """What the dry runs of each class say, and the classes whose dry run failed."""
+    profiles: dict[Settings, tuple[Profile, Probe]] = {}
+    failed: dict[Settings, Probe] = {}
+    now = {probe.id for probe in probes_of_asking(study)}
+    for probe in sorted(study.probes, key=lambda p: p.id):
+        measurement = probe.measurement
+        if probe.state is not ProbeState.DONE or measurement is None:
+            continue
+        key = class_of(probe.request.settings)
+        if measurement.outcome is Outcome.OK:
+            # A dry run that another version wrote is not there: its class is dry-run anew.
+            dry_run = study.dry_runs.get(measurement.dry_run)
+            if dry_run is not None and dry_run.profile is not None:
+                profiles[key] = (dry_run.profile, probe)
+        elif measurement.outcome not in TEACHES_NOTHING or probe.id in now:
+            failed[key] = probe
+    return profiles, {key: probe for key, probe in failed.items() if key not in profiles}

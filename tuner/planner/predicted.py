@@ -1,0 +1,100 @@
+"""The suggestion that predictions support: arithmetic, corrected by the dry runs made so far."""
+
+from collections import Counter
+
+from tuner.planner.dry_runs import leading
+from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.knowledge import total_measured
+from tuner.planner.predicted_words import explain_prediction
+from tuner.planner.ranking import Choice, choose_predicted, pareto
+from tuner.study import Study
+from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
+
+
+def predicted_answer(study: Study) -> Suggestion:
+    """The answer from what is predicted so far; a pure function of the study.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    known = forecast(study)
+    choice = predicted_choice(known)
+    best = choice.best if choice else None
+    others = [e for e in known.fitting if e is not best]
+    wall_s, device_s = total_measured(probe.measurement for probe in known.study.probes)
+    return Suggestion(
+        study_id=study.id,
+        state=str(study.state),
+        workload=study.question.workload.as_dict(),
+        cluster=study.question.cluster.as_dict(),
+        framework=study.question.framework.as_dict(),
+        best=_candidate(known, best) if best else None,
+        alternatives=tuple(_candidate(known, e) for e in others[:MOST_ALTERNATIVES]),
+        pareto=tuple(_candidate(known, e) for e in pareto(known.fitting)),
+        dead_knobs=known.space.dead_knobs,
+        legal=len(known.space.legal),
+        predicted_to_fit=sum(e.may_fit for e in known.estimates.values()),
+        probes=_outcomes(known.study),
+        wall_s=wall_s,
+        device_s=device_s,
+        explanation=explain_prediction(study, known, choice),
+    )
+
+
+def predicted_choice(known: Forecast) -> Choice[Estimate] | None:
+    """The answer and what it is tied with; ``None`` when nothing fits, or nothing is known.
+
+    Settings whose class was dry-run go before those that only look faster: a dry run may show
+    that these do not fit.
+    """
+    leader, tolerance = leading(known), known.study.terms.tolerance
+    if leader is None:
+        return None
+    if known.is_settled(leader.settings):
+        return choose_predicted(known.promising, tolerance)
+    dry_run = [e for e in known.fitting if e.is_dry_run]
+    expected = [e for e in known.timed if e.may_fit]
+    pools = (dry_run, known.fitting, expected)
+    return next((found for p in pools if (found := choose_predicted(p, tolerance))), None)
+
+
+def has_predicted_answer(study: Study) -> bool:
+    """Whether :func:`predicted_answer` has best settings; much quicker than to ask for them."""
+    return predicted_choice(forecast(study)) is not None
+
+
+def what_is_needed(study: Study) -> str:
+    """What would be needed, when no settings are predicted to fit; empty when some are."""
+    known = forecast(study)
+    if known.unknown or leading(known) is None or any(e.may_fit for e in known.timed):
+        return ""
+    return known.smallest_need()
+
+
+def _candidate(known: Forecast, found: Estimate) -> Candidate:
+    prediction = found.prediction
+    return Candidate(
+        settings=found.settings,
+        allocated_gib=prediction.allocated_bytes.scaled(1 / GIB),
+        reserved_gib=prediction.reserved_bytes.scaled(1 / GIB),
+        device_gib=prediction.device_bytes.scaled(1 / GIB),
+        limit_gib=known.limit_bytes / GIB,
+        breakdown_gib={name: size / GIB for name, size in prediction.breakdown.items()},
+        tokens_per_s_per_gpu=prediction.tokens_per_s_per_gpu,
+        step_time_s=prediction.step_time_s,
+        guard=_guard(found),
+        basis=prediction.basis,
+        by_phase_gib={name: size / GIB for name, size in prediction.by_phase.items()},
+    )
+
+
+def _guard(found: Estimate) -> Guard:
+    """With what, and when, the class was dry-run; nothing of these settings has trained."""
+    if found.probe is None or found.probe.measurement is None:
+        return Guard()
+    return Guard(versions=dict(found.probe.measurement.versions), date=found.probe.finished_at)
+
+
+def _outcomes(study: Study) -> dict[str, int]:
+    counts = Counter(str(p.measurement.outcome) for p in study.probes if p.measurement)
+    return dict(sorted(counts.items()))

@@ -1,0 +1,205 @@
+"""Why a predicted answer is the answer, which of its numbers are from dry runs, and what is not."""
+
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from tuner.cost.explain import explain_memory
+from tuner.planner.dry_runs import leading
+from tuner.planner.estimates import Estimate, Forecast
+from tuner.planner.other_fidelity import measured_too
+from tuner.planner.ranking import LIGHTER, Choice, near
+from tuner.planner.words import change_text, describe, describe_class, seconds_text
+from tuner.sizes import size_text
+from tuner.study import Probe, Study
+
+MOST_NAMED = 3
+"""Failed dry runs that one sentence names."""
+CLEARLY = 0.01
+"""Part of the memory by which the upper end of its interval must exceed it to be told."""
+
+
+def explain_prediction(
+    study: Study, known: Forecast, choice: Choice[Estimate] | None
+) -> tuple[str, ...]:
+    """Sentences for people, most important first.
+
+    Args:
+        study: with the probes of all fidelities.
+        known: what is predicted of it.
+        choice: the answer.
+    """
+    sentences = list(_of_best(known, choice) if choice else _of_nothing(known))
+    return (*sentences, *_failures(known), *_grounds(known), *measured_too(study, known))
+
+
+def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
+    best = choice.best
+    yield _why_this(known, best)
+    yield from _tight(known, best)
+    yield from _tie(choice)
+    yield from _runner_up(known, choice)
+    yield from _unverified(known, choice)
+    question = known.study.question
+    yield from explain_memory(
+        question.workload,
+        question.cluster,
+        question.framework,
+        best.settings,
+        profiles={key: profile for key, (profile, _) in known.profiles.items()},
+    )
+    if best.probe:
+        yield from (f"Of its dry run: {note}." for note in known.notes(best))
+
+
+def _of_nothing(known: Forecast) -> Iterator[str]:
+    if known.unknown:
+        yield f"No speed is predicted, so no settings are the fastest: {known.unknown}."
+    elif leading(known) is None:
+        yield "The dry runs failed, so nothing is known of what any settings need."
+    else:
+        legal = len(known.space.legal)
+        limit = size_text(known.limit_bytes)
+        yield f"None of the {legal} legal settings is predicted to fit in {limit}."
+        if need := known.smallest_need():
+            yield f"{need[0].upper()}{need[1:]}."
+
+
+def _why_this(known: Forecast, best: Estimate) -> str:
+    low, high = best.step_time.low, best.step_time.high
+    assert low is not None
+    assert high is not None
+    limit = size_text(known.limit_bytes)
+    basis = (
+        f"its memory is from a dry run (probe #{best.probe.id}), its time is arithmetic"
+        if best.probe
+        else "both are arithmetic"
+    )
+    return (
+        f"{describe(best.settings)} is predicted to take {seconds_text(best.seconds)} for an"
+        f" optimizer step (80% interval {seconds_text(low)} to {seconds_text(high)}) and to need"
+        f" {_need(best)} of {limit} on one device; {basis}."
+    )
+
+
+def _need(found: Estimate) -> str:
+    """``61.2 GiB``, or with the interval's upper end where that is another number."""
+    text = size_text(found.expected_bytes)
+    if found.needed_bytes <= found.expected_bytes * (1 + CLEARLY):
+        return text
+    return f"{text} (up to {size_text(found.needed_bytes)})"
+
+
+def _tight(known: Forecast, best: Estimate) -> Iterator[str]:
+    if not best.fits:
+        yield (
+            f"At the upper end of its memory's interval it would not fit: nothing is predicted to"
+            f" fit in {size_text(known.limit_bytes)} for sure."
+        )
+
+
+def _tie(choice: Choice[Estimate]) -> Iterator[str]:
+    best, fastest = choice.best, choice.fastest
+    if best is fastest:
+        return
+    spared = fastest.needed_bytes - best.needed_bytes
+    reason = (
+        f"it needs {size_text(spared)} less memory"
+        if best.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)
+        else "it has fewer knobs off their default and needs no more memory"
+    )
+    yield (
+        f"{describe(fastest.settings)} is as fast, within the tolerance, with"
+        f" {seconds_text(fastest.seconds)} and {_need(fastest)}; {reason}."
+    )
+
+
+def _runner_up(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
+    """The next one of another class: other micro-batches of the same are much alike."""
+    best, tolerance = choice.best, known.study.terms.tolerance
+    slower = (
+        e
+        for e in known.fitting
+        if e.seconds > best.seconds
+        and not near(best, e, tolerance)
+        and e.settings.settings_class != best.settings.settings_class
+    )
+    second = next(slower, None)
+    if second is not None:
+        yield (
+            f"Next comes {describe(second.settings)} with {seconds_text(second.seconds)}"
+            f" ({change_text(second.seconds / best.seconds)}) and {_need(second)},"
+            f" {_basis(second)}."
+        )
+
+
+def _unverified(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
+    leader = leading(known)
+    if leader is not None and leader.seconds < choice.best.seconds:
+        ratio = leader.seconds / choice.best.seconds
+        yield (
+            f"By arithmetic {describe(leader.settings)} would be faster, with"
+            f" {seconds_text(leader.seconds)} ({change_text(ratio)}) and {_need(leader)}, but its"
+            " class was not dry-run; a larger --max-probes allows that."
+        )
+
+
+def _basis(found: Estimate) -> str:
+    return f"from a dry run (probe #{found.probe.id})" if found.probe else "by arithmetic"
+
+
+# -- what stands behind the numbers -----------------------------------------------------------
+
+
+def _failures(known: Forecast) -> Iterator[str]:
+    failed = sorted(known.failed.values(), key=lambda probe: probe.id)
+    if failed:
+        named = "; ".join(_failure_text(probe) for probe in failed[:MOST_NAMED])
+        more = f"; and {len(failed) - MOST_NAMED} more" if len(failed) > MOST_NAMED else ""
+        yield f"Unknown, because their dry run failed: {named}{more}."
+
+
+def _failure_text(probe: Probe) -> str:
+    assert probe.measurement is not None
+    settings = describe_class(probe.request.settings)
+    detail = f", {probe.measurement.detail}" if probe.measurement.detail else ""
+    return f"{settings} ended as {probe.measurement.outcome}{detail} (probe #{probe.id})"
+
+
+def _grounds(known: Forecast) -> Iterator[str]:
+    """Which numbers are from dry runs, which are arithmetic, and made with what."""
+    if not known.estimates:
+        return
+    if not known.profiles:
+        why = known.why_no_dry_runs()
+        yield f"No dry run was made{f' ({why})' if why else ''}: all numbers are arithmetic."
+        return
+    probes = ", ".join(f"#{probe.id}" for _, probe in known.profiles.values())
+    classes = len({e.settings.settings_class for e in known.estimates.values()} | {*known.failed})
+    yield (
+        f"{len(known.profiles)} of {classes} classes of settings were dry-run (probe {probes}):"
+        " their memory is counted on the step itself. The memory of the others, what is outside"
+        " of tensors, and every time are arithmetic."
+    )
+    yield from _other_versions(known)
+
+
+def _other_versions(known: Forecast) -> Iterator[str]:
+    """Dry runs run with what is installed, whatever versions are stated."""
+    stated = known.study.question.framework.versions
+    found: dict[str, str] = {}
+    for _, probe in known.profiles.values():
+        found |= probe.measurement.versions if probe.measurement else {}
+    other = {p: found[p] for p in stated if p in found and not _same(found[p], stated[p])}
+    if other:
+        ran = ", ".join(f"{package} {version}" for package, version in other.items())
+        asked = ", ".join(f"{package} {stated[package]}" for package in other)
+        yield (
+            f"The dry runs were made with {ran}, which is installed here, instead of the {asked}"
+            " that is asked about; what the knobs do is as in the latter."
+        )
+
+
+def _same(ran: str, stated: str) -> bool:
+    """Whether two versions are one release: ``2.13.0+cpu`` and ``2.13.0`` are."""
+    return Version(Version(ran).public) == Version(stated)

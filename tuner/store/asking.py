@@ -1,0 +1,86 @@
+"""What asking a question does to its row: a new study, or the same one on new terms.
+
+Every function works inside a writing transaction of the caller's.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from tuner.errors import StoreError
+from tuner.store import queue
+from tuner.store.rows import clock
+from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
+from tuner.study import ProbeState, Question, StudyState, Terms
+
+ID_PREFIX = "st-"
+ID_DIGITS = 12
+
+
+def study_id(question: Question) -> str:
+    """The id of a question's study: ``st-`` and the first 12 digits of its identity."""
+    return ID_PREFIX + question.identity[:ID_DIGITS]
+
+
+def asked_study(session: Session, question: Question, terms: Terms) -> tuple[StudyRow, bool]:
+    """The question's study, locked, and whether it was made now."""
+    named = study_id(question)
+    study = session.get(StudyRow, named, with_for_update=True)
+    new = study is None
+    if new:
+        try:
+            with session.begin_nested():
+                session.add(_new_study(question, terms, clock(session)))
+        except IntegrityError:  # another process asked at the same moment
+            new = False
+        study = queue.locked_study(session, named)
+    assert study is not None
+    if study.identity != question.identity:
+        raise StoreError(f"the id {named} belongs to another question; use another --db")
+    return study, new
+
+
+def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
+    identity = question.identity
+    return StudyRow(
+        id=study_id(question),
+        identity=identity,
+        model_name=question.workload.model.name,
+        cluster_name=question.cluster.name,
+        question=question.as_dict(),
+        terms=terms.as_dict(),
+        state=StudyState.QUEUED,
+        reason="",
+        revision=0,
+        # 31 bits, which every generator of random numbers takes, and not those of the id.
+        seed=int(identity[-8:], 16) >> 1,
+        probes_before=0,
+        created_at=now,
+        asked_at=now,
+    )
+
+
+def renew(
+    session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
+) -> None:
+    """Puts a study on new terms."""
+    tried = select(AttemptRow.id).where(AttemptRow.probe_id == ProbeRow.id).exists()
+    queued = (
+        select(ProbeRow)
+        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
+        # One that a worker is just claiming is its; to wait for it could be to wait for ever.
+        .with_for_update(skip_locked=True)
+    )
+    for probe in session.scalars(queued.where(~tried)).all():
+        queue.tell_probe(session, study, probe, now, {"state": "withdrawn"})
+        session.delete(probe)
+    for probe in session.scalars(queued.where(tried)).all():
+        probe.memory_limit_bytes = terms.limit_bytes(question.cluster)
+    done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
+    study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
+    study.question, study.model_name = question.as_dict(), question.workload.model.name
+    study.terms, study.asked_at = terms.as_dict(), now
+    if study.state is StudyState.QUEUED:
+        study.reason = ""
