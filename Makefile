@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help suggest test test-all check format bench bench-cli bench-predict bench-suggest clean
+.PHONY: help suggest test test-all check format clean
+.PHONY: bench bench-cli bench-predict bench-suggest bench-cpu-probes bench-extrapolation
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +46,15 @@ bench: bench-cli bench-predict bench-suggest  ## all benchmarks of this machine
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
 	@$(BIN)/python benchmarks/cli.py
 
-bench-predict: $(INSTALLED)  ## how good predictions are, against public measurements
+bench-predict: $(INSTALLED)  ## how good and how fast predictions are (under 15 minutes)
 	@$(BIN)/python benchmarks/predict.py
+
+bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)
+	@$(BIN)/python benchmarks/cpu_probes.py
+	@$(BIN)/python benchmarks/profiled_peaks.py
+
+bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (an hour)
+	@$(BIN)/python benchmarks/extrapolation.py
 
 bench-suggest: $(INSTALLED)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -42,24 +43,40 @@ def report(
     goals: Sequence[Goal],
     rows: Sequence[Mapping[str, Any]],
     more: Mapping[str, Any] | None = None,
-) -> None:
-    """Print rows and goals, and write ``benchmarks/results/NAME.json``, with ``more`` in it."""
-    console = Console()
-    console.print(_table(name, rows))
-    console.print(_table("goals", [{**asdict(goal), "met": goal.met} for goal in goals]))
+) -> dict[str, Any]:
+    """Print rows and goals, and write ``benchmarks/results/NAME.json``, with ``more`` in it.
+
+    Returns:
+        What was written.
+    """
+    show(name, rows)
+    show("goals", [{**asdict(goal), "met": goal.met} for goal in goals])
     result = {
-        "name": name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "versions": {"python": platform.python_version(), **_versions()},
-        "device": f"cpu, {len(os.sched_getaffinity(0))} cores",
+        **described(name),
         "goals": [{**asdict(goal), "met": goal.met} for goal in goals],
         "rows": list(rows),
         **(more or {}),
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"written: benchmarks/results/{name}.json")
+    print(f"written: benchmarks/results/{name}.json")
+    return result
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table."""
+    Console(width=None if sys.stdout.isatty() else 160).print(_table(title, rows))
+
+
+def described(name: str) -> dict[str, Any]:
+    """What every file of results begins with: when, of which commit, with which versions, where."""
+    return {
+        "name": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "device": f"cpu, {len(os.sched_getaffinity(0))} cores",
+    }
 
 
 def _table(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:

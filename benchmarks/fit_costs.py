@@ -5,13 +5,15 @@ tried a step up and down, and steps shrink. Memory: mean of |log(predicted / mea
 of 64 GPUs or fewer; time: the same over all runs, those above 64 GPUs at a third of the weight,
 capped at 1 so that single strange runs do not count. It prints constants to be copied into
 ``tuner/catalog/costs.toml``, and the quantiles that intervals come from; it writes nothing.
+Constants are of nanotron on H100. How far off they are elsewhere is seen on every second workload
+of vTrain (Megatron-DeepSpeed, A100), from which only the width of an interval is taken.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from math import log
 
-from sweep import Run, nanotron_runs
+from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.pipeline_memory import stage_memory
@@ -98,6 +100,8 @@ def main() -> None:
     for over, name in ((False, "time"), (True, "time, pipelines over nodes")):
         runs = [run for run in fitted if spans_nodes(run.settings, run.cluster) is over]
         quantiles(name, [time_error(run, costs) for run in runs])
+    other = [run for run in vtrain_runs() if run.fitted_on]
+    quantiles("time, vTrain, nothing fitted", [time_error(run, costs) for run in other])
 
 
 if __name__ == "__main__":

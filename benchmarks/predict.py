@@ -1,272 +1,274 @@
-"""How good predictions are, against public measurements: ``make bench-predict``.
+"""How good predictions are, and how fast: ``make bench-predict``.
 
-Constants are fitted on every second workload of nanotron's sweep (``Run.fitted_on``); the lines
-"held" are of the others, and are what the goals are held to. Only constants are held back: the
-formulas were written with all of the sweep in view, so "held" is a little optimistic. Whether
-settings fit is asked as whether they ran: the sweep does not tell out of memory from other
-failures.
+Everything is predicted anew, with dry runs of its own; measured is what was published
+(``data/*.csv``), and what ``make bench-cpu-probes`` has measured on CPU ranks. The check of
+extrapolated against full-depth dry runs takes an hour and is shown as it was run last
+(``make bench-extrapolation``). It writes ``docs/images/prediction.svg`` and the
+tables of ``docs/prediction.md`` too.
 """
 
-import csv
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
-from statistics import median
+from pathlib import Path
 from typing import Any
 
-from common import Goal, report
-from sweep import DATA, Run, nanotron_runs, vtrain_runs
+import page
+import probe_table
+import published_times
+import speed
+import sweep_table
+from common import RESULTS, ROOT, Goal, report, show
+from dry import Dried, dry_run_all
+from plot import BLUE, GREEN, ORANGE, PURPLE, YELLOW, Panel, Series, svg
+from probe_cases import Case
+from public_rows import (
+    PublicRow,
+    difference,
+    dlrover_rows,
+    issue_rows,
+    judge,
+    slope_error,
+    torchtitan_rows,
+)
+from rival_table import of_probes, of_public, of_sweep, table
+from sweep import nanotron_runs, vtrain_runs
+from sweep_table import Pair, pick, predicted
 
-from tuner.catalog.models import read
-from tuner.cluster import parse_cluster
-from tuner.cost.constants import default_costs
-from tuner.cost.pipeline_memory import stage_memory
-from tuner.cost.prediction import Prediction, predict
-from tuner.framework import FrameworkName
-from tuner.settings import Settings
-from tuner.workload import Precision, Workload
+PICTURE = ROOT / "docs" / "images" / "prediction.svg"
+MB_GIB = 1e6 / 2**30
+WAYS = {"dry_run": "dry run", "arithmetic": "arithmetic"}
+DIFFERENCES = (
+    ("CodeLlama, sync on each batch: GiB off the measured +0", 6, 4, 0.0, 1.0),
+    ("Mixtral, sync on each of 16 batches: GiB off the measured +1", 2, 0, 1.0, 3.0),
+    ("Mixtral, 8-bit AdamW: GiB off the measured -14", 3, 2, -14.0, 4.0),
+)
+"""Of issue 29425: two rows (by their place), the measured difference, what it may be off by."""
 
-Pair = tuple[Run, Prediction]
-
-
-def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Rank correlation; ties share their mean rank."""
-    ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
-    mean = (len(pairs) + 1) / 2
-    top = sum((a - mean) * (b - mean) for a, b in zip(*ranks, strict=True))
-    spread = [sum((a - mean) ** 2 for a in rank) for rank in ranks]
-    return top / (spread[0] * spread[1]) ** 0.5 if all(spread) else 0.0
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    first = {value: order.index(value) for value in set(values)}
-    number: dict[float, int] = defaultdict(int)
-    for value in values:
-        number[value] += 1
-    return [first[value] + (number[value] + 1) / 2 for value in values]
-
-
-def printed_gib(run: Run) -> float:
-    """Reserved memory of the first stage, which is what nanotron's figures agree with."""
-    found = stage_memory(run.workload, run.settings, run.gpus, default_costs())
-    return found.reserved_bytes / 2**30
+Told = Sequence[Mapping[str, Any]]
 
 
-def memory_errors(pairs: Iterable[Pair]) -> list[float]:
-    """Relative, of runs whose memory is known."""
-    return [abs(printed_gib(r) / r.memory_gib - 1) for r, _ in pairs if r.memory_gib]
+def issue_goals(told: Told) -> list[Goal]:
+    """The seven rows: verdicts, and differences between rows."""
+    found = []
+    for way, name in WAYS.items():
+        answered = [row[way] for row in told if row[way]]
+        right = sum(row["verdict_right"] for row in answered)
+        found.append(Goal(name=f"29425, {name}: verdicts right of 7", goal=">= 7", value=right))
+        for what, row, other, measured, allowed in DIFFERENCES:
+            known = told[row][way] and told[other][way]
+            off = abs(difference(told, way, row, other) - measured) if known else inf
+            found.append(Goal(name=f"29425, {name}: {what}", goal=f"<= {allowed:g}", value=off))
+    return [*found, _unknown("29425", told)]
 
 
-def speeds(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
-    """Predicted and measured tokens per second and GPU."""
-    return [(p.tokens_per_s_per_gpu.value or 0.0, r.tokens_per_s) for r, p in pairs]
+def dlrover_goals(told: Told) -> list[Goal]:
+    """The four rows."""
+    found = []
+    for way, name in WAYS.items():
+        known = all(row[way] for row in told)
+        worst = max(abs(row[way]["error"]) for row in told) if known else inf
+        slope = slope_error(told, way) if known else inf
+        found += [
+            Goal(name=f"DLRover, {name}: allocated peak, largest error", goal="<= 0.08",
+                 value=worst),
+            Goal(name=f"DLRover, {name}: slope in 1/N, error", goal="<= 0.02", value=slope),
+        ]  # fmt: skip
+    return [*found, _unknown("DLRover", told)]
 
 
-def speed_errors(pairs: Iterable[Pair]) -> list[float]:
-    """Relative."""
-    return [abs(predicted / measured - 1) for predicted, measured in speeds(pairs)]
+def _unknown(group: str, told: Told) -> Goal:
+    without = [row for row in told if not row["dry_run"] or row["arithmetic"]["gib"] is None]
+    share = len(without) / len(told)
+    return Goal(name=f"{group}: share answered unknown", goal="<= 0", value=share)
 
 
-def by_workload(pairs: Iterable[Pair], least: int = 5) -> dict[str, list[Pair]]:
-    """Workloads with at least so many runs."""
-    found: dict[str, list[Pair]] = defaultdict(list)
-    for run, prediction in pairs:
-        found[run.name].append((run, prediction))
-    return {name: rows for name, rows in found.items() if len(rows) >= least}
+def interval_goal(told: Told) -> Goal:
+    """Published rows that nothing was fitted on, both ways of coming to a figure."""
+    held = [row[way]["inside"] for row in told for way in WAYS if row[way] and row["measured_gib"]]
+    name = "29425 and DLRover: intervals hold the measured"
+    return Goal(name=name, goal=">= 0.8", value=sum(held) / len(held))
 
 
-def conflicting(pairs: Sequence[Pair]) -> list[tuple[Pair, Pair]]:
-    """Siblings that differ in ZeRO 0 or 1 only, or in nothing, and by more than 2x in speed."""
-    groups: dict[Any, list[Pair]] = defaultdict(list)
-    for run, prediction in pairs:
-        alike = replace(run.settings, sharding=Settings().sharding)
-        groups[run.name, run.workload, alike].append((run, prediction))
-    return [
-        (first, second)
-        for rows in groups.values()
-        for i, first in enumerate(rows)
-        for second in rows[i + 1 :]
-        if abs(first[0].tokens_per_s / second[0].tokens_per_s - 1) > 1
-        or second[0].tokens_per_s > 2 * first[0].tokens_per_s
-    ]
+def extrapolation() -> tuple[list[Goal], dict[str, Any]]:
+    """Goals of ``extrapolation.py`` as it was run last, and its results."""
+    path = RESULTS / "extrapolation.json"
+    if not path.exists():
+        return [Goal(name="extrapolation: runs of its benchmark", goal=">= 1", value=0)], {}
+    found = json.loads(path.read_text())
+    names = ("name", "goal", "value")
+    kept = [Goal(**{name: goal[name] for name in names}) for goal in found["goals"]]
+    return kept, {key: found[key] for key in ("date", "commit", "versions", "rows")}
 
 
-def balanced_accuracy(pairs: Sequence[Pair]) -> float:
-    """Mean of the shares of successes and of failures that were told."""
-    shares = []
-    for outcome in (True, False):
-        told = [p.fits is outcome for r, p in pairs if r.ok is outcome]
-        shares.append(sum(told) / len(told))
-    return sum(shares) / 2
-
-
-def inside(pairs: Iterable[Pair], which: str) -> float:
-    """Share of measurements within the 80% intervals."""
-    told = []
-    for run, prediction in pairs:
-        if which == "memory" and run.memory_gib:
-            q, value = prediction.reserved_bytes, run.memory_gib / printed_gib(run)
-            assert q.value
-            assert q.low is not None
-            assert q.high is not None
-            told.append(q.low <= value * q.value <= q.high)
-        elif which == "time":
-            q, value = prediction.tokens_per_s_per_gpu, run.tokens_per_s
-            assert q.low is not None
-            assert q.high is not None
-            told.append(q.low <= value <= q.high)
-    return sum(told) / len(told)
-
-
-def regret(pairs: Iterable[Pair]) -> float:
-    """Mean over workloads of what the run predicted fastest, of those that ran, loses."""
-    lost = []
-    for rows in by_workload(pairs).values():
-        chosen = max(rows, key=lambda row: row[1].tokens_per_s_per_gpu.value or 0.0)
-        lost.append(1 - chosen[0].tokens_per_s / max(run.tokens_per_s for run, _ in rows))
-    return sum(lost) / len(lost)
-
-
-def line(name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """One row of the table; ``pairs`` ran."""
-    per_workload = [spearman(speeds(rows)) for rows in by_workload(pairs).values()]
-    memory = memory_errors(pairs)
-    return {
-        "runs": name,
-        "n": len(pairs),
-        "memory_median_error": median(memory) if memory else None,
-        "speed_median_error": median(speed_errors(pairs)),
-        "spearman_pooled": spearman(speeds(pairs)),
-        "spearman_median": median(per_workload) if per_workload else None,
-        "inside_memory": inside(pairs, "memory") if memory else None,
-        "inside_speed": inside(pairs, "time"),
-        "regret_of_fastest": regret(pairs),
-    }
-
-
-def nanotron_goals(ran: Sequence[Pair], everything: Sequence[Pair]) -> list[Goal]:
-    """What is asked of the sweep, of workloads that nothing was fitted on."""
-    held = [pair for pair in ran if not pair[0].fitted_on]
-    small = [pair for pair in held if pair[0].gpus <= 64]
-    per_workload = [spearman(speeds(rows)) for rows in by_workload(small).values()]
-    accuracy = balanced_accuracy([pair for pair in everything if not pair[0].fitted_on])
-    return [
-        Goal(name="sweep, held, <= 64 GPUs: memory, median error", goal="<= 0.06",
-             value=median(memory_errors(small))),
-        Goal(name="sweep, held, <= 64 GPUs: tokens/s, median error", goal="<= 0.15",
-             value=median(speed_errors(small))),
-        Goal(name="sweep, held, <= 64 GPUs: tokens/s, pooled Spearman", goal=">= 0.95",
-             value=spearman(speeds(small))),
-        Goal(name="sweep, held, <= 64 GPUs: tokens/s, median Spearman", goal=">= 0.85",
-             value=median(per_workload)),
-        Goal(name="sweep, all runs: fits or not, balanced accuracy", goal=">= 0.9",
-             value=balanced_accuracy(everything)),
-        Goal(name="sweep, held: fits or not, balanced accuracy", goal=">= 0.9", value=accuracy),
-        Goal(name="sweep, held, <= 64 GPUs: memory inside intervals", goal=">= 0.8",
-             value=inside(small, "memory")),
-        Goal(name="sweep, held, <= 64 GPUs: tokens/s inside intervals", goal=">= 0.8",
-             value=inside(small, "time")),
-        Goal(name="sweep, held, all sizes: memory inside intervals", goal=">= 0.8",
-             value=inside(held, "memory")),
-        Goal(name="sweep, held, all sizes: tokens/s inside intervals", goal=">= 0.8",
-             value=inside(held, "time")),
+def picture(found: "Predicted") -> str:
+    """Predicted against measured memory and speed."""
+    held = pick(found.sweep, lambda run: run.ok and not run.fitted_on)
+    speeds = [(run, (run.tokens_per_s, p.tokens_per_s_per_gpu.value or 0.0)) for run, p in held]
+    few = [point for run, point in speeds if sweep_table.small(run)]
+    many = [point for run, point in speeds if not sweep_table.small(run)]
+    memory = [(r.memory_gib, sweep_table.printed_gib(r)) for r, _ in held if r.memory_gib]
+    probes = [(row["measured_mb"] * MB_GIB, row["dry_run"]["mb"] * MB_GIB)
+              for row in found.probes if row["dry_run"]]  # fmt: skip
+    titan = found.told["torchtitan"]
+    between = "torchtitan (selective checkpointing), from full to none"
+    panels = [
+        Panel(title="Memory of one GPU or CPU rank", unit="GiB", series=[
+            Series(name="nanotron sweep, held half", color=BLUE, points=memory, radius=2.4),
+            Series(name="CPU probes, dry run", color=GREEN, points=probes),
+            Series(name="transformers issue 29425, dry run", color=ORANGE,
+                   points=_points(found.told["issue_29425"]), radius=4.5),
+            Series(name="DLRover, dry run", color=PURPLE,
+                   points=_points(found.told["dlrover"]), radius=4.5),
+            Series(name=between, color=YELLOW, bars=_bars(titan, _gib)),
+        ]),
+        Panel(title="Speed of one GPU", unit="tokens/s", series=[
+            Series(name="nanotron sweep, held half, more than 64 GPUs", color=ORANGE,
+                   points=many, radius=2.4),
+            Series(name="nanotron sweep, held half, 64 GPUs or fewer", color=BLUE,
+                   points=few, radius=2.4),
+            Series(name=between, color=YELLOW, bars=_bars(titan, _rate)),
+        ]),
     ]  # fmt: skip
+    return svg(panels)
 
 
-def predicted(runs: Iterable[Run]) -> list[Pair]:
-    """Each with its prediction."""
-    name = FrameworkName.NANOTRON
-    return [(run, predict(run.workload, run.cluster, name, run.settings)) for run in runs]
+def _points(told: Told) -> list[tuple[float, float]]:
+    return [(row["measured_gib"], row["dry_run"]["gib"])
+            for row in told if row["dry_run"] and row["measured_gib"]]  # fmt: skip
 
 
-def atorch_rows() -> list[dict[str, Any]]:
-    """DLRover's four rows: allocated peak of FSDP1 under bf16 autocast over fp32 weights."""
-    with (DATA / "fsdp_memory.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["source"].startswith("dlrover")]
-    model, found = read("llama-2-7b"), []
-    for row in rows:
-        gpus, micro = int(row["gpus"]), int(row["micro_batch_size"])
-        workload = Workload(
-            model=model,
-            sequence_length=int(row["sequence_length"]),
-            global_batch_size=micro * gpus,
-            precision=Precision.BF16_MIXED,
-        )
-        settings = Settings.from_dict(
-            {k: row[k] for k in ("sharding", "activation_checkpointing", "micro_batch_size")}
-        )
-        cluster = parse_cluster(f"{gpus // 8}x8xa100-80gb")
-        q = predict(workload, cluster, FrameworkName.TORCH, settings).allocated_bytes.value or inf
-        measured = float(row["memory_gib"])
-        found.append({"gpus": gpus, "predicted_gib": q / 2**30, "measured_gib": measured,
-                      "error": q / 2**30 / measured - 1})  # fmt: skip
+def _gib(row: Mapping[str, Any]) -> tuple[float, float]:
+    return row["measured_gib"], (row["dry_run"] or row["arithmetic"])["gib"]
+
+
+def _rate(row: Mapping[str, Any]) -> tuple[float, float]:
+    return row["tokens_per_s"], row["predicted_tokens_per_s"]["value"]
+
+
+def _bars(
+    told: Told, values: Callable[[Mapping[str, Any]], tuple[float, float]]
+) -> list[tuple[float, float, float]]:
+    """Neighboring rows are one measurement, predicted with and without checkpointing."""
+    found = []
+    for one, other in zip(told[::2], told[1::2], strict=True):
+        (measured, first), (_, second) = values(one), values(other)
+        found.append((measured, min(first, second), max(first, second)))
     return found
 
 
-def slope_error(rows: Sequence[dict[str, Any]]) -> float:
-    """Of what grows with 1/N, between the fewest and the most GPUs."""
-    few, many = rows[0], rows[-1]
-    slopes = [few[key] - many[key] for key in ("predicted_gib", "measured_gib")]
-    return abs(slopes[0] / slopes[1] - 1)
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Everything that was predicted, beside what was measured."""
+
+    public: Mapping[str, Sequence[PublicRow]]
+    """Published rows by source."""
+    told: Mapping[str, Told]
+    """What is predicted for each of them."""
+    cases: Sequence[Case]
+    """What was probed on CPU ranks."""
+    probes: Told
+    """What is predicted for each of them."""
+    sweep: Sequence[Pair]
+    """nanotron's runs, failed ones too."""
+    dried: Dried
+    """The dry runs behind it."""
+
+    @property
+    def ran(self) -> list[Pair]:
+        """The sweep's runs that succeeded."""
+        return pick(self.sweep, lambda run: run.ok)
 
 
-def cases_per_s(runs: Sequence[Run]) -> float:
-    """Predictions per second, one after another."""
-    started = time.perf_counter()
-    predicted(runs)
-    return len(runs) / (time.perf_counter() - started)
+def predict_all(data: Mapping[str, Any], kept: Path | None = None) -> Predicted:
+    """Predict every row; ``data`` are the CPU probes, ``kept`` dry runs not to make again."""
+    public = {
+        "issue_29425": issue_rows(),
+        "dlrover": dlrover_rows(),
+        "torchtitan": torchtitan_rows(),
+    }
+    probed = probe_table.probed(data)
+    cases = [one.case for one in probed]
+    dried = dry_run_all([*(row for rows in public.values() for row in rows), *cases], kept)
+    print(f"{dried.requests} dry runs in {dried.seconds:.0f} s", file=sys.stderr)
+    return Predicted(
+        public=public,
+        told={name: [judge(row, dried) for row in rows] for name, rows in public.items()},
+        cases=cases,
+        probes=[probe_table.compare(one, dried) for one in probed],
+        sweep=predicted(nanotron_runs()),
+        dried=dried,
+    )
 
 
-def pick(pairs: Iterable[Pair], wanted: Callable[[Run], bool]) -> list[Pair]:
-    """Those whose run is wanted."""
-    return [pair for pair in pairs if wanted(pair[0])]
-
-
-def sweep_lines(ran: Sequence[Pair], strange: frozenset[int]) -> list[dict[str, Any]]:
-    """The sweep's table; ``strange`` are runs in conflicting siblings, by ``id``."""
-    small = pick(ran, lambda run: run.gpus <= 64)
-    large = pick(ran, lambda run: run.gpus > 64)
+def rivals(found: Predicted) -> list[dict[str, Any]]:
+    """Other tools on the same rows."""
+    few = pick(found.sweep, lambda run: sweep_table.small(run) and not run.fitted_on)
     lines = [
-        line("sweep, <= 64 GPUs, fitted", pick(small, lambda run: run.fitted_on)),
-        line("sweep, <= 64 GPUs, held", pick(small, lambda run: not run.fitted_on)),
-        line("  the same without conflicting siblings",
-             pick(small, lambda run: not run.fitted_on and id(run) not in strange)),
-        line("sweep, > 64 GPUs, fitted", pick(large, lambda run: run.fitted_on)),
-        line("sweep, > 64 GPUs, held", pick(large, lambda run: not run.fitted_on)),
-        line("  the same without conflicting siblings",
-             pick(large, lambda run: not run.fitted_on and id(run) not in strange)),
-    ]  # fmt: skip
-    return lines + [line(f"  {name}", rows) for name, rows in by_workload(ran).items()]
+        line
+        for name, rows in found.public.items()
+        for line in table(name, of_public(rows, found.told[name]))
+    ]
+    lines += table("CPU probes", of_probes(found.cases, found.probes))
+    return lines + table("sweep, held, <= 64 GPUs", of_sweep(few))
+
+
+def goals(found: Predicted, speeds: Told) -> list[Goal]:
+    """All that is asked."""
+    told = found.told
+    return [
+        *issue_goals(told["issue_29425"]),
+        *dlrover_goals(told["dlrover"]),
+        *probe_table.goals(found.probes),
+        *extrapolation()[0],
+        *sweep_table.goals(found.sweep),
+        interval_goal([*told["issue_29425"], *told["dlrover"]]),
+        *(speed.goals(speeds) if speeds else []),
+    ]
 
 
 def main() -> None:
     """Predict all rows, and report."""
-    runs = nanotron_runs()
-    everything = predicted(runs)
-    ran = pick(everything, lambda run: run.ok)
-    pairs = conflicting(ran)
-    strange = frozenset(id(run) for pair in pairs for run, _ in pair)
-    lines = sweep_lines(ran, strange)
-    lines.append(line("vTrain, A100, nothing fitted", predicted(vtrain_runs())))
-    atorch = atorch_rows()
-    goals = nanotron_goals(ran, everything)
-    goals += [
-        Goal(name="DLRover's rows: memory, largest error", goal="<= 0.08",
-             value=max(abs(row["error"]) for row in atorch)),
-        Goal(name="DLRover's rows: slope in 1/N, error", goal="<= 0.02", value=slope_error(atorch)),
-        Goal(name="predictions per second", goal=">= 1000", value=cases_per_s(runs)),
-    ]  # fmt: skip
-    siblings = [
-        {"workload": a[0].name, "settings": str(a[0].settings),
-         "other": str(b[0].settings.sharding),
-         "tokens_per_s": a[0].tokens_per_s, "other_tokens_per_s": b[0].tokens_per_s}
-        for a, b in pairs
-    ]  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--without-speed", action="store_true", help="leave the timing out")
+    parser.add_argument("--dry-runs", type=Path, help="a file of dry runs to use and add to")
+    options = parser.parse_args()
+    data = probe_table.load()
+    found = predict_all(data, options.dry_runs)
+    speeds = [] if options.without_speed else speed.lines()
+    compared = rivals(found)
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(picture(found))
+    siblings = [sweep_table.sibling(*pair) for pair in sweep_table.conflicting(found.ran)]
     print(f"{len(siblings)} pairs of conflicting siblings (listed in the result file)")
-    report("predict", goals, lines, {"conflicting_siblings": siblings, "dlrover": atorch})
+    show("other tools on the same rows", compared)
+    show("speed against published figures", published_times.rows())
+    if speeds:
+        show(
+            "speed", [{k: line.get(k) for k in ("what", "seconds", "dry_runs")} for line in speeds]
+        )
+    more = {
+        **found.told,
+        "cpu_probes": found.probes,
+        "cpu_probes_measured": {k: data[k] for k in ("date", "commit", "versions", "device")},
+        "extrapolation": extrapolation()[1],
+        "rivals": compared,
+        "published_times": published_times.rows(),
+        "speed": speeds,
+        "conflicting_siblings": siblings,
+        "dry_runs": {"count": found.dried.requests, "seconds": found.dried.seconds},
+    }
+    page.write(report("predict", goals(found, speeds), lines(found), more))
+
+
+def lines(found: Predicted) -> list[dict[str, Any]]:
+    """The table of many runs: the sweep, and vTrain's."""
+    runs = [run for run in vtrain_runs() if not run.fitted_on]
+    vtrain = sweep_table.line("vTrain, A100, no constant fitted, held", predicted(runs))
+    return [*sweep_table.lines(found.ran), vtrain]
 
 
 if __name__ == "__main__":

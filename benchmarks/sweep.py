@@ -43,8 +43,15 @@ class Run:
 
     @property
     def fitted_on(self) -> bool:
-        """Every second workload: neighbors in GPUs alternate, and so do the models."""
-        return (round(log2(self.gpus)) + (self.model == "8B")) % 2 == 1
+        """Every second workload: neighbors in GPUs alternate, and so do the models.
+
+        Of vTrain's, only the interval of what nothing was fitted on was taken from them.
+        """
+        if self.model in ("1B", "8B"):
+            return (round(log2(self.gpus)) + (self.model == "8B")) % 2 == 1
+        shape, batch = self.workload.model, self.workload.global_batch_size
+        steps = round(log2(self.gpus)) + round(log2(batch)) + shape.layers // 4
+        return (steps + shape.hidden_size // 1024) % 2 == 1
 
 
 def nanotron_runs() -> list[Run]:

@@ -1,0 +1,167 @@
+"""The settings that are measured on CPU ranks: every knob, on two small models.
+
+Each line is a case; what it leaves out has the default of :class:`Case`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tuner.catalog.models import read
+from tuner.cluster import Cluster, parse_cluster
+from tuner.framework import Framework, framework
+from tuner.model import ModelConfig, read_model_config
+from tuner.settings import Settings, parse_settings
+from tuner.space import check_settings
+from tuner.study import Question
+from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
+
+MOE = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 6,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 512,
+}
+"""A mixture of experts that is small: 14 million parameters, 9.4 of them in experts."""
+
+CASES = """
+stories15m  cpu:2  sharding=ddp
+stories15m  cpu:2  sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2
+stories15m  cpu:2  sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+stories15m  cpu:2  sharding=ddp,micro_batch_size=4,activation_checkpointing=full
+stories15m  cpu:2  sharding=ddp,micro_batch_size=3,gradient_accumulation_steps=3  precision=bf16
+stories15m  cpu:2  sharding=ddp,micro_batch_size=2  precision=bf16_mixed
+stories15m  cpu:2  sharding=ddp,micro_batch_size=2  precision=bf16_mixed reduce_dtype=fp32
+stories15m  cpu:2  sharding=ddp,micro_batch_size=2  optimizer=sgd
+stories15m  cpu:2  sharding=shard_grad_op,micro_batch_size=2
+stories15m  cpu:2  sharding=shard_grad_op,micro_batch_size=2,gradient_accumulation_steps=2
+stories15m  cpu:2  sharding=shard_grad_op,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+stories15m  cpu:4  sharding=shard_grad_op,micro_batch_size=4,activation_checkpointing=full  precision=bf16_mixed
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=8,activation_checkpointing=full
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2  precision=bf16
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2  precision=bf16 reduce_dtype=fp32
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2  precision=bf16_mixed
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false  precision=bf16_mixed reduce_dtype=fp32
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2  optimizer=sgd
+stories15m  cpu:2  sharding=full_shard,micro_batch_size=2  optimizer=adamw_8bit
+stories15m  cpu:4  sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch=false  sequence_length=256
+stories15m  cpu:4  sharding=full_shard,micro_batch_size=3  precision=bf16_mixed
+stories15m  cpu:2  tp_size=2,tp_recompute_allgather=true,micro_batch_size=2
+stories15m  cpu:2  tp_size=2,micro_batch_size=2
+stories15m  cpu:2  tp_size=2,micro_batch_size=4,gradient_accumulation_steps=2,activation_checkpointing=full
+stories15m  cpu:2  tp_size=2,tp_recompute_allgather=true,micro_batch_size=2  precision=bf16_mixed
+stories15m  cpu:4  sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2,gradient_accumulation_steps=2
+stories15m  cpu:4  sharding=full_shard,tp_size=2,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+stories15m  cpu:4  sharding=shard_grad_op,tp_size=2,micro_batch_size=4,activation_checkpointing=full
+stories15m  2x2xcpu  sharding=hybrid_shard,micro_batch_size=2
+stories15m  2x2xcpu  sharding=hybrid_shard,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+stories15m  2x2xcpu  sharding=hybrid_shard,gradient_accumulation_steps=4,activation_checkpointing=full  precision=bf16
+moe  cpu:2  sharding=ddp,micro_batch_size=2
+moe  cpu:2  sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false,activation_checkpointing=full
+moe  cpu:2  sharding=shard_grad_op,gradient_accumulation_steps=4
+moe  cpu:2  sharding=full_shard,micro_batch_size=4
+moe  cpu:2  sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2  precision=bf16
+moe  cpu:2  sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+moe  cpu:3  sharding=full_shard,micro_batch_size=2
+moe  cpu:4  sharding=full_shard,micro_batch_size=2,activation_checkpointing=full  precision=bf16_mixed
+moe  cpu:2  sharding=full_shard,micro_batch_size=4,activation_checkpointing=full  optimizer=sgd
+moe  2x2xcpu  sharding=hybrid_shard,micro_batch_size=2,gradient_accumulation_steps=2
+moe  cpu:2  tp_size=2,tp_recompute_allgather=true,micro_batch_size=2
+moe  cpu:2  tp_size=2,micro_batch_size=2,activation_checkpointing=full
+moe  cpu:4  sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2
+moe  cpu:4  sharding=shard_grad_op,tp_size=2,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false
+"""  # noqa: E501  (a table)
+
+PROFILED = (
+    "stories15m cpu:2 sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2",
+    "stories15m cpu:2 sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2",
+    "stories15m cpu:2 sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2,"
+    "sync_each_batch=false",
+    "stories15m cpu:2 tp_size=2,tp_recompute_allgather=true,micro_batch_size=2",
+    "stories15m cpu:4 sharding=full_shard,tp_size=2,micro_batch_size=2,"
+    "gradient_accumulation_steps=2,sync_each_batch=false",
+    "moe cpu:2 sharding=full_shard,micro_batch_size=4",
+)
+"""Cases whose allocations are counted by torch's profiler too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One settings of one small model on CPU ranks."""
+
+    text: str
+    """Its line, words apart by one space: its name."""
+    workload: Workload
+    """What is trained; its batch is what the settings make."""
+    cluster: Cluster
+    """CPU ranks of this machine."""
+    settings: Settings
+    """As the space has them, dead knobs collapsed."""
+
+    @property
+    def framework(self) -> Framework:
+        """The stack that the probe program runs, as installed."""
+        return framework("torch")
+
+    @property
+    def question(self) -> Question:
+        """The study that it would be a probe of."""
+        return _question(self.workload, self.cluster)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the machine's memory is left out."""
+        workload = self.workload.as_dict()
+        del workload["model"]
+        return {"cluster": self.cluster.name, "workload": workload, **self.settings.as_dict()}
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [case(line) for line in CASES.strip().splitlines()]
+
+
+def profiled_cases() -> list[Case]:
+    """Those that the profiler looks at too."""
+    return [one for one in cases() if one.text in PROFILED]
+
+
+def case(line: str) -> Case:
+    """One case from its line: model, cluster, settings, and what else differs.
+
+    Raises:
+        UsageError: the settings are not legal.
+    """
+    name, where, knobs, *others = line.split()
+    options = dict(other.split("=") for other in others)
+    cluster, settings = parse_cluster(where), parse_settings(knobs)
+    replicas = settings.data_parallel_size(cluster.world_size)
+    batch = settings.micro_batch_size * settings.gradient_accumulation_steps * replicas
+    workload = Workload(
+        model=_model(name),
+        sequence_length=int(options.get("sequence_length", 128)),
+        global_batch_size=batch,
+        optimizer=Optimizer(options.get("optimizer", "adamw")),
+        precision=Precision(options.get("precision", "fp32")),
+        reduce_dtype=ReduceDtype(options["reduce_dtype"]) if "reduce_dtype" in options else None,
+    )
+    given = [part.partition("=")[0] for part in knobs.split(",")]
+    legal = check_settings(_question(workload, cluster), settings, given=given)
+    return Case(text=" ".join(line.split()), workload=workload, cluster=cluster, settings=legal)
+
+
+def _question(workload: Workload, cluster: Cluster) -> Question:
+    return Question(workload=workload, cluster=cluster, framework=framework("torch"))
+
+
+@cache
+def _model(name: str) -> ModelConfig:
+    return read_model_config(MOE, "moe") if name == "moe" else read(name)

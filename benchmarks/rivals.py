@@ -1,0 +1,101 @@
+"""What other tools say of the memory of one rank, on the same rows.
+
+None of them knows of micro-batches, sequences, activations, deferred synchronisation or what lies
+outside the allocator; so each gives one figure for many of our rows. Where a tool does not know
+of a dimension that splits the model (tensor and pipeline parallelism), its user is taken to
+divide the parameters by it.
+"""
+
+from functools import cache
+from typing import Any, cast
+
+from accelerate import init_empty_weights
+from accelerate.commands.estimate import estimate_training_usage
+from accelerate.utils import calculate_maximum_sizes
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from tuner.cluster import Cluster
+from tuner.model import ModelConfig
+from tuner.settings import Settings, Sharding
+from tuner.workload import Precision, Workload
+
+ACCELERATE = "accelerate estimate-memory"
+ACCELERATE_SHARDED = "accelerate estimate-memory / shards"
+DEEPSPEED = "DeepSpeed ZeRO estimator"
+STATES = "16 bytes per parameter / shards"
+RIVALS = (ACCELERATE, ACCELERATE_SHARDED, DEEPSPEED, STATES)
+
+
+def estimates(workload: Workload, cluster: Cluster, settings: Settings) -> dict[str, float]:
+    """Bytes of one rank by the name of the rival."""
+    parts = settings.tp_size * settings.pp_size
+    shards = shard_size(settings, cluster)
+    whole = accelerate_bytes(workload.model, workload.precision)
+    return {
+        ACCELERATE: whole,
+        ACCELERATE_SHARDED: whole / parts / shards,
+        DEEPSPEED: deepspeed_bytes(workload.model, settings, parts, shards),
+        STATES: states_bytes(workload.model.parameters / parts, settings.sharding, shards),
+    }
+
+
+def shard_size(settings: Settings, cluster: Cluster) -> int:
+    """Ranks that split what the sharding splits."""
+    ranks = settings.data_parallel_size(cluster.world_size)
+    if settings.sharding is Sharding.DDP:
+        return 1
+    return ranks // cluster.nodes if settings.sharding is Sharding.HYBRID_SHARD else ranks
+
+
+@cache
+def accelerate_bytes(model: ModelConfig, precision: Precision) -> float:
+    """``accelerate estimate-memory``, the column "Training using Adam".
+
+    Its own functions (accelerate/commands/estimate.py) on the model that it would build:
+    ``AutoModel`` in fp32, on the meta device.
+    """
+    with init_empty_weights():
+        built = AutoModel.from_config(_configuration(model))
+    total, _ = calculate_maximum_sizes(built)
+    dtype = "float32" if precision is Precision.FP32 else "float16"
+    return float(max(estimate_training_usage(total, dtype).values()))
+
+
+def deepspeed_bytes(model: ModelConfig, settings: Settings, parts: int, shards: int) -> float:
+    """DeepSpeed's estimate without offload, of the ZeRO stage that the sharding is.
+
+    ``estimate_zero2_model_states_mem_needs`` (deepspeed/runtime/zero/stage_1_and_2.py) and
+    ``estimate_zero3_model_states_mem_needs`` (.../stage3.py), version 0.19.8. There is no
+    estimator of ZeRO 0 and 1: ``ddp`` takes ZeRO 2's on one rank, ``zero1`` ZeRO 2's.
+    """
+    total, largest = (count / parts for count in _counts(model))
+    if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD):
+        return 4 * largest + int(18 * total / shards)
+    return 2 * total + int(18 * total / shards)
+
+
+def states_bytes(parameters: float, sharding: Sharding, shards: int) -> float:
+    """Weights, gradients and Adam's state of mixed precision: 16 bytes per parameter.
+
+    Rajbhandari et al. 2020, "ZeRO" (https://arxiv.org/abs/1910.02054), figure 1: weights 2,
+    gradients 2, optimizer 12 bytes; each stage shards one more of them.
+    """
+    weights = 2 / (shards if sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1)
+    gradients = 2 / (1 if sharding in (Sharding.DDP, Sharding.ZERO1) else shards)
+    return parameters * (weights + gradients + 12 / shards)
+
+
+@cache
+def _counts(model: ModelConfig) -> tuple[int, int]:
+    """All parameters, and those of the module that holds most itself (``model_to_params``)."""
+    with init_empty_weights():
+        built = AutoModelForCausalLM.from_config(_configuration(model))
+    built.tie_weights()
+    total = sum({id(p): p.numel() for p in built.parameters()}.values())
+    largest = max(sum(p.numel() for p in m.parameters(recurse=False)) for m in built.modules())
+    return total, largest
+
+
+def _configuration(model: ModelConfig) -> Any:
+    fields = model.as_config()
+    return cast("Any", AutoConfig).for_model(fields.pop("model_type"), **fields)
