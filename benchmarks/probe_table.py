@@ -110,17 +110,6 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     ]  # fmt: skip
 
 
-def summary(rows: Sequence[Mapping[str, Any]], basis: str) -> dict[str, Any]:
-    """A line for the table."""
-    errors = [abs(row[basis]["error"]) for row in rows if row.get(basis)]
-    return {
-        "on": f"CPU probes, {basis.replace('_', ' ')}",
-        "rows": len(rows),
-        "median_error": median(errors),
-        "largest_error": max(errors),
-    }
-
-
 def _near(rows: Sequence[Mapping[str, Any]], basis: str) -> float:
     return _share(rows, basis, "near")
 
