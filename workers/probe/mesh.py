@@ -16,12 +16,18 @@ def parallelism(spec: Spec) -> ParallelismConfig:
     """The sizes of the axes ``dp_replicate``, ``dp_shard`` and ``tp``, as accelerate names them.
 
     Raises:
-        ValueError: ddp beside tensor parallelism: no axis would be left for the replicas.
+        ValueError: ddp beside tensor parallelism: no axis would be left for the replicas. Or
+            sharding over one rank of each node: accelerate makes no axis for that.
     """
     if spec.data_parallel_size > 1 and not spec.is_sharded:
         raise ValueError(
             f"ddp with tp_size {spec.settings.tp_size} and {spec.data_parallel_size} data-parallel"
             " ranks: DistributedDataParallel takes no DTensor parameters"
+        )
+    if spec.is_sharded and spec.shard_size == 1:
+        raise ValueError(
+            f"{spec.settings.sharding} with tp_size {spec.settings.tp_size} and"
+            f" {spec.gpus_per_node} ranks in a node: no ranks are left to shard over"
         )
     return ParallelismConfig(
         dp_replicate_size=spec.replicate_size,

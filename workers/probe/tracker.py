@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from workers.probe import collectives
 
@@ -116,7 +115,7 @@ class StorageTracker(TorchDispatchMode):
         return False
 
     def __enter__(self) -> "StorageTracker":
-        self._home_mode = active_fake_mode()
+        self._home_mode = _fake_mode()
         self._watch_resize()
         self._watch_propagation()
         super().__enter__()
@@ -134,21 +133,23 @@ class StorageTracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
+        if DTensor in types:
             return NotImplemented  # seen again as operators on local tensors
         kwargs = kwargs or {}
         out = self._run(func, args, kwargs)
         if self._is_unseen():
             return out
-        kind = collectives.kind_of(func)
+        kind = self._kind(func)
         if kind is not None:
             group = collectives.group_of(args, kwargs)
             size = collectives.moved_bytes(args, out)
             self.calls.append(Call(kind, group, self._phase.name, self._phase.micro_batch, size))
         if isinstance(out, torch.Tensor):
             self.add(out)
-        else:
-            tree_map_only(torch.Tensor, self.add, out)
+        elif out is not None:
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor):
+                    self.add(leaf)
         self._note(func, args, kwargs, out)
         return out
 
@@ -156,16 +157,19 @@ class StorageTracker(TorchDispatchMode):
         """Whether what runs now is no part of the step: DTensor's own fake mode, instruments."""
         if self._propagating or self._phase.name == INSTRUMENT:
             return True
-        return active_fake_mode() is not self._home_mode
+        return _fake_mode() is not self._home_mode
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
+
+    def _kind(self, func: Any) -> str | None:
+        return collectives.kind_of(func)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """For who wants to know what a step's operators and their storages are."""
 
     def _add_storage(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, _rounded(storage.nbytes())
+        key, size = storage._cdata, rounded(storage.nbytes())
         known = self._sizes.get(key)
         if known == size:
             return
@@ -191,7 +195,7 @@ class StorageTracker(TorchDispatchMode):
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             key = storage._cdata
             if key in self._sizes:
-                self._grow(key, _rounded(size) - self._sizes[key])
+                self._grow(key, rounded(size) - self._sizes[key])
             return original(storage, size)
 
         setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010  (mypy wants it so)
@@ -224,5 +228,12 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from plain_tensors(part)
 
 
-def _rounded(size: int) -> int:
+def _fake_mode() -> object:
+    """The fake-tensor mode that is active beneath this one, if any."""
+    mode: object = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode
+
+
+def rounded(size: int) -> int:
+    """Bytes that the allocator gives for ``size``."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES

@@ -12,6 +12,7 @@ from tuner.cost.memory import step_memory
 from tuner.cost.stages import stage_parameters, stages
 from tuner.framework import framework
 from tuner.settings import Settings, parse_settings
+from tuner.space import enumerate_space
 from tuner.study import Question
 from tuner.workload import Workload
 
@@ -132,6 +133,57 @@ def test_what_does_not_change_the_peak_is_said_so() -> None:
     assert "hardly change" in str(sync)
 
 
+def mixtral(cluster: str, batch: int) -> Question:
+    return question("mixtral-8x7b", cluster, batch=batch, sequence_length=4096)
+
+
+def test_gradients_that_wait_are_the_reason_where_accumulation_comes_with_a_knob() -> None:
+    """Half the micro-batch brings a second one, whose wait costs more than activations save."""
+    text = "sharding=shard_grad_op,micro_batch_size=2"
+    of = question("mixtral-8x7b", "8xh100-80gb", batch=16, sequence_length=512)
+    half = one(changes(text, of), "micro_batch_size", "1")
+    assert half.change_bytes > 0
+    assert half.beside == "gradient_accumulation_steps=2"
+    told = str(half)
+    assert told.startswith("`micro_batch_size=1`, with gradient_accumulation_steps=2, would add")
+    assert "more of sharded gradients at the peak, for those of one micro-batch wait" in told
+    assert "half as many" not in told
+
+
+def test_experts_that_no_tensor_parallelism_splits() -> None:
+    text = "sharding=full_shard,micro_batch_size=8,activation_checkpointing=full"
+    two = one(changes(text, mixtral("8xh100-80gb", 64)), "tp_size", "2")
+    assert two.change_bytes > 0
+    assert "split over 4 ranks instead of 8" in two.reason
+    assert "each rank holds" not in two.reason
+
+
+def test_padded_experts() -> None:
+    text = "sharding=full_shard,micro_batch_size=2,activation_checkpointing=full"
+    hybrid = one(changes(text, mixtral("64x8xh100-80gb", 1024)), "sharding", "hybrid_shard")
+    assert hybrid.change_bytes < 0
+    assert "8 experts are padded to a multiple of the ranks that shard them, 8 ins" in hybrid.reason
+
+
+GROWS = ("twice as many", "is kept for backward", "not only its input", "stay from forward")
+GROWS = (*GROWS, "until the last micro-batch", "every rank holds all", " more of ")
+SHRINKS = ("half as many", "computes the rest again", "gathers the input", "only while it computes")
+SHRINKS = (*SHRINKS, "at once, and keeps its own shard", " less of ")
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "mixtral-8x7b", "stories15m"])
+@pytest.mark.parametrize("cluster", ["8xh100-80gb", "4x8xa100-80gb", "cpu:2"])
+@pytest.mark.parametrize("batch", [32, 64])
+def test_no_reason_contradicts_its_sign(model: str, cluster: str, batch: int) -> None:
+    of = question(model, cluster, batch=batch, sequence_length=256)
+    legal = enumerate_space(of).legal
+    for settings in legal[:: max(1, len(legal) // 12)]:
+        for change in memory_changes(of, settings, profiles={}):
+            wrong = SHRINKS if change.change_bytes > 0 else GROWS
+            assert not any(words in change.reason for words in wrong), str(change)
+            assert bool(change.reason) is bool(change.change_bytes)
+
+
 @dataclass(frozen=True)
 class FakePeak:
     total_bytes: int
@@ -143,7 +195,7 @@ class FakePeak:
 
     @property
     def breakdown(self) -> Mapping[str, int]:
-        return {"activations": self.total_bytes}
+        return {"activations": GIB, "gradients_unsharded": self.total_bytes - GIB}
 
 
 @dataclass(frozen=True)
@@ -170,4 +222,7 @@ def test_both_figures_are_of_one_basis() -> None:
     assert only_one.change_bytes == bare.change_bytes
     assert "(both by arithmetic)" in str(only_one)
     first, *_ = sentences(CODELLAMA, question(), profiles)
-    assert first == "By a dry run the peak of 40.0 GiB is in backward: 40.0 GiB of activations."
+    assert first == (
+        "By a dry run the peak of 40.0 GiB is in backward: 39.0 GiB of unsharded gradients and"
+        " 1.00 GiB of activations."
+    )

@@ -301,3 +301,35 @@ def test_the_last_stage_has_one_micro_batch_in_flight() -> None:
     )
     assert first.activations_bytes > 3 * last.activations_bytes
     assert first.logits_bytes == 0 < last.logits_bytes
+
+
+@pytest.mark.parametrize("framework", [TORCH, NANOTRON])
+@pytest.mark.parametrize("cluster", ["8xh100-80gb", "2x4xl4", "2x8xa100-40gb"])
+def test_what_fits_is_not_said_to_take_more_than_there_is(
+    framework: FrameworkName, cluster: str
+) -> None:
+    device = parse_cluster(cluster).gpu.memory_bytes
+    fitting = 0
+    for micro in (1, 2, 4, 8):
+        for sharding in ("ddp", "full_shard" if framework is TORCH else "zero1"):
+            text = f"sharding={sharding},micro_batch_size={micro}"
+            found = predicted(text, cluster, framework, "llama-3.2-1b", 2048)
+            assert found.allocated_bytes.low is not None
+            for size in (found.allocated_bytes, found.reserved_bytes, found.device_bytes):
+                assert size.low is not None
+                assert size.value is not None
+                assert size.high is not None
+                assert size.low <= size.value <= size.high
+            fitting += found.fits
+            if found.fits:
+                assert (found.device_bytes.high or 0.0) <= device
+                assert (found.reserved_bytes.high or 0.0) <= device
+    assert fitting
+
+
+def test_an_unknown_time_is_told_of_what_does_not_fit_too() -> None:
+    small = predict(workload(), parse_cluster("cpu:2"), TORCH, Settings(), limit_bytes=2**20)
+    assert not small.fits
+    needs, _, unknown = small.why.partition("; ")
+    assert needs.startswith("needs ")
+    assert "time is unknown" in unknown

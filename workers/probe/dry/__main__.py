@@ -5,18 +5,21 @@
 A request is a line of JSON: ``{"id", "spec", "micro_batch_sizes", "accumulation_counts"}``,
 ``spec`` with the fields of ``workers/probe/spec.py``. Each is answered by a line as soon as it
 is done, in any order: its ``id``, and either ``trace`` (``workers/probe/dry/trace.py``) or
-``error``. The exit code is 0 when all were answered, errors among them.
+``error``. The exit code is 0 when all were answered, errors among them, and 1 when the process
+that started this one has gone, or nobody reads the answers: then dry runs are ended at once.
 """
 
 import argparse
 import os
+import select
 import sys
+from collections.abc import Callable
 
 
 def main() -> int:
     """Answer all requests on standard input."""
     parser = argparse.ArgumentParser(prog="python -m workers.probe.dry", description=__doc__)
-    parser.add_argument("--limit-s", type=float, default=60.0)
+    parser.add_argument("--limit-s", type=float, default=60.0, help="CPU time of one dry run")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     # whatever libraries print goes to stderr: stdout is for answers alone
@@ -27,12 +30,31 @@ def main() -> int:
         answers.write(line + "\n")
         answers.flush()
 
+    is_heard = hearer(answers.fileno())
     from workers.probe.dry.preload import preload  # torch takes seconds: parse first
-    from workers.probe.dry.server import Server
 
     preload()
-    Server(sys.stdin.fileno(), write, limit_s=options.limit_s, jobs=options.jobs).run()
+    from workers.probe.dry.server import Server
+
+    server = Server(
+        sys.stdin.fileno(), write, is_heard=is_heard, limit_s=options.limit_s, jobs=options.jobs
+    )
+    try:
+        server.run()
+    except BrokenPipeError:
+        os._exit(1)  # there is nothing to flush, and nobody to flush it to
     return 0
+
+
+def hearer(answers: int) -> Callable[[], bool]:
+    """Whether the process that started this one lives, and the answers' other end is open.
+
+    Args:
+        answers: file descriptor that answers are written to.
+    """
+    starter, poller = os.getppid(), select.poll()
+    poller.register(answers, 0)  # errors and hang-ups alone
+    return lambda: os.getppid() == starter and not poller.poll(0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from typing import Any
 
 from workers.probe.dry.device import join_fake_group
+from workers.probe.dry.operators import operator_of
 from workers.probe.dry.request import Request, parse_request
 from workers.probe.dry.rules import RefusedError
 from workers.probe.dry.run import DryRun
@@ -35,7 +36,7 @@ def _dry_run(request: Request) -> dict[str, Any]:
             type(error).__name__,
             str(error)[:2000],
             rule="tensor_parallel_plan" if unsupported else "",
-            operator=run.device.tracker.operator,
+            operator=operator_of(error),
             phase=run.phase.name,
         )
 

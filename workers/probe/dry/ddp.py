@@ -1,10 +1,11 @@
 """DDP's buckets by arithmetic: its reducer is C++ and does not run on fake tensors."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 
+from workers.probe.dry.ledger import Category, Change, Ledger
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack
 from workers.probe.tracker import BLOCK_BYTES, Call
@@ -15,13 +16,61 @@ BUCKET_BYTES = 25 * 2**20
 """``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it."""
 DDP_NOTE = (
     "ddp_buckets: DDP's buckets and its collectives are arithmetic; where gradients are reduced in"
-    " another dtype than their own, the buckets' casts in flight are left out"
+    " another dtype than their own, each bucket's cast is held until backward's end, though a"
+    " reduction that is faster frees some of them before"
 )
 _REDUCED_BYTES = {"bf16": 2, "fp32": 4}
 
 
-def buckets(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Bytes of DDP's buckets, in the order of their reductions.
+class Casts:
+    """Casts of buckets to the dtype that they are reduced in, as the stack's own hook makes them.
+
+    A bucket is cast when backward has its last gradient. The cast lives until it is reduced,
+    which can be as late as backward's end: CPU ranks were seen with all of them.
+
+    Args:
+        stack: what is trained; nothing is cast where DDP does not wrap it, or where gradients
+            are reduced in their own dtype.
+        ledger: told of casts.
+    """
+
+    def __init__(self, stack: Stack, ledger: Ledger) -> None:
+        self._stack, self._ledger = stack, ledger
+        self._held: list[Change] = []
+        self._missing: list[int] = []
+        self._buckets: list[list[torch.Tensor]] = []
+        if _scale(stack.spec) == 1:
+            return
+        self._buckets = assignment(_reduced(stack))
+        for index, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(self._count(index))
+
+    def start(self) -> None:
+        """Backward begins: no gradient is there."""
+        self._missing = [len(bucket) for bucket in self._buckets]
+
+    def end(self) -> None:
+        """Backward ended: all is reduced."""
+        for held in self._held:
+            self._ledger.release(held)
+        self._held.clear()
+
+    def _count(self, index: int) -> Callable[[torch.Tensor], None]:
+        def count(_: torch.Tensor) -> None:
+            self._missing[index] -= 1
+            reduces = (
+                self._stack.accelerator.sync_gradients or self._stack.spec.settings.sync_each_batch
+            )
+            if self._missing[index] == 0 and reduces:
+                size = int(_bytes(self._buckets[index]) * _scale(self._stack.spec))
+                self._held.append(self._ledger.hold(size, Category.DDP_BUCKETS))
+
+        return count
+
+
+def assignment(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Parameters of each of DDP's buckets, in the order of their reductions.
 
     Gradients are ready from the last parameter to the first. A bucket of one dtype is closed
     by the gradient that brings it to its cap (``compute_bucket_assignment_by_size`` in
@@ -30,16 +79,21 @@ def buckets(parameters: Iterable[torch.Tensor]) -> list[int]:
     Args:
         parameters: that need gradients, in the model's order, each once.
     """
-    closed: list[int] = []
-    filling: dict[torch.dtype, int] = {}
+    closed: list[list[torch.Tensor]] = []
+    filling: dict[torch.dtype, list[torch.Tensor]] = {}
     caps: dict[torch.dtype, int] = {}
     for parameter in reversed(list(parameters)):
         dtype = parameter.dtype
-        filling[dtype] = filling.get(dtype, 0) + parameter.numel() * parameter.element_size()
-        if filling[dtype] >= caps.get(dtype, FIRST_BUCKET_BYTES):
+        filling.setdefault(dtype, []).append(parameter)
+        if _bytes(filling[dtype]) >= caps.get(dtype, FIRST_BUCKET_BYTES):
             closed.append(filling.pop(dtype))
             caps[dtype] = BUCKET_BYTES
     return closed + list(filling.values())
+
+
+def buckets(parameters: Iterable[torch.Tensor]) -> list[int]:
+    """Bytes of DDP's buckets, in the order of their reductions."""
+    return [_bytes(bucket) for bucket in assignment(parameters)]
 
 
 def held_bytes(stack: Stack) -> int:
@@ -61,7 +115,7 @@ def ddp_calls(spec: Spec, stack: Stack) -> Iterator[Call]:
     group, sizes = dist.group.WORLD.group_name, _sizes(stack)
     buffers = sum(b.numel() * b.element_size() for b in stack.model.buffers())
     count = spec.accumulation_counts[-1]
-    scale = _REDUCED_BYTES[spec.reduce_dtype] / (2 if spec.precision == "bf16" else 4)
+    scale = _scale(spec)
     follows_sync = True
     for micro_batch in range(1, count + 1) if sizes else ():
         if follows_sync and buffers:
@@ -73,7 +127,21 @@ def ddp_calls(spec: Spec, stack: Stack) -> Iterator[Call]:
 
 
 def _sizes(stack: Stack) -> list[int]:
+    return buckets(_reduced(stack))
+
+
+def _reduced(stack: Stack) -> list[torch.Tensor]:
+    """Parameters whose gradients DDP reduces."""
     spec = stack.spec
     if spec.is_sharded or spec.data_parallel_size == 1:
         return []
-    return buckets(p for p in stack.model.parameters() if p.requires_grad)
+    return [p for p in stack.model.parameters() if p.requires_grad]
+
+
+def _scale(spec: Spec) -> float:
+    """Bytes that are reduced for each byte of gradients."""
+    return _REDUCED_BYTES[spec.reduce_dtype] / (2 if spec.precision == "bf16" else 4)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

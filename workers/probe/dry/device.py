@@ -1,7 +1,9 @@
 """A device without memory, and the process group of ranks that are not there."""
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,23 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.probe.dry.ledger import Ledger
 from workers.probe.tracker import Phase
+
+
+class _FakeMode(FakeTensorMode):
+    """Without the guard against being compiled, which costs more than many an operator."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        return self.dispatch(func, types, args, kwargs or {})
 
 
 class FakeDevice:
@@ -34,7 +53,7 @@ class FakeDevice:
         self.torch_device = torch.device("cpu")
         self.foreach: bool | None = True if kind == "cuda" else None
         self.tracker = Ledger(phase, over_gloo=kind == "cpu")
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = _FakeMode(allow_non_fake_inputs=True)
 
     def memory(self) -> AbstractContextManager[object]:
         """Under this, new tensors have shapes and no values."""

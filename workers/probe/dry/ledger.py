@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from workers.probe import collectives
 from workers.probe.dry.stand_ins import STAND_INS
-from workers.probe.tracker import Phase, StorageTracker, plain_tensors
+from workers.probe.tracker import Phase, StorageTracker, plain_tensors, rounded
 
 
 class Category(StrEnum):
@@ -31,7 +31,7 @@ class Category(StrEnum):
     LOGITS_AND_LOSS = "logits_and_loss"
     """Logits, the loss's copies of them, and their gradients."""
     DDP_BUCKETS = "ddp_buckets"
-    """DDP's buffers of gradients: by arithmetic, never seen by the ledger."""
+    """DDP's buffers of gradients, by arithmetic: no tensor here has them."""
     TEMPORARIES = "temporaries"
     """All else: it dies in the phase that made it."""
 
@@ -94,7 +94,6 @@ class Ledger(StorageTracker):
         vocabulary: sizes of the last dimension of logits on this rank.
         data_groups: names of the process groups that parameters are sharded and gradients
             are reduced over.
-        operator: the last one that was run: where an error is raised, the one that raised it.
         log: since ``start_log``.
     """
 
@@ -104,14 +103,9 @@ class Ledger(StorageTracker):
         self.vocabulary: frozenset[int] = frozenset()
         self.data_groups: frozenset[str] = frozenset()
         self.log: Log = []
-        self._operator: Any = ""
+        self._plans: dict[int, _Plan] = {}
         self._blocks: dict[int, Block] = {}
         self._makes = False
-
-    @property
-    def operator(self) -> str:
-        """Name of the last operator."""
-        return str(self._operator)
 
     def start_log(self) -> None:
         """Forget all changes; the new log begins with the birth of what is alive."""
@@ -133,6 +127,17 @@ class Ledger(StorageTracker):
         for tensor in tensors:
             for plain in plain_tensors(tensor):
                 self._free(plain.untyped_storage()._cdata)
+
+    def hold(self, size: int, category: Category) -> Change:
+        """Count bytes that no tensor here has, until they are released."""
+        block = Block(self._phase.name, makes_graph=False, of_vocabulary=False, category=category)
+        held = Change(block, rounded(size))
+        self.log.append(held)
+        return held
+
+    def release(self, held: Change) -> None:
+        """Count no more what was held."""
+        self.log.append(Change(held.block, -held.by))
 
     def add(self, tensor: torch.Tensor) -> None:
         self._makes = tensor.dim() > 1 and tensor.shape[-1] in self.vocabulary
@@ -165,21 +170,37 @@ class Ledger(StorageTracker):
                 self.log.append(Change(block, -size))
         super()._free(key)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if func is torch.ops.prim.device.default:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is _DEVICE:  # a fake tensor's device is asked for by more than half of all calls
             return args[0].fake_device
-        self._operator = func
-        stand_in = STAND_INS.get(func)
-        return func(*args, **kwargs) if stand_in is None else stand_in(*args, **kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self._plan(func).run(*args, **kwargs)
+
+    def _kind(self, func: Any) -> str | None:
+        return self._plan(func).collective
+
+    def _plan(self, func: Any) -> "_Plan":
+        """What is known of an operator; operators live as long as the process."""
+        plan = self._plans.get(id(func))
+        if plan is None:
+            plan = self._plans[id(func)] = _plan_of(func)
+        return plan
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        if func is torch.ops.aten._to_copy.default:
+        plan = self._plan(func)
+        if plan.is_cast:
             self._note_cast(args[0], out)
-        if func.namespace == "fsdp":
-            category = _FSDP_COPIES.get(func.overloadpacket.__name__)
-            if category is not None:
-                self.assign(_tensors((args, kwargs, out)), category)
-        kind = collectives.kind_of(func)
+        if plan.copies is not None:
+            self.assign(_tensors((args, kwargs, out)), plan.copies)
+        kind = plan.collective
         if kind is None:
             return
         if collectives.group_of(args, kwargs) in self.data_groups:
@@ -212,6 +233,32 @@ _FSDP_COPIES: Mapping[str, Category] = {
     "chunk_cat": Category.GRADIENTS_UNSHARDED,
 }
 """FSDP2's own operators, which copy parameters out of and gradients into flat buffers."""
+
+_DEVICE: Any = torch.ops.prim.device.default
+
+
+class _Plan(NamedTuple):
+    """What the ledger does with an operator."""
+
+    run: Any
+    """The operator, or its stand-in."""
+    collective: str | None
+    """Which one it is."""
+    copies: Category | None
+    """What FSDP2 copies with it."""
+    is_cast: bool
+    """Whether its result may be a parameter in another precision."""
+
+
+def _plan_of(func: Any) -> _Plan:
+    fsdp = func.namespace == "fsdp"
+    return _Plan(
+        run=STAND_INS.get(func, func),
+        collective=collectives.kind_of(func),
+        copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,
+        is_cast=func is torch.ops.aten._to_copy.default,
+    )
+
 
 _ROLES: Mapping[str, tuple[Category, Category]] = {
     "all_gather": (Category.GATHERED_PARAMETERS, Category.GATHERED_PARAMETERS),

@@ -30,35 +30,25 @@ def overlaps(calls: Sequence[Call], axes: Mapping[str, str]) -> list[Overlap]:
         calls: of one step, in their order.
         axes: name of the mesh axis of each process group.
     """
+    first: dict[tuple[str, ...], int] = {}
+    last: dict[tuple[str, ...], int] = {}
+    for index, call in enumerate(calls):
+        first.setdefault(_pass(call), index)
+        last[_pass(call)] = index
     found: list[Overlap] = []
     for index, call in enumerate(calls):
         axis = axes.get(call.group, call.group)
         if not axis.startswith("dp") or call.phase not in ("forward", "loss", "backward"):
             found.append(Overlap.EXPOSED)
         elif call.op == "all_gather":
-            opens = call.phase == "forward" and _is_first(calls, index)
+            opens = call.phase == "forward" and first[_pass(call)] == index
             found.append(Overlap.EXPOSED if opens else Overlap.PREFETCHED)
         else:
-            closes = _is_last(calls, index)
+            closes = last[_pass(call)] == index
             found.append(Overlap.EXPOSED if closes else Overlap.BEHIND_BACKWARD)
     return found
 
 
-def _is_first(calls: Sequence[Call], index: int) -> bool:
-    """Whether no call of this kind and pass comes before."""
-    return not any(_same(calls[index], other) for other in _pass(calls[:index][::-1], "forward"))
-
-
-def _is_last(calls: Sequence[Call], index: int) -> bool:
-    """Whether no call of this kind and pass comes after."""
-    return not any(_same(calls[index], other) for other in _pass(calls[index + 1 :], "backward"))
-
-
-def _pass(calls: Sequence[Call], phase: str) -> list[Call]:
-    """The calls up to the first of another phase."""
-    end = next((i for i, call in enumerate(calls) if call.phase != phase), len(calls))
-    return list(calls[:end])
-
-
-def _same(one: Call, other: Call) -> bool:
-    return (one.op, one.group) == (other.op, other.group)
+def _pass(call: Call) -> tuple[str, ...]:
+    """What a call has in common with its like in the same pass of one micro-batch."""
+    return call.op, call.group, call.phase, str(call.micro_batch)

@@ -89,6 +89,8 @@ def _hybrid(spec: Spec) -> str | None:
             f"hybrid_shard shards within nodes: {spec.gpus_per_node} ranks of a node must divide "
             f"{spec.world_size} and be divided by tp_size {spec.settings.tp_size}"
         )
+    if spec.shard_size == 1:
+        return "hybrid_shard needs several data-parallel ranks in a node, to shard over"
     return None
 
 

@@ -7,10 +7,12 @@ import torch
 
 from workers.probe import mesh as meshes
 from workers.probe.data import micro_batches
+from workers.probe.dry.ddp import Casts
 from workers.probe.dry.device import FakeDevice
 from workers.probe.dry.ledger import Category, Segment
 from workers.probe.dry.masks import unpacked_sequences
 from workers.probe.dry.parts import AFTER, BEFORE, follow, follow_loss
+from workers.probe.dry.ranges import without_ranges
 from workers.probe.dry.request import Request
 from workers.probe.dry.trace import Step, trace_of
 from workers.probe.dry.turning_points import turning_points
@@ -37,23 +39,25 @@ class DryRun:
         self.device = FakeDevice(self.phase, request.spec.device)
         self._sharded = request.spec.is_sharded
         self._stack: Stack
+        self._casts: Casts
 
     def run(self) -> dict[str, Any]:
         """Build the stack, run its steps, and return the trace as JSON's values.
 
         The first step is untracked: after it the optimizer's state is there.
 
-        Raises whatever the stack raises; ``device.tracker.operator`` is the operator.
+        Raises whatever the stack raises.
         """
         started = time.perf_counter()
         request, ledger = self.request, self.device.tracker
         sizes, counts = request.micro_batch_sizes, request.accumulation_counts
         self._enter("build")
         self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
-        with unpacked_sequences(), self.device.memory(), ledger:
+        with unpacked_sequences(), without_ranges(), self.device.memory(), ledger:
             model = self._stack.model
             self._own([*model.parameters(), *model.buffers()], Category.PARAMETERS)
             self._name_things()
+            self._casts = Casts(self._stack, ledger)
             self._step(request.at(sizes[0], counts[0]))
             steps = [
                 Step(count, [self._step(request.at(size, count)) for size in sizes])
@@ -95,7 +99,10 @@ class DryRun:
 
     def _enter(self, name: str) -> None:
         if name == "optimizer":  # all of backward's gradients are there, and none is freed yet
+            self._casts.end()
             self._assign_gradients()
+        if name == "backward":
+            self._casts.start()
         self.phase.name = name
         self.phase.micro_batch += name == "forward"
         if name in FIRST_PART:

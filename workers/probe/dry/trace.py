@@ -85,7 +85,8 @@ def _line(line: Line, buckets: int) -> dict[str, Any]:
         if any(point[i] for point in line)
     }
     if buckets:
-        categories[str(Category.DDP_BUCKETS)] = [buckets] * len(line)
+        casts = categories.get(str(Category.DDP_BUCKETS), [0] * len(line))
+        categories[str(Category.DDP_BUCKETS)] = [buckets + cast for cast in casts]
     return {"bytes": [sum(point) + buckets for point in line], "categories": categories}
 
 

@@ -9,20 +9,17 @@ pytestmark = pytest.mark.xdist_group("dry_measured")
 
 TOLERANCE = 0.01
 CASES = {
-    "ddp": {},
-    "ddp bf16_mixed": {"precision": "bf16_mixed", "sync_each_batch": False},
+    "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
-    "full_shard": {"sharding": "full_shard"},
     "checkpointing": {"sharding": "full_shard", "activation_checkpointing": "full"},
-    "bf16_mixed": {"sharding": "full_shard", "precision": "bf16_mixed"},
     "reduce fp32": {"sharding": "full_shard", "precision": "bf16", "reduce_dtype": "fp32",
                     "sync_each_batch": False},
     "offload": {"sharding": "full_shard", "cpu_offload": True},
-    "tp": {"model": "tied", "tp_size": 2},
-    "tp recompute": {"model": "tied", "tp_size": 2, "tp_recompute_allgather": True,
-                     "activation_checkpointing": "full"},
+    "tp": {"model": "tied", "tp_size": 2, "tp_recompute_allgather": True,
+           "activation_checkpointing": "full"},
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
 }  # fmt: skip
+"""What differs most from one another; ``combinations`` has nearly all else."""
 
 
 def hold(measured: ModuleType, folder: Path, ranks: int, specs: dict[str, dict]) -> None:

@@ -23,12 +23,15 @@ def found(measured: ModuleType) -> dict[str, Any]:
         request("at 5", llama, micro_batch_sizes=[5], accumulation_counts=[1, 2]),
         request("no sync", spec("llama", 8, sharding="full_shard", sync_each_batch=False, **cuda)),
         request("ddp", spec("llama", 2, precision="bf16_mixed", device="cuda")),
+        request("casts", spec("llama", 2, precision="bf16", reduce_dtype="fp32",
+                              sync_each_batch=False)),
         request("512", spec("mixtral", 512, sharding="hybrid_shard", **tensor_parallel, **cuda)),
         request("tp", spec("llama", 4, sharding="full_shard", **tensor_parallel, **cuda),
                 micro_batch_sizes=[2, 3]),
         request("tp at 5", spec("llama", 4, sharding="full_shard", **tensor_parallel, **cuda),
                 micro_batch_sizes=[5]),
         request("offload", spec("llama", 2, sharding="full_shard", cpu_offload=True, **cuda)),
+        request("one per node", spec("llama", 4, sharding="hybrid_shard", tp_size=2)),
         request("ddp and tp", spec("llama", 4, **tensor_parallel)),
         request("three sizes", llama, micro_batch_sizes=[1, 2, 3]),
         request("no count", llama, accumulation_counts=[0]),
@@ -121,6 +124,21 @@ def test_ddp_has_buckets_and_casts_by_arithmetic(found: dict[str, Any]) -> None:
     assert any("ddp_buckets" in note for note in answer["notes"])
 
 
+def test_ddp_holds_casts_from_their_reductions_to_backwards_end(found: dict[str, Any]) -> None:
+    """In bf16, reduced in fp32: casts are twice the buckets, in the micro-batch that reduces."""
+    answer = trace(found, "casts")
+    buckets = answer["arithmetic_bytes"]["ddp_buckets"]
+    held = {
+        (s["micro_batch"], s["phase"], s["part"]): [
+            line["categories"]["ddp_buckets"][0] for line in s["lines"]
+        ][-1]
+        for s in answer["steps"][0]["segments"]
+    }
+    assert held[1, "backward", "before"] == pytest.approx(3 * buckets, rel=1e-3)
+    assert held[1, "backward", "after"] == buckets
+    assert {held[0, "backward", "before"], held[1, "optimizer", "after"]} == {buckets}
+
+
 def test_collectives_are_counted_with_what_hides_them(found: dict[str, Any]) -> None:
     """FSDP2's units are the root, four layers, and one of accelerate's own for the head."""
     _, twice = trace(found, "sizes")["steps"]
@@ -144,7 +162,8 @@ def test_ranks_that_are_not_there_cost_nothing(found: dict[str, Any]) -> None:
     ("name", "rule"),
     [
         ("", "spec"), ("odd", "spec"), ("offload", "cpu_offload"),
-        ("ddp and tp", "ddp_with_tensor_parallel"), ("three sizes", "micro_batch_sizes"),
+        ("ddp and tp", "ddp_with_tensor_parallel"), ("one per node", "hybrid_shard_within_nodes"),
+        ("three sizes", "micro_batch_sizes"),
         ("no count", "accumulation_counts"), ("no plan", "tensor_parallel_plan"),
     ],
 )  # fmt: skip

@@ -1,0 +1,47 @@
+"""The operator that raised an error, in models that fake tensors cannot run."""
+
+import json
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("dry_program")
+
+SERVE = """
+import torch
+from transformers.models.llama import modeling_llama
+from workers.probe.dry import server
+def forward(mlp, x):
+    if mlp.intermediate_size == 192: x = x * x.max().item()
+    if mlp.intermediate_size == 160: x = x * torch.nonzero(x).sum()
+    if mlp.intermediate_size == 144: raise KeyError("no operator")
+    return mlp.down_proj(mlp.up_proj(x))
+modeling_llama.LlamaMLP.forward = forward
+write = lambda line: print(line, flush=True)
+server.Server(0, write, is_heard=lambda: True, limit_s=60.0, jobs=2).run()
+"""
+OPERATORS = {
+    192: "aten._local_scalar_dense.default",
+    160: "aten.nonzero.default",
+    144: "",
+}
+
+
+def test_errors_name_the_operator_that_raised(measured: ModuleType) -> None:
+    spec = measured.spec("llama", 2, sharding="full_shard")
+    requests = [
+        measured.request(str(size), {**spec, "model": {**spec["model"], "intermediate_size": size}})
+        for size in (*OPERATORS, 256)
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", SERVE], input="\n".join(map(json.dumps, requests)),
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    found = {answer["id"]: answer for answer in map(json.loads, ended.stdout.splitlines())}
+    assert "trace" in found["256"], found["256"]
+    for size, operator in OPERATORS.items():
+        error = found[str(size)]["error"]
+        assert (error["operator"], error["phase"]) == (operator, "forward"), error
