@@ -1,6 +1,7 @@
 """What is done for a predicted study without torch: enter dry runs that are kept, and end it."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from tuner.cost.prediction import predict
 from tuner.dryrun import (
@@ -103,21 +104,29 @@ def plan_here(question: Question, settings: Settings) -> DryRunPlan:
     Raises:
         NotDryRunError: no dry run shows these settings, or a package is not installed.
     """
+    return _plan(question, settings, dry_run_versions())
+
+
+def _plan(question: Question, settings: Settings, versions: Mapping[str, str]) -> DryRunPlan:
     return plan_dry_runs(
-        question.workload, question.cluster, question.framework, settings, dry_run_versions()
+        question.workload, question.cluster, question.framework, settings, versions
     )
 
 
 def kept_dry_run(store: Store, question: Question, request: ProbeRequest) -> DryRun | None:
     """The dry run that a probe asks for, if it is kept.
 
+    What is not installed here, torch above all, counts as in the versions that the question
+    states: whoever shares the database may have made its dry runs with these.
+
     Raises:
         StoreError: the database fails.
     """
     if not is_dry_run(request):
         return None
+    versions = {**question.framework.versions, **dry_run_versions()}
     try:
-        key = plan_here(question, request.settings).key
+        key = _plan(question, request.settings, versions).key
     except NotDryRunError:
         return None
     found = store.dry_runs([key]).get(key)

@@ -6,6 +6,7 @@ The facts are data with sources in ``catalog/versions.toml``; the functions here
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from importlib import metadata
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ __all__ = [
     "knob_effect",
     "knob_rules",
     "parse_stated_versions",
+    "releases_of",
     "sync_each_batch_effect",
     "version_notes",
 ]
@@ -154,13 +156,25 @@ def framework(
 
 def installed_versions() -> dict[str, str]:
     """Releases of the known packages in this Python's environment; none of them is imported."""
-    found = {}
-    for package in version_table().packages:
-        try:
-            found[package] = _release(package, metadata.version(package))
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return releases_of(version_table().packages)
+
+
+def releases_of(packages: Iterable[str]) -> dict[str, str]:
+    """Releases of those of ``packages`` that are installed, in the form of :class:`Framework`.
+
+    None of them is imported: their metadata says it, and is read once in a process.
+    """
+    found = {package: _installed(package) for package in packages}
+    return {package: release for package, release in found.items() if release}
+
+
+@cache
+def _installed(package: str) -> str:
+    """Empty when it is not installed."""
+    try:
+        return _release(package, metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def parse_stated_versions(texts: Iterable[str]) -> dict[str, str]:

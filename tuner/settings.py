@@ -1,8 +1,9 @@
 """One candidate of the search: the knobs of a distributed training step."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from tuner.errors import UsageError
@@ -63,7 +64,8 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, in the order of the fields."""
-        return {k: str(v) if isinstance(v, StrEnum) else v for k, v in asdict(self).items()}
+        values = ((name, getattr(self, name)) for name in KNOBS)
+        return {name: str(v) if isinstance(v, StrEnum) else v for name, v in values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
@@ -77,11 +79,17 @@ class Settings:
     @property
     def settings_class(self) -> "Settings":
         """The settings without micro-batch size and accumulation, which are set to 1."""
-        return replace(self, micro_batch_size=1, gradient_accumulation_steps=1)
+        return _class_of(self)
 
     def data_parallel_size(self, world_size: int) -> int:
         """Ranks that see different data: ``world_size / (tp_size * pp_size)``."""
         return world_size // (self.tp_size * self.pp_size)
+
+
+# A space has few classes, and each of its settings is asked for its own again and again.
+@lru_cache(maxsize=4096)
+def _class_of(settings: Settings) -> Settings:
+    return replace(settings, micro_batch_size=1, gradient_accumulation_steps=1)
 
 
 KNOBS: Mapping[str, type] = {

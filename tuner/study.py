@@ -124,6 +124,8 @@ class Terms:
     """Gain in speed that is not worth another probe, and a tie (relative)."""
     max_probes: int = 20
     """Probes that this asking may spend."""
+    max_dry_runs: int | None = None
+    """Dry runs that this asking may spend; a predicted probe is one to four of them."""
     wall_s: float | None = None
     """Seconds that this asking may take."""
     device_s: float | None = None
@@ -136,7 +138,7 @@ class Terms:
             raise UsageError("tolerance", self.tolerance, "must be at least 0 and below 1")
         if not 1 <= self.max_probes <= 10_000:
             raise UsageError("max_probes", self.max_probes, "must be from 1 to 10000")
-        for name in ("memory_limit_bytes", "wall_s", "device_s"):
+        for name in ("memory_limit_bytes", "max_dry_runs", "wall_s", "device_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(name, value, "must be positive")

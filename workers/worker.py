@@ -18,13 +18,13 @@ from tuner.advance import (
     measurement_of,
     plan_here,
 )
-from tuner.dryrun import DryRunner, NotDryRunError
+from tuner.dryrun import DryRunner, NotDryRunError, StoppedError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import Stop, Wait, next_probe
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
 from tuner.study import ProbeState, Study, StudyState
-from workers.dry_runs import DryRuns, StoppedError
+from workers.dry_runs import DryRuns
 from workers.files import write_result, write_spec
 from workers.folders import (
     default_probes_folder,
@@ -250,7 +250,7 @@ class Worker:
 
         def why_stop() -> str:
             spent = "the study's time is spent" if time.monotonic() > until else ""
-            return self._stop.wait(POLL_S) or lease.over or spent
+            return self._stop.wait(0) or lease.over or spent
 
         find = partial(kept_dry_run, self._store, study.question, claim.probe.request)
         try:

@@ -5,7 +5,7 @@ is said (:mod:`tuner.cases.coverage`), dry runs are looked up or made (:mod:`tun
 and answers go out in the order of the cases (:mod:`tuner.cases.stream`).
 """
 
-from tuner.cases.answers import Finding, answer_of, notes_of, prediction_of, reason_of
+from tuner.cases.answers import Finding, answer_of, notes_of, prediction_of
 from tuner.cases.coverage import NotCoveredError
 from tuner.cases.dry_runs import DryRuns, Policy
 from tuner.cases.reading import Case, read_case
@@ -22,5 +22,4 @@ __all__ = [
     "notes_of",
     "prediction_of",
     "read_case",
-    "reason_of",
 ]

@@ -7,17 +7,13 @@ from typing import Any
 
 from tuner.cases.reading import Case
 from tuner.cluster import Device
-from tuner.cost.constants import default_costs
 from tuner.cost.prediction import Prediction, predict
-from tuner.cost.step_time import step_time
-from tuner.dryrun import Profile
+from tuner.dryrun import Profile, told
 from tuner.errors import UsageError
 from tuner.quantity import UNKNOWN, Provenance, weakest
 from tuner.settings import Settings
 
 GIB = 2**30
-MOST_NOTES = 3
-"""Sentences that are told of one dry run; it may have one for each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,23 +82,10 @@ def refusal(error: UsageError) -> dict[str, Any]:
     return {"error": {"field": error.field, "message": " ".join(str(error).split())}}
 
 
-def reason_of(case: Case, found: Prediction) -> str:
-    """Why the case does not fit, and why its speed is unknown; empty when neither is so."""
-    if found.fits or found.step_time_s.value is not None:
-        return found.why
-    question = case.question
-    workload, cluster, name = question.workload, question.cluster, question.framework.name
-    _, unknown = step_time(workload, case.settings, cluster, name, default_costs())
-    return f"{found.why}; {unknown}"
-
-
 def notes_of(case: Case, finding: Finding) -> tuple[str, ...]:
     """Sentences on knobs that cannot act, and on the dry run."""
-    found = () if finding.profile is None else finding.profile.notes
-    told = [f"of the dry run: {note}" for note in found[:MOST_NOTES]]
-    if len(found) > MOST_NOTES:
-        told.append(f"of the dry run: {len(found) - MOST_NOTES} more of the kind")
-    return (*case.notes, *told)
+    found = () if finding.profile is None else told(finding.profile.notes)
+    return (*case.notes, *(f"of the dry run: {note}" for note in found))
 
 
 def provenance_of(case: Case, found: Prediction) -> Provenance:
@@ -132,7 +115,7 @@ def _predicted(case: Case, found: Prediction) -> dict[str, Any]:
         "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu.as_dict(),
         "step_time_s": found.step_time_s.as_dict(),
         "provenance": str(provenance_of(case, found)),
-        "reason": reason_of(case, found),
+        "reason": found.why,
     }
 
 

@@ -4,8 +4,9 @@ A class of settings is dry-run once for all batch sizes, kinds of GPU and comman
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol, Self
@@ -18,15 +19,19 @@ from tuner.dryrun import (
     DryRunner,
     DryRunPlan,
     NotDryRunError,
+    Profile,
     class_of,
+    dry_run_versions,
+    missing_package,
     plan_dry_runs,
 )
 from tuner.errors import ProbeError
-from tuner.framework import installed_versions
 from tuner.settings import Settings
+from tuner.workload import Workload
 
 MOST_OF_A_MODEL = 6
-"""Dry runs that :attr:`Policy.AUTO` makes for one model: of three classes, at two depths each."""
+"""Dry runs that :attr:`Policy.AUTO` makes for one model: of three classes at two depths each, or of
+fewer with tensor parallelism, where a class has two at each depth."""
 MOST_IN_ALL = 48
 """Dry runs that :attr:`Policy.AUTO` makes for all models together; a minute or two."""
 KEYS_AT_ONCE = 500
@@ -90,7 +95,7 @@ class DryRuns:
             versions: of the packages that it has; by default those installed here.
         """
         self._cache, self._policy, self._watch, self._start = cache, policy, watch, runner
-        self._plans = _Plans(installed_versions() if versions is None else versions)
+        self._plans = _Plans(dry_run_versions() if versions is None else versions)
         self._known: dict[str, Finding] = {}
         self._looked_up: set[str] = set()
         self._chosen: dict[str, DryRunPlan] = {}
@@ -110,15 +115,15 @@ class DryRuns:
     def prepare(self, cases: Sequence[Case]) -> None:
         """Look up what is kept for these cases, and choose what is made when it is asked for."""
         asked: Counter[str] = Counter()
-        plans: dict[str, tuple[DryRunPlan, str]] = {}
+        plans: dict[str, tuple[DryRunPlan, Workload]] = {}
         for case in cases:
             plan = self._plans.of(case)
             if isinstance(plan, DryRunPlan):
                 asked[plan.key] += 1
-                plans[plan.key] = (plan, case.question.workload.model.fingerprint)
+                plans[plan.key] = (plan, case.question.workload)
             else:
                 self._tell_missing(plan)
-        self._look_up({key: model for key, (_, model) in plans.items()})
+        self._look_up({key: made_for.model.fingerprint for key, (_, made_for) in plans.items()})
         for key, _ in asked.most_common():
             if key not in self._known and key not in self._chosen:
                 self._choose(*plans[key])
@@ -131,6 +136,15 @@ class DryRuns:
         if plan.key in self._chosen:
             self._wait(plan.key)
         return self._known.get(plan.key, _NOTHING)
+
+    def kept(self, case: Case, classes: Iterable[Settings]) -> dict[Settings, Profile]:
+        """Profiles of other classes of a case's question, as far as they are kept; none is made."""
+        plans = {one: self._plans.of(replace(case, settings=one)) for one in classes}
+        keys = {one: plan.key for one, plan in plans.items() if isinstance(plan, DryRunPlan)}
+        model = case.question.workload.model.fingerprint
+        self._look_up(dict.fromkeys(keys.values(), model))
+        found = {one: self._known.get(key, _NOTHING).profile for one, key in keys.items()}
+        return {one: profile for one, profile in found.items() if profile is not None}
 
     def _tell_missing(self, reason: str) -> None:
         """Say once what is missing here for dry runs."""
@@ -151,9 +165,12 @@ class DryRuns:
                     self._known[key] = _finding(dry_run)
                     self._spent[models[key]] = MOST_OF_A_MODEL
 
-    def _choose(self, plan: DryRunPlan, model: str) -> None:
+    def _choose(self, plan: DryRunPlan, workload: Workload) -> None:
         """Have a class dry-run, as far as the policy goes."""
-        count = len(plan.requests)
+        if missing := missing_package(workload, self._plans.versions):
+            self._tell_missing(missing)
+            return
+        model, count = workload.model.fingerprint, len(plan.requests)
         of_model, in_all = self._spent[model] + count, self._made + count
         enough = of_model > MOST_OF_A_MODEL or in_all > MOST_IN_ALL
         if self._policy is Policy.NONE or (self._policy is Policy.AUTO and enough):
@@ -211,7 +228,7 @@ class _Plans:
     """How classes are dry-run, each planned once; of those that are not, why."""
 
     def __init__(self, versions: Mapping[str, str]) -> None:
-        self._versions = versions
+        self.versions = versions
         self._known: dict[tuple[object, ...], DryRunPlan | str] = {}
 
     def of(self, case: Case) -> DryRunPlan | str:
@@ -232,7 +249,9 @@ class _Plans:
     def _planned(self, case: Case, settings: Settings) -> DryRunPlan | str:
         question = case.question
         workload, cluster, framework = question.workload, question.cluster, question.framework
+        # What is not installed counts as stated: such dry runs may be kept, though none is made.
+        versions = {**framework.versions, **self.versions}
         try:
-            return plan_dry_runs(workload, cluster, framework, settings, self._versions)
+            return plan_dry_runs(workload, cluster, framework, settings, versions)
         except NotDryRunError as error:
             return error.reason

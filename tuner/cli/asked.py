@@ -23,7 +23,7 @@ from tuner.framework import (
 )
 from tuner.measurement import Fidelity
 from tuner.model import load_model
-from tuner.planner.dry_runs import MOST_CLASSES
+from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.planner.estimates import why_no_speed
 from tuner.settings import KNOBS
 from tuner.space import Space, enumerate_space
@@ -80,9 +80,12 @@ def read_budget(asked: SuggestAsked) -> dict[str, Any]:
     Raises:
         UsageError: one cannot be read.
     """
-    most = MOST_PROBES[read_fidelity(asked)]
+    fidelity = read_fidelity(asked)
+    given = if_given(read_whole, "max_probes", asked.max_probes)
+    counted = given is None and fidelity is Fidelity.PREDICTED
     return {
-        "max_probes": if_given(read_whole, "max_probes", asked.max_probes) or most,
+        "max_probes": given or MOST_PROBES[fidelity],
+        "max_dry_runs": MOST_DRY_RUNS if counted else None,
         "wall_s": if_given(read_duration, "budget", asked.budget),
         "device_s": if_given(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
         "tolerance": read_share("tolerance", asked.tolerance),

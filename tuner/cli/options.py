@@ -156,7 +156,7 @@ class SuggestAsked(Asked):
         _option(
             "N",
             "Probes to run at most. By default 20; with --fidelity predicted 3, each a class of"
-            " settings at two depths.",
+            " settings, and 6 dry runs in all: a class takes 1 to 4.",
             BUDGET,
         ),
     ] = None

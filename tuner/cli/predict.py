@@ -19,6 +19,7 @@ from tuner.cli.options import PredictAsked
 from tuner.cli.units import count_text, read_share, read_size, read_whole
 from tuner.cli.watch import watch_of
 from tuner.cluster import parse_cluster
+from tuner.cost.explain import compared_classes
 from tuner.errors import NothingFitsError, ProbeError, TunerError, UsageError
 from tuner.framework import parse_stated_versions
 from tuner.model import load_model
@@ -113,13 +114,15 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     with _dry_runs(asked, policy) as dry_runs:
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
+        classes = () if asked.json else compared_classes(case.question, case.settings)
+        profiles = dry_runs.kept(case, classes)
     answer = answer_of(case, finding)
     if asked.json:
         print_json({**values, "framework": case.question.framework.as_dict(), **answer})
     elif not finding.error:
         from tuner.cli.predictions import show_prediction  # files of cases need none of it
 
-        show_prediction(stdout_console(), case, finding)
+        show_prediction(stdout_console(), case, finding, profiles)
     if why := _why_not(answer):
         return report(why, as_json=False)
     return 0

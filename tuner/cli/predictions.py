@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cases import Case, Finding, notes_of, prediction_of, reason_of
+from tuner.cases import Case, Finding, notes_of, prediction_of
 from tuner.cli.candidates import sizes_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid
@@ -16,8 +16,9 @@ from tuner.cli.words import question_text, range_text, rank_word
 from tuner.cost.categories import Basis
 from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction
-from tuner.dryrun import class_of
+from tuner.dryrun import Profile
 from tuner.quantity import Quantity
+from tuner.settings import Settings
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.suggestion import GIB
@@ -29,15 +30,24 @@ BASES: Mapping[Basis, str] = {
 """What stands behind allocated memory."""
 
 
-def show_prediction(console: Console, case: Case, finding: Finding) -> None:
-    """All that is predicted of a case whose dry run did not fail."""
+def show_prediction(
+    console: Console, case: Case, finding: Finding, profiles: Mapping[Settings, Profile]
+) -> None:
+    """All that is predicted of a case whose dry run did not fail.
+
+    Args:
+        console: where to.
+        case: the case.
+        finding: what its own dry run says.
+        profiles: what dry runs say of its class and of others, which it is compared with.
+    """
     found = prediction_of(case, finding)
     console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
     width = min(console.width, TEXT_WIDTH)
     console.print(facts_grid(_facts(case, found)), width=width)
     console.print()
     console.print(_sizes_table(console, found))
-    _show_lines(console, "Memory", _explained(case, finding))
+    _show_lines(console, "Memory", _explained(case, profiles))
     _show_lines(console, "Notes", notes_of(case, finding))
 
 
@@ -55,7 +65,7 @@ def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
     yield "memory is", BASES[found.basis]
     speed, step = found.tokens_per_s_per_gpu, found.step_time_s
     if step.value is None:
-        yield "speed", reason_of(case, found)
+        yield "speed", found.why if found.fits else "unknown"
     else:
         yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
         yield "step", f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"
@@ -79,11 +89,10 @@ def _sizes_table(console: Console, found: Prediction) -> Table:
     return table_of(columns, console.width)
 
 
-def _explained(case: Case, finding: Finding) -> tuple[str, ...]:
+def _explained(case: Case, profiles: Mapping[Settings, Profile]) -> tuple[str, ...]:
     question = case.question
-    known = {} if finding.profile is None else {class_of(case.settings): finding.profile}
     return explain_memory(
-        question.workload, question.cluster, question.framework, case.settings, profiles=known
+        question.workload, question.cluster, question.framework, case.settings, profiles=profiles
     )
 
 

@@ -9,9 +9,9 @@ from tuner.cluster import Cluster
 from tuner.cost.categories import Basis
 from tuner.cost.explain_words import (
     CATEGORY_WORDS,
-    EIGHT_BIT,
-    NOT_EIGHT_BIT,
     PHASE_WORDS,
+    beside,
+    optimizer_reason,
     reason,
 )
 from tuner.cost.prediction import Prediction, Profile, predict
@@ -25,7 +25,7 @@ from tuner.workload import Optimizer, Workload
 
 MOST_CATEGORIES = 3
 """Categories that the first sentence names."""
-SMALLEST_SHARE = 0.002
+SMALLEST_SHARE = 0.005
 """Part of the peak that a knob must change to be said to change it."""
 ORDER = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
 """Shardings by what is split; a step in it is one stronger or weaker."""
@@ -42,14 +42,17 @@ class Change:
     change_bytes: float
     """Added to the peak; negative where it saves."""
     reason: str
-    """The physical reason."""
+    """The physical reason; empty where nothing changes."""
+    beside: str
+    """Other knobs that change with it and matter, such as ``gradient_accumulation_steps=2``."""
     basis: Basis
     """What both figures were computed from."""
     dry_run_peak: bool = False
     """Whether the sentence's basis is worth telling: the settings themselves were dry-run."""
 
     def __str__(self) -> str:
-        told = f"`{self.knob}={self.value}` would"
+        also = f", with {self.beside}," if self.beside else ""
+        told = f"`{self.knob}={self.value}`{also} would"
         if not self.change_bytes:
             return f"{told} hardly change the peak: it is not what the peak is made of"
         verb = "add" if self.change_bytes > 0 else "save"
@@ -104,12 +107,22 @@ def memory_changes(
     asked = _Asked(question=question, profiles=profiles)
     with suppress(UsageError):  # so that a dead knob has its canonical value
         settings = check_settings(question, settings)
-    changes = []
+    changes = (_change(asked, settings, other, knob) for knob, other in _others(question, settings))
+    return (*changes, *_eight_bit(asked, settings))
+
+
+def compared_classes(question: Question, settings: Settings) -> tuple[Settings, ...]:
+    """The classes whose dry runs :func:`explain_memory` can use for ``settings``, each once."""
+    others = [settings, *(other for _, other in _others(question, settings))]
+    return tuple(dict.fromkeys(one.settings_class for one in others))
+
+
+def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """Settings with a neighbouring value of one live knob, and which."""
     for knob, value in _neighbors(settings):
         other = _legal(question, settings, knob, value)
         if other is not None:
-            changes.append(_change(asked, settings, other, knob))
-    return (*changes, *_eight_bit(asked, settings))
+            yield knob, other
 
 
 def _whole(found: Prediction, cluster: Cluster) -> str:
@@ -174,22 +187,32 @@ def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Set
 def _change(asked: _Asked, settings: Settings, other: Settings, knob: str) -> Change:
     known = asked.profiles
     dry = settings.settings_class in known and other.settings_class in known
-    before, after = (_peak(asked.predict(s, dry=dry)) for s in (settings, other))
-    difference = after - before if abs(after - before) > SMALLEST_SHARE * before else 0.0
-    value = getattr(other, knob)
+    before, after = (asked.predict(s, dry=dry) for s in (settings, other))
+    change, value = _difference(before, after), getattr(other, knob)
+    apart = _by_category(before, after)
     return Change(
         knob=knob,
         value=str(value).lower() if isinstance(value, bool) else str(value),
-        change_bytes=difference,
-        reason=reason(asked.question, settings, other, knob, saves=difference < 0),
+        change_bytes=change,
+        reason=reason(asked.question, settings, other, knob, apart) if change else "",
+        beside=beside(settings, other, knob),
         basis=Basis.DRY_RUN if dry else Basis.ARITHMETIC,
         dry_run_peak=settings.settings_class in known,
     )
 
 
-def _peak(prediction: Prediction) -> float:
-    assert prediction.allocated_bytes.value is not None
-    return prediction.allocated_bytes.value
+def _difference(before: Prediction, after: Prediction) -> float:
+    """Bytes that the peak grows by; 0 where that is next to nothing."""
+    old, new = before.allocated_bytes.value, after.allocated_bytes.value
+    assert old is not None
+    assert new is not None
+    return new - old if abs(new - old) > SMALLEST_SHARE * old else 0.0
+
+
+def _by_category(before: Prediction, after: Prediction) -> dict[str, float]:
+    """The same by category; the peaks may be in different phases."""
+    old, new = before.breakdown, after.breakdown
+    return {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
 
 
 def _eight_bit(asked: _Asked, settings: Settings) -> Iterator[Change]:
@@ -202,14 +225,15 @@ def _eight_bit(asked: _Asked, settings: Settings) -> Iterator[Change]:
     if other is None or q.framework.name is FrameworkName.NANOTRON:
         return
     changed = replace(q, workload=replace(workload, optimizer=other))
-    before = _peak(asked.predict(settings, dry=False))
-    after = _peak(_Asked(question=changed, profiles={}).predict(settings, dry=False))
-    difference = after - before if abs(after - before) > SMALLEST_SHARE * before else 0.0
+    before = asked.predict(settings, dry=False)
+    after = _Asked(question=changed, profiles={}).predict(settings, dry=False)
+    change, apart = _difference(before, after), _by_category(before, after)
     yield Change(
         knob="optimizer",
         value=str(other),
-        change_bytes=difference,
-        reason=EIGHT_BIT if other is Optimizer.ADAMW_8BIT else NOT_EIGHT_BIT,
+        change_bytes=change,
+        reason=optimizer_reason(other, apart) if change else "",
+        beside="",
         basis=Basis.ARITHMETIC,
         dry_run_peak=settings.settings_class in asked.profiles,
     )

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from tuner.cluster import Cluster
 from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.device_memory import device_terms
+from tuner.cost.device_memory import DeviceTerms, device_terms
 from tuner.cost.memory import step_memory
 from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.script import Script, script_bytes
@@ -68,15 +69,15 @@ class Prediction:
     allocated_bytes: Quantity
     """Peak of what tensors take; the upper end holds cuBLAS's workspaces too."""
     reserved_bytes: Quantity
-    """Peak of what the allocator takes."""
+    """Peak of what the allocator takes; what fits takes no more than the device has."""
     device_bytes: Quantity
-    """What nvidia-smi would show: reserved, CUDA context, communicators' buffers."""
+    """What nvidia-smi would show: reserved, CUDA context, communicators' buffers. The same."""
     limit_bytes: float
     """What may be used: the device's memory less the headroom."""
     fits: bool
     """Whether it is expected to run within the limit."""
     why: str
-    """Why not, or why a quantity is unknown; empty otherwise."""
+    """Why not, and why a quantity is unknown; empty when it fits and all is known."""
     step_time_s: Quantity
     """Seconds of one optimizer step."""
     tokens_per_s_per_gpu: Quantity
@@ -131,29 +132,21 @@ def predict(
     """
     costs = default_costs() if costs is None else costs
     name = framework if isinstance(framework, FrameworkName) else framework.name
-    piped = name is FrameworkName.NANOTRON
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     seconds, unknown = step_time(workload, settings, cluster, name, costs)
-    if piped:
+    if piped := name is FrameworkName.NANOTRON:
         tensors = _pipeline_bytes(workload, settings, cluster, costs)
-    elif profile is None:
-        tensors = _arithmetic_bytes(workload, settings, cluster, costs)
     else:
-        tensors = _profile_bytes(profile, settings, costs)
-    if not piped and script != PLAIN:
-        tensors = tensors.with_script(script_bytes(workload, settings, framework, script))
-    terms = device_terms(
-        settings, cluster, tensors.allocated.value or 0.0, framework=framework, costs=costs
-    )
-    free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
+        tensors = _torch_bytes(workload, settings, cluster, costs, profile)
+        if script != PLAIN:
+            tensors = tensors.with_script(script_bytes(workload, settings, framework, script))
+    held = tensors.allocated.value or 0.0
+    terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
-    reserved = _sum(allocated, free)
-    why = refused(workload, settings) if piped else ""
-    # What nanotron frees late cannot be used for anything else; elsewhere reserved memory can.
-    needed = _sum(allocated, terms.context, terms.communicators).value or 0.0
-    needed += tensors.late_bytes
-    if not why and needed > limit:
-        why = f"needs {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB"
+    why = (refused(workload, settings) if piped else "") or _too_large(tensors, terms, limit)
+    room = inf if why else max(cluster.gpu.memory_bytes, limit)
+    free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
+    outside = _sum(terms.context, terms.communicators)
     return Prediction(
         breakdown=MappingProxyType(dict(tensors.breakdown)),
         by_phase=MappingProxyType(dict(tensors.by_phase)),
@@ -161,11 +154,11 @@ def predict(
         context_bytes=terms.context.value or 0.0,
         communicator_bytes=terms.communicators.value or 0.0,
         allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        device_bytes=_sum(reserved, terms.context, terms.communicators),
+        reserved_bytes=_within(_sum(allocated, free), room - (outside.low or 0.0)),
+        device_bytes=_within(_sum(allocated, free, outside), room),
         limit_bytes=limit,
         fits=not why,
-        why=why or unknown,
+        why="; ".join(filter(None, (why, unknown))),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )
@@ -248,9 +241,16 @@ def _pipeline_bytes(
     )
 
 
-def _arithmetic_bytes(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
+def _torch_bytes(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    costs: Costs,
+    profile: Profile | None,
 ) -> _Tensors:
+    """By the dry run of the settings' class, or by arithmetic where there is none."""
+    if profile is not None:
+        return _profile_bytes(profile, settings, costs)
     found = step_memory(workload, settings, cluster)
     return _Tensors(
         by_phase={str(phase): size for phase, size in found.by_phase.items()},
@@ -284,6 +284,22 @@ def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Qua
         high=tokens / seconds.low,
         provenance=seconds.provenance,
     )
+
+
+def _too_large(tensors: _Tensors, terms: DeviceTerms, limit: float) -> str:
+    """Why it does not fit; empty when it does.
+
+    What nanotron frees late cannot be used for anything else; elsewhere reserved memory can.
+    """
+    needed = _sum(tensors.allocated, terms.context, terms.communicators).value or 0.0
+    needed += tensors.late_bytes
+    return f"needs {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB" if needed > limit else ""
+
+
+def _within(size: Quantity, room: float) -> Quantity:
+    """Not more than there is, for what runs cannot take more."""
+    value, low, high = (min(end or 0.0, room) for end in (size.value, size.low, size.high))
+    return replace(size, value=value, low=low, high=high)
 
 
 def _of(value: float, low: float, high: float) -> Quantity:

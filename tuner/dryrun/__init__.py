@@ -5,8 +5,16 @@ that has torch to run them (:mod:`tuner.dryrun.process`), and extends what they 
 model and to every micro-batch (:mod:`tuner.dryrun.profile`). It imports no torch.
 """
 
-from tuner.dryrun.plan import DryRunPlan, NotDryRunError, class_of, dry_run_versions, plan_dry_runs
-from tuner.dryrun.process import DryRunner
+from tuner.dryrun.notes import told
+from tuner.dryrun.plan import (
+    DryRunPlan,
+    NotDryRunError,
+    class_of,
+    dry_run_versions,
+    missing_package,
+    plan_dry_runs,
+)
+from tuner.dryrun.process import DryRunner, StoppedError
 from tuner.dryrun.profile import Peak, Profile, ProfileCollective
 from tuner.dryrun.record import DryRun
 from tuner.dryrun.trace import Trace
@@ -19,8 +27,11 @@ __all__ = [
     "Peak",
     "Profile",
     "ProfileCollective",
+    "StoppedError",
     "Trace",
     "class_of",
     "dry_run_versions",
+    "missing_package",
     "plan_dry_runs",
+    "told",
 ]

@@ -4,12 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Any
 
 from tuner.cluster import Cluster, Device
 from tuner.dryrun.depths import at_depth, depths_of
-from tuner.framework import Framework, FrameworkName
+from tuner.framework import Framework, FrameworkName, releases_of
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
 
@@ -69,15 +68,16 @@ def class_of(settings: Settings) -> Settings:
 def dry_run_versions() -> dict[str, str]:
     """Releases of the packages that a dry run in this Python's environment runs.
 
-    None of them is imported; local suffixes such as ``+cpu`` are left out.
+    Every key is made with these (:func:`tuner.framework.releases_of`): ``2.13.0+cpu`` and
+    ``2.13.0`` are one.
     """
-    found = {}
-    for package in (*PACKAGES, EIGHT_BIT_PACKAGE):
-        try:
-            found[package] = metadata.version(package).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return releases_of((*PACKAGES, EIGHT_BIT_PACKAGE))
+
+
+def missing_package(workload: Workload, versions: Mapping[str, str]) -> str:
+    """What is missing for dry runs of a workload, as a clause; empty when all is there."""
+    missing = next((package for package in _packages(workload) if package not in versions), "")
+    return missing and f"{missing} is not installed here, which a dry run needs"
 
 
 def plan_dry_runs(
@@ -102,7 +102,8 @@ def plan_dry_runs(
     known = class_of(settings)
     _check_framework(framework, known)
     _check_class(cluster, known)
-    _check_versions(workload, versions)
+    if missing := missing_package(workload, versions):
+        raise NotDryRunError(missing)
     key = _key(workload, cluster, known, versions)
     depths = depths_of(workload.model)
     spec = _spec(workload, cluster, known)
@@ -143,12 +144,6 @@ def _check_class(cluster: Cluster, settings: Settings) -> None:
         if cluster.gpu.device is Device.CPU:
             where = "on CPUs there is nothing to offload to"
         raise NotDryRunError(f"cpu_offload is not dry-run: {where}")
-
-
-def _check_versions(workload: Workload, versions: Mapping[str, str]) -> None:
-    for package in _packages(workload):
-        if package not in versions:
-            raise NotDryRunError(f"{package} is not installed here, which a dry run needs")
 
 
 def _packages(workload: Workload) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any
@@ -19,6 +19,8 @@ LIMIT_S = 60.0
 """Seconds that one dry run may take."""
 GRACE_S = 60.0
 """Seconds beyond the limit of one dry run in which an answer must come: torch is imported first."""
+POLL_S = 0.1
+"""Seconds after which whoever waits for an answer is asked again whether to go on."""
 LAST_WORDS = 600
 """Characters of the program's stderr that an error tells."""
 DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_")
@@ -30,6 +32,15 @@ DROPPED = frozenset(
 """More of them."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
 """A model is built from its configuration; nothing is ever fetched."""
+
+
+class StoppedError(Exception):
+    """Dry runs were given up before their end; the text says why."""
+
+
+def never_stop() -> str:
+    """No reason to give up."""
+    return ""
 
 
 class DryRunner:
@@ -67,16 +78,21 @@ class DryRunner:
     ) -> None:
         self._end()
 
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def ask(
+        self, requests: Sequence[Mapping[str, Any]], why_stop: Callable[[], str] = never_stop
+    ) -> Iterator[dict[str, Any]]:
         """Answers to ``requests``, each as soon as it is there, in any order.
 
         A process that has died since it was last asked is started again.
 
         Args:
             requests: as :func:`tuner.dryrun.plan_dry_runs` gives them; their ids differ.
+            why_stop: called again and again while an answer is waited for; why to give up, or an
+                empty text. It must not wait.
 
         Raises:
             ProbeError: the process died, was silent for too long, or could not be started.
+            StoppedError: there was a reason to give up; the process is gone then.
         """
         pending = {request["id"] for request in requests}
         assert len(pending) == len(requests), "ids differ"
@@ -86,14 +102,14 @@ class DryRunner:
             self._end()
             self._start()
         unsent = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
-        for answer in self._answers(unsent):
+        for answer in self._answers(unsent, why_stop):
             if answer.get("id") in pending:
                 pending.remove(answer["id"])
                 yield answer
             if not pending:
                 return
 
-    def _answers(self, unsent: bytes) -> Iterator[dict[str, Any]]:
+    def _answers(self, unsent: bytes, why_stop: Callable[[], str]) -> Iterator[dict[str, Any]]:
         """All that the process says, while it is told what is unsent."""
         assert self._process is not None
         said, told = self._process.stdout, self._process.stdin
@@ -106,7 +122,10 @@ class DryRunner:
             heard = time.monotonic()
             while True:
                 yield from self._complete_lines()
-                ready = [key.fileobj for key, _ in selector.select(1.0)]
+                if why := why_stop():
+                    self._end()
+                    raise StoppedError(why)
+                ready = [key.fileobj for key, _ in selector.select(POLL_S)]
                 if told in ready:
                     unsent = unsent[self._write(unsent) :]
                     if not unsent:

@@ -11,8 +11,10 @@ from tuner.planner.ranking import choose_predicted
 from tuner.study import ProbeRequest, Study
 
 MOST_CLASSES = 3
-"""Classes that one asking dry-runs unless it says otherwise, at two depths each: at about a second
-for a dry run, an answer is there in some ten seconds."""
+"""Classes that one asking dry-runs unless it says otherwise."""
+MOST_DRY_RUNS = 6
+"""Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
+four. At about a second each, an answer is there in some ten seconds."""
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
@@ -36,8 +38,10 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
         return _stop(known, f"the best settings cannot be dry-run: {why}")
     if why := spent(study):
         return _stop(known, why)
-    if safe := _safe(known):
+    if safe := _safe(known, leader):
         leader = safe
+    if why := too_many_dry_runs(known, leader):
+        return _stop(known, why)
     return ProbeRequest(
         settings=leader.settings,
         fidelity=Fidelity.PREDICTED,
@@ -56,24 +60,52 @@ def leading(known: Forecast) -> Estimate | None:
     return choice.best if choice else known.smallest
 
 
-def _safe(known: Forecast) -> Estimate | None:
+def too_many_dry_runs(known: Forecast, wanted: Estimate) -> str:
+    """Why the class of ``wanted`` is not dry-run any more; empty while the budget allows it."""
+    left = _dry_runs_left(known)
+    if left is None or known.dry_runs_of(wanted.settings) <= left:
+        return ""
+    most = known.study.terms.max_dry_runs
+    return f"the budget of {most} dry runs is spent" + (
+        f" but for {left}, and the best settings take {known.dry_runs_of(wanted.settings)}"
+        if left
+        else ""
+    )
+
+
+def _dry_runs_left(known: Forecast) -> int | None:
+    """Dry runs that this asking may still make; ``None`` where only its probes are counted."""
+    study = known.study
+    if study.terms.max_dry_runs is None:
+        return None
+    made = (known.dry_runs_of(probe.request.settings) for probe in probes_of_asking(study))
+    return max(0, study.terms.max_dry_runs - sum(made))
+
+
+def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
     """What the last dry run of an asking is made of, while none has shown settings that fit.
 
     The settings that lead may turn out too large. Of those that fit at the upper end of their
     memory, whatever the dry run shows is likely to be an answer.
     """
-    study = known.study
+    study, left = known.study, _dry_runs_left(known)
     is_last = len(probes_of_asking(study)) == study.terms.max_probes - 1
+    is_last |= left is not None and left <= known.dry_runs_of(leader.settings)
     if not is_last or any(e.is_dry_run for e in known.fitting):
         return None
-    untried = [e for e in known.fitting if not known.is_settled(e.settings)]
+    untried = [
+        e
+        for e in known.fitting
+        if not known.is_settled(e.settings) and not too_many_dry_runs(known, e)
+    ]
     choice = choose_predicted(untried, study.terms.tolerance)
     return choice.best if choice else None
 
 
 def _all_tried(known: Forecast) -> bool:
     """Whether an asking has spent what it may on dry runs that all failed."""
-    return len(known.failed) >= min(MOST_CLASSES, known.study.terms.max_probes)
+    most = min(MOST_CLASSES, known.study.terms.max_probes)
+    return len(known.failed) >= most or _dry_runs_left(known) == 0
 
 
 def _stop(known: Forecast, reason: str) -> Stop:

@@ -11,7 +11,7 @@ from math import inf
 
 from tuner.cost.categories import Basis
 from tuner.cost.prediction import Prediction, predict
-from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs
+from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
 from tuner.framework import FrameworkName
 from tuner.measurement import Fidelity, Outcome
@@ -99,7 +99,7 @@ class Forecast:
     def timed(self) -> tuple[Estimate, ...]:
         """Those with a known speed, fastest first; equal ones in the space's order."""
         known = (e for e in self.estimates.values() if e.step_time.value is not None)
-        return tuple(sorted(known, key=lambda e: (e.seconds, str(e.settings))))
+        return tuple(sorted(known, key=lambda e: e.seconds))
 
     @cached_property
     def fitting(self) -> tuple[Estimate, ...]:
@@ -132,7 +132,16 @@ class Forecast:
 
     def why_no_dry_run(self, settings: Settings) -> str:
         """Why the class of these settings cannot be dry-run; empty if it can."""
-        return _why_no_dry_run(_Asked(self._identity, 0, self.study.question), class_of(settings))
+        plan = self._plan(settings)
+        return plan if isinstance(plan, str) else ""
+
+    def dry_runs_of(self, settings: Settings) -> int:
+        """How many dry runs show the class of these settings; none where it has none."""
+        plan = self._plan(settings)
+        return 0 if isinstance(plan, str) else plan
+
+    def _plan(self, settings: Settings) -> int | str:
+        return _dry_runs_of(_Asked(self._identity, 0, self.study.question), class_of(settings))
 
     def why_no_dry_runs(self) -> str:
         """Why no class was dry-run; empty when that is not known, or was not tried yet."""
@@ -143,7 +152,7 @@ class Forecast:
     def notes(self, found: Estimate) -> tuple[str, ...]:
         """What is to be known about the figures of settings that were dry-run."""
         profile = self.profiles.get(class_of(found.settings))
-        return profile[0].notes if profile else ()
+        return told(profile[0].notes) if profile else ()
 
     @cached_property
     def _identity(self) -> str:
@@ -221,10 +230,11 @@ def _space(asked: _Asked) -> Space:
 
 
 @lru_cache(maxsize=1024)
-def _why_no_dry_run(asked: _Asked, settings: Settings) -> str:
+def _dry_runs_of(asked: _Asked, settings: Settings) -> int | str:
+    """How many dry runs show a class, or why none does."""
     question = asked.question
     try:
-        plan_dry_runs(
+        plan = plan_dry_runs(
             question.workload,
             question.cluster,
             question.framework,
@@ -233,7 +243,7 @@ def _why_no_dry_run(asked: _Asked, settings: Settings) -> str:
         )
     except NotDryRunError as error:
         return str(error)
-    return ""
+    return len(plan.requests)
 
 
 def _with_dry_run(

@@ -140,7 +140,7 @@ def _unverified(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
         yield (
             f"By arithmetic {describe(leader.settings)} would be faster, with"
             f" {seconds_text(leader.seconds)} ({change_text(ratio)}) and {_need(leader)}, but its"
-            " class was not dry-run; a larger --max-probes allows that."
+            " class was not dry-run; more --max-probes allow that."
         )
 
 

@@ -164,3 +164,38 @@ def test_a_dry_run_serves_other_gpus_and_batches(lab: Any, desk: Any) -> None:
     with desk.dry_runs(Policy.NONE) as dry_runs:
         dry_runs.prepare([first, second])
         assert dry_runs.of(first).profile is dry_runs.of(second).profile is not None
+
+
+def test_tensor_parallel_classes_count_as_the_dry_runs_they_are(lab: Any, desk: Any) -> None:
+    """Of a class two each, at the tiny model's one depth: three classes, and no fourth."""
+    settings = [{**one, "sharding": "full_shard", "tp_size": 2} for one in CLASSES[-4:]]
+    cases = cases_of(lab, settings)
+    with desk.dry_runs(Policy.AUTO) as dry_runs:
+        dry_runs.prepare(cases)
+        made = [case for case in cases if dry_runs.of(case).profile is not None]
+    assert len(desk.runner.requests) == 2 * len(made) == MOST_OF_A_MODEL
+
+
+def test_other_classes_are_taken_when_kept_and_never_made(lab: Any, desk: Any) -> None:
+    first, second, third = cases_of(lab, CLASSES[:3])
+    with desk.dry_runs(Policy.ALL) as dry_runs:
+        dry_runs.prepare([first, second])
+        dry_runs.of(first)
+        dry_runs.of(second)
+    count = len(desk.runner.requests)
+    with desk.dry_runs(Policy.ALL) as dry_runs:
+        classes = [case.settings.settings_class for case in (first, second, third)]
+        assert set(dry_runs.kept(third, classes)) == set(classes[:2])
+    assert len(desk.runner.requests) == count
+
+
+def test_without_torch_what_is_kept_in_the_stated_versions_is_taken(lab: Any, desk: Any) -> None:
+    first, second = cases_of(lab, CLASSES[:2])
+    with desk.dry_runs(Policy.ALL) as dry_runs:
+        dry_runs.prepare([first])
+        dry_runs.of(first)
+    with desk.dry_runs(Policy.AUTO, versions={}) as dry_runs:
+        dry_runs.prepare([first, second])
+        assert dry_runs.of(first).profile is not None
+        assert dry_runs.of(second).profile is None
+    assert len(desk.runner.requests) == 1

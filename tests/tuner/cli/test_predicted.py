@@ -111,6 +111,22 @@ def test_the_answer_says_what_is_predicted_and_how(cli: Any, arguments: list[str
     assert "device-seconds" not in text
 
 
+@pytest.mark.usefixtures("kept")
+def test_a_single_case_is_compared_by_dry_runs_that_are_kept(
+    cli: Any, arguments: list[str]
+) -> None:
+    where = arguments.index("--fidelity")
+    rest = [*arguments[:where], *arguments[where + 2 :]]
+    found = cli("predict", *rest, "--settings", SETTINGS, "--dry-runs", "none")
+    assert found.code == 0, found.err
+    text = " ".join(found.out.split())
+    assert "By a dry run the peak of 2.00 GiB" in text
+    assert "`micro_batch_size=4` would add 2.00 GiB: activations" in text
+    assert (
+        "`activation_checkpointing=full` would hardly change the peak" in text
+    )  # of another class
+
+
 @pytest.mark.usefixtures("no_torch", "no_worker")
 def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments: list[str]) -> None:
     found = cli("suggest", *arguments)
@@ -127,12 +143,26 @@ def test_an_arithmetic_answer_gives_way_when_dry_runs_can_be_made(
 ) -> None:
     with pytest.MonkeyPatch.context() as absent:
         absent.setattr(advance, "dry_run_versions", dict)
+        arguments += ["--framework-version", "torch=2.12.0"]
         first = cli("suggest", *arguments, "--json")
         assert first.json["best"]["memory"]["basis"] == "arithmetic"
         assert "answered from what is stored" in cli("suggest", *arguments).err
     second = cli("suggest", *arguments, "--json")
     assert second.json["best"]["memory"]["basis"] == "dry_run"
     assert second.json["study_id"] == first.json["study_id"]
+
+
+@pytest.mark.usefixtures("kept", "no_torch", "no_worker")
+def test_without_torch_dry_runs_in_the_stated_versions_are_taken(
+    cli: Any, arguments: list[str]
+) -> None:
+    stated = dry_run_versions()
+    stated.pop("torchao", None)
+    for package, version in stated.items():
+        arguments += ["--framework-version", f"{package}={version}"]
+    found = cli("suggest", *arguments, "--json")
+    assert found.code == 0, found.err
+    assert found.json["best"]["memory"]["basis"] == "dry_run"
 
 
 @pytest.mark.usefixtures("no_worker")

@@ -1,13 +1,17 @@
 """What is asked for, and what its key depends on."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import tuner.framework
+from tuner import advance
+from tuner.cases import DryRuns, Policy, read_case
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, Link, parse_cluster
-from tuner.dryrun import NotDryRunError, class_of, dry_run_versions, plan_dry_runs
+from tuner.dryrun import DryRun, NotDryRunError, class_of, dry_run_versions, plan_dry_runs
 from tuner.dryrun.plan import DryRunPlan
 from tuner.framework import Framework, FrameworkName, framework
 from tuner.model import read_model_config
@@ -166,3 +170,56 @@ def test_fsdp1_stands_in_the_way_of_sharding_only() -> None:
 def test_versions_are_releases_of_what_is_installed() -> None:
     assert set(dry_run_versions()) <= {*VERSIONS, "torchao"}
     assert not any("+" in release for release in dry_run_versions().values())
+
+
+def test_all_that_make_keys_make_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local build and a short version are the release that frameworks name, torchao's too."""
+    written = {
+        "torch": "2.13+cpu",
+        "transformers": "5.23.0",
+        "accelerate": "1.15",
+        "torchao": "0.15",
+    }
+    monkeypatch.setattr("tuner.framework.metadata.version", written.__getitem__)
+    monkeypatch.setattr("tuner.framework._installed", tuner.framework._installed.__wrapped__)
+    monkeypatch.setattr("tuner.cases.reading._installed", dict)
+    releases = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+    assert dry_run_versions() == {**releases, "torchao": "0.15.0"}
+    asked: dict[str, Any] = {
+        "workload": {
+            "model": "stories15m",
+            "sequence_length": 64,
+            "global_batch_size": 8,
+            "optimizer": "adamw_8bit",
+        },
+        "cluster": "2xa100-80gb",
+        "framework": {"name": "torch", "versions": {}},
+        "settings": {"sharding": "full_shard"},
+    }
+    case = read_case(asked)
+    of_study = advance.plan_here(case.question, case.settings).key
+    cache = Keys()
+    with DryRuns(cache, Policy.NONE, cache) as dry_runs:
+        dry_runs.prepare([case])
+    assert cache.asked == [of_study]
+
+
+class Keys:
+    """Keeps nothing, and notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def dry_runs(self, keys: Collection[str]) -> dict[str, DryRun]:
+        """Nothing."""
+        self.asked += keys
+        return {}
+
+    def keep_dry_run(self, dry_run: DryRun) -> None:
+        """Never called."""
+
+    def waiting(self, text: str) -> None:
+        """Never called."""
+
+    def note(self, text: str) -> None:
+        """Never called."""

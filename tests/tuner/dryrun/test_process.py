@@ -10,7 +10,14 @@ import pytest
 
 from tuner.catalog.models import read
 from tuner.cluster import parse_cluster
-from tuner.dryrun import DryRun, DryRunner, dry_run_versions, plan_dry_runs, process
+from tuner.dryrun import (
+    DryRun,
+    DryRunner,
+    StoppedError,
+    dry_run_versions,
+    plan_dry_runs,
+    process,
+)
 from tuner.errors import ProbeError
 from tuner.framework import framework
 from tuner.settings import parse_settings
@@ -66,6 +73,16 @@ def test_answers_to_what_was_given_up_are_not_taken_for_others() -> None:
     with runner() as known:
         for _ in known.ask([{"id": "a"}, {"id": "b"}]):
             break
+        assert [answer["id"] for answer in known.ask([{"id": "c"}])] == ["c"]
+
+
+def test_a_reason_to_stop_ends_the_process_and_the_next_one_answers() -> None:
+    with runner() as known:
+        pid = next(known.ask([{"id": "a"}]))["trace"]["pid"]
+        calls = iter(["", "", "enough"])
+        with pytest.raises(StoppedError, match="enough"):
+            list(known.ask([{"id": "b", "do": "sleep"}], lambda: next(calls)))
+        assert gone(pid)
         assert [answer["id"] for answer in known.ask([{"id": "c"}])] == ["c"]
 
 

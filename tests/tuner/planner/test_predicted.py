@@ -10,12 +10,12 @@ import pytest
 from tuner.advance import measurement_of
 from tuner.cluster import parse_cluster
 from tuner.cost.categories import Basis
-from tuner.dryrun import DryRun, class_of
+from tuner.dryrun import DryRun, class_of, plan_dry_runs
 from tuner.framework import framework
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.model import load_model
 from tuner.planner import Stop, Wait, answer, next_probe, what_is_needed
-from tuner.planner.dry_runs import MOST_CLASSES
+from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.planner.estimates import forecast
 from tuner.planner.ranking import choose_predicted
 from tuner.quantity import Provenance
@@ -24,6 +24,7 @@ from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
 from tuner.workload import Workload
 
 GIB = 2**30
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator": "aten::odd"}
 
 Says = Callable[[Settings], float | Mapping[str, str]]
@@ -183,6 +184,38 @@ def test_three_failed_classes_are_the_end(
     assert "The dry runs failed" in found.explanation[0]
     assert any("aten::odd" in sentence for sentence in found.explanation)
     assert what_is_needed(study) == ""
+
+
+def requests_of(study: Study) -> int:
+    """Dry runs that a study's probes are."""
+    settings = [probe.request.settings for probe in study.probes]
+    found = (study.question.workload, study.question.cluster, study.question.framework)
+    return sum(len(plan_dry_runs(*found, one, VERSIONS).requests) for one in settings)
+
+
+@pytest.mark.parametrize("knobs", [{}, {"tp_size": (2, 4)}, {"tp_size": (1,)}])
+@pytest.mark.parametrize("says", [lambda settings: 500.0, lambda settings: FAILURE])
+def test_dry_runs_are_counted_and_not_only_classes(
+    predicted: Callable[..., Study],
+    play: Callable[..., tuple[Study, Stop]],
+    knobs: dict[str, Any],
+    says: Says,
+) -> None:
+    study, stop = play(predicted(ask(**knobs), max_dry_runs=MOST_DRY_RUNS), says)
+    assert 0 < requests_of(study) <= MOST_DRY_RUNS
+    assert len(study.probes) == (1 if knobs.get("tp_size") == (2, 4) else 3)
+    if knobs.get("tp_size") == (2, 4):
+        assert stop.reason == (
+            "the budget of 6 dry runs is spent but for 2, and the best settings take 4"
+        )
+
+
+def test_probes_that_are_asked_for_are_not_counted_as_dry_runs(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, _ = play(predicted(ask(tp_size=(2, 4)), max_probes=5), lambda settings: 500.0)
+    assert len(study.probes) == 5
+    assert requests_of(study) == 20
 
 
 def test_a_failed_class_is_left_out(

@@ -54,6 +54,19 @@ def test_broken_rules_are_named(ask: Ask, text: str, field: str, words: str) -> 
     assert words in caught.value.allowed
 
 
+@pytest.mark.parametrize(("cluster", "tp_size"), [("2x4xh100-80gb", 4), ("8x1xh100-80gb", 1)])
+def test_hybrid_shard_needs_ranks_to_shard_over_in_each_node(
+    ask: Ask, cluster: str, tp_size: int
+) -> None:
+    """PyTorch's mesh has no axis for one shard rank, so there is nothing to wrap the model in."""
+    question = ask(cluster)
+    text = f"sharding=hybrid_shard,tp_size={tp_size},micro_batch_size=1"
+    with pytest.raises(UsageError, match="more than one data-parallel rank in a node"):
+        check_settings(question, parse_settings(text))
+    asked = [s for s in enumerate_space(question).legal if s.sharding == "hybrid_shard"]
+    assert all(s.tp_size < tp_size for s in asked)
+
+
 def test_an_accumulation_of_one_is_taken_as_it_is_when_it_was_written(ask: Ask) -> None:
     settings = parse_settings("micro_batch_size=2,gradient_accumulation_steps=1")
     assert check_settings(ask(), settings).gradient_accumulation_steps == 4
