@@ -54,6 +54,8 @@ def timed(command: Sequence[str], database: Path) -> tuple[float, str]:
         RuntimeError: it failed; with the end of what it said.
     """
     environment = {**os.environ, "TUNER_DB": f"sqlite:///{database}"}
+    # Python keeps what it has compiled, unless told otherwise: nobody compiles at each start.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -62,10 +64,10 @@ def timed(command: Sequence[str], database: Path) -> tuple[float, str]:
 
 
 def dry_runs_in(database: Path) -> int:
-    """Dry runs in a database: one for each depth of each class."""
+    """Dry runs in a database: those of every class that was kept."""
     with sqlite3.connect(database) as connection:
         rows = connection.execute("select record from dry_runs").fetchall()
-    return sum(len(json.loads(record)["depths"]) for (record,) in rows)
+    return sum(len(json.loads(record)["traces"]) for (record,) in rows)
 
 
 def suggest_lines(name: str, question: Sequence[str], runs: int) -> list[dict[str, Any]]:

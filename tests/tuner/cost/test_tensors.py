@@ -9,6 +9,9 @@ from tuner.cost.tensors import Split, Tensor, buffer_bytes, model_tensors
 from tuner.model import read_model_config
 from tuner.model_fields import ARCHITECTURES
 
+# What other libraries say when they are first imported is no fault of what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 16,
