@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.cluster import Cluster
+from tuner.cost.buckets import ddp_buckets
 from tuner.cost.categories import Phase
 from tuner.cost.memory import COMPUTE_BYTES, REDUCE_BYTES, WEIGHT_BYTES
 from tuner.cost.tensors import Split, Tensor, buffer_bytes, model_tensors
@@ -25,11 +26,6 @@ from tuner.workload import Precision, Workload
 
 FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
 """Shardings that are FSDP2's."""
-
-FIRST_BUCKET_BYTES = 2**20
-"""DDP's first bucket is small, so that reducing starts early."""
-BUCKET_BYTES = 25 * 2**20
-"""``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it."""
 
 
 class Op(StrEnum):
@@ -220,7 +216,7 @@ def _of_ddp(workload: Workload, settings: Settings) -> list[StepCollective]:
     (``require_forward_param_sync`` in torch/nn/parallel/distributed.py).
     """
     weight = WEIGHT_BYTES[workload.precision]
-    buckets = _ddp_buckets(workload.model, weight)
+    buckets = ddp_buckets(workload.model, weight)
     assert workload.reduce_dtype is not None
     reduces = reducing_passes(settings)
     scale = reduces * REDUCE_BYTES[workload.reduce_dtype] / weight  # a hook casts whole buckets
@@ -234,23 +230,6 @@ def _of_ddp(workload: Workload, settings: Settings) -> list[StepCollective]:
         op, phase = Op.BROADCAST, Phase.FORWARD
         found += [StepCollective(op, axis, phase, Overlap.EXPOSED, reduces, buffers)]
     return found
-
-
-@lru_cache(maxsize=256)
-def _ddp_buckets(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
-    """Bytes of DDP's buckets, from the last parameter to the first.
-
-    A bucket is closed by the gradient that brings it to its cap
-    (``compute_bucket_assignment_by_size``), so a large gradient makes a large bucket.
-    """
-    closed: list[int] = []
-    filling, cap = 0, FIRST_BUCKET_BYTES
-    for tensor in reversed(list(model_tensors(model).all)):
-        filling += weight_bytes * tensor.elements
-        if filling >= cap:
-            closed.append(filling)
-            filling, cap = 0, BUCKET_BYTES
-    return (*closed, filling) if filling else tuple(closed)
 
 
 def _of_activations(workload: Workload, settings: Settings) -> list[StepCollective]:

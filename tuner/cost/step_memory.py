@@ -244,10 +244,12 @@ class _Step(Wrapping):
     def _backward(self) -> None:
         layers = self.parts.layers
         near = min(NEAR_ENDS, len(layers))
+        self.cast_full_buckets(len(layers))
         for index in reversed(range(max(near, len(layers) - NEAR_ENDS), len(layers))):
             self._backward_layer(index)
         if self.parts.middle.count:
             self._backward_between(self.parts.middle)
+            self.cast_full_buckets(near)
         for index in reversed(range(near)):
             self._backward_layer(index)
         self._embedding_backward()
@@ -268,6 +270,7 @@ class _Step(Wrapping):
             # the graph counts its input where it saves it; here it was there already
             self.tape.sequence(ACTIVATIONS, saved_twice - self.stream)
         self.reduce_unit(layer.unit)
+        self.cast_full_buckets(index)
 
     def _backward_between(self, span: Span) -> None:
         tape = self.tape
@@ -304,6 +307,8 @@ class _Step(Wrapping):
                 tape.fixed(GRADIENTS_UNSHARDED, -size)
         tape.sequence(TEMPORARIES, -self.stream * (self.tp if self.tp > 1 else 0) - self.stream)
         self.reduce_unit(tail if self.tied else embedding, one_weight=True)
+        self.cast_full_buckets(-1)
+        self.free_cast_buckets()
         tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
         self.reducing = 0.0
         if self.hybrid and self.reduced_apart:

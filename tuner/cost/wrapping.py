@@ -5,6 +5,7 @@ it seems: the last all-gather's in forward, the last reduce-scatter's input in b
 """
 
 from tuner.cluster import Cluster, Device
+from tuner.cost.buckets import ddp_buckets, full_buckets_bytes
 from tuner.cost.graph import Event, Kind
 from tuner.cost.shards import (
     COMPUTE_BYTES,
@@ -19,6 +20,7 @@ from tuner.cost.shards import (
 )
 from tuner.cost.tape import (
     ACTIVATIONS,
+    DDP_BUCKETS,
     GATHERED_PARAMETERS,
     GRADIENTS_SHARDED,
     GRADIENTS_UNSHARDED,
@@ -66,11 +68,43 @@ class Wrapping:
         self.gathered = 0.0  # the last all-gather's buffer, which FSDP2 frees late
         self.reducing = 0.0  # the last reduce-scatter's input, which it frees late
         self.embedded_held = 0.0
+        self.cast_buckets = 0.0  # what DDP casts for its reductions, held to backward's end
+        self.full_buckets = self._full_buckets()
 
     @property
     def replicas(self) -> int:
         """Ranks that see different data."""
         return self.settings.data_parallel_size(self.cluster.world_size)
+
+    def _full_buckets(self) -> tuple[int, ...]:
+        """Bytes of buckets to be cast, by the layers left; none where nothing is cast.
+
+        The last item is for when all gradients are there.
+        """
+        ddp = self.settings.sharding is Sharding.DDP and self.settings.pp_size == 1
+        if not ddp or self.replicas == 1 or self.reduce == self.w:
+            return ()
+        whole = sum(ddp_buckets(self.model, self.w))
+        return (*full_buckets_bytes(self.model, self.w), whole)
+
+    def cast_full_buckets(self, layers_left: int) -> None:
+        """A bucket is cast once it is full, and its cast can live as long as backward does.
+
+        The hook that reduces in another dtype casts (``_set_reduce_dtype`` in
+        workers/probe/stack.py). Reductions that are fast free some casts before.
+
+        Args:
+            layers_left: layers that backward has still to do; -1 when all is done.
+        """
+        if self.full_buckets:
+            held = self.reduce / self.w * self.full_buckets[layers_left]
+            self.tape.fixed(DDP_BUCKETS, held - self.cast_buckets)
+            self.cast_buckets = held
+
+    def free_cast_buckets(self) -> None:
+        """All is reduced."""
+        self.tape.fixed(DDP_BUCKETS, -self.cast_buckets)
+        self.cast_buckets = 0.0
 
     def gather(self, unit: Unit) -> None:
         """In forward: the buffer of the gathering stays until the next unit's copy is made."""

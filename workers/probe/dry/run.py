@@ -9,6 +9,7 @@ from workers.probe import mesh as meshes
 from workers.probe.data import micro_batches
 from workers.probe.dry.ddp import Casts
 from workers.probe.dry.device import FakeDevice
+from workers.probe.dry.kernels import kernels_of
 from workers.probe.dry.ledger import Category, Segment
 from workers.probe.dry.masks import unpacked_sequences
 from workers.probe.dry.parts import AFTER, BEFORE, follow, follow_loss
@@ -53,7 +54,8 @@ class DryRun:
         sizes, counts = request.micro_batch_sizes, request.accumulation_counts
         self._enter("build")
         self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
-        with unpacked_sequences(), without_ranges(), self.device.memory(), ledger:
+        kernels = kernels_of(request.spec.device)
+        with unpacked_sequences(), without_ranges(), kernels, self.device.memory(), ledger:
             model = self._stack.model
             self._own([*model.parameters(), *model.buffers()], Category.PARAMETERS)
             self._name_things()
