@@ -1,9 +1,11 @@
 """What is answered to one case, as plain JSON values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from packaging.version import Version
 
 from tuner.cases.reading import Case
 from tuner.cluster import Device
@@ -24,6 +26,8 @@ class Finding:
     """Its memory; ``None`` when it was not dry-run, and memory is by arithmetic."""
     error: str = ""
     """Why its dry run failed, and nothing is predicted; empty when it did not."""
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Of the packages that made the dry run; empty when there is none."""
 
 
 def prediction_of(case: Case, finding: Finding) -> Prediction:
@@ -46,11 +50,10 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
 
     When the case's dry run failed, nothing of it is known, and ``reason`` says why.
     """
-    if finding.error:
-        answer = unknown(finding.error)
-    else:
-        answer = _predicted(case, prediction_of(case, finding))
-    return {**answer, "notes": list(notes_of(case, finding)), "canonical": _knobs(case.settings)}
+    found = None if finding.error else prediction_of(case, finding)
+    answer = unknown(finding.error) if found is None else _predicted(case, found)
+    notes = notes_of(case, finding, found)
+    return {**answer, "notes": list(notes), "canonical": _knobs(case.settings)}
 
 
 def unknown(reason: str) -> dict[str, Any]:
@@ -82,10 +85,28 @@ def refusal(error: UsageError) -> dict[str, Any]:
     return {"error": {"field": error.field, "message": " ".join(str(error).split())}}
 
 
-def notes_of(case: Case, finding: Finding) -> tuple[str, ...]:
-    """Sentences on knobs that cannot act, and on the dry run."""
-    found = () if finding.profile is None else told(finding.profile.notes)
-    return (*case.notes, *(f"of the dry run: {note}" for note in found))
+def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[str, ...]:
+    """Sentences on knobs that cannot act, on the figures, and on the dry run.
+
+    Args:
+        case: the case.
+        finding: what its dry runs say.
+        found: what is predicted of it; ``None`` when nothing is.
+    """
+    told_of = () if finding.profile is None else told(finding.profile.notes)
+    of_dry_run = (f"of the dry run: {note}" for note in told_of)
+    figures = found.notes if found else ()
+    return (*case.notes, *figures, *_other_versions(case, finding), *of_dry_run)
+
+
+def _other_versions(case: Case, finding: Finding) -> tuple[str, ...]:
+    """Dry runs run with what is installed, whatever versions are stated."""
+    stated, ran = case.question.framework.versions, finding.versions
+    return tuple(
+        f"dry-run with {package} {ran[package]}, not {version} as stated"
+        for package, version in stated.items()
+        if package in ran and Version(Version(ran[package]).public) != Version(version)
+    )
 
 
 def provenance_of(case: Case, found: Prediction) -> Provenance:

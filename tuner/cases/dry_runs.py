@@ -221,7 +221,7 @@ _NOTHING = Finding()
 def _finding(dry_run: DryRun) -> Finding:
     if dry_run.error:
         return Finding(error=f"the dry run of these settings failed: {dry_run.error}")
-    return Finding(profile=dry_run.profile)
+    return Finding(profile=dry_run.profile, versions=dry_run.versions)
 
 
 class _Plans:

@@ -43,12 +43,29 @@ def predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
     yield "", f"{_seconds_range(step)} for an optimizer step"
     limit = size_text(best.limit_gib * GIB)
     yield "memory", f"{sizes_text(best.allocated_gib)} allocated per {per}, of {limit}"
-    yield "", f"{sizes_text(best.reserved_gib)} reserved"
+    yield "", f"{sizes_text(best.reserved_gib)} reserved{_spare(best)}"
     yield "", f"{sizes_text(best.device_gib)} on the device, as its own tool shows it"
     yield "at the peak", _sizes(best.breakdown_gib)
     yield "peaks", _sizes(best.by_phase_gib)
     memory_is = BASES[best.basis]
     yield "both are", f"predicted: speed by arithmetic, allocated memory by {memory_is}"
+
+
+def _spare(best: Candidate) -> str:
+    """Why more than the limit may be reserved by what fits; empty where it is not."""
+    return spare_text(
+        (best.allocated_gib.value or 0.0) * GIB,
+        (best.reserved_gib.value or 0.0) * GIB,
+        best.limit_gib * GIB,
+    )
+
+
+def spare_text(allocated_bytes: float, reserved_bytes: float, limit_bytes: float) -> str:
+    """That what is reserved beyond the limit is free, and is no reason to run out of memory."""
+    if reserved_bytes <= limit_bytes:
+        return ""
+    free = size_text(reserved_bytes - allocated_bytes)
+    return f", {free} of it free, which the allocator gives back before it fails"
 
 
 def sizes_text(quantity_gib: Quantity) -> str:

@@ -15,6 +15,10 @@ from typer import Option
 T = TypeVar("T")
 
 WORKLOAD = "What is trained"
+PRECISIONS = (
+    "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32, matrices"
+    " multiplied in bf16, as mixed_precision=bf16 of accelerate and the Trainer has it."
+)
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
@@ -69,8 +73,7 @@ class Asked:
         str,
         _option(
             "bf16|bf16_mixed|fp32",
-            "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32,"
-            " matrices multiplied in bf16.",
+            PRECISIONS,
             WORKLOAD,
         ),
     ] = "bf16"
@@ -254,7 +257,7 @@ class PredictAsked:
     ] = None
     precision: Annotated[
         str | None,
-        _option("bf16|bf16_mixed|fp32", "Number formats. By default bf16.", WORKLOAD),
+        _option("bf16|bf16_mixed|fp32", f"{PRECISIONS} By default bf16.", WORKLOAD),
     ] = None
     reduce_dtype: Annotated[
         str | None,

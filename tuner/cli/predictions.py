@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cases import Case, Finding, notes_of, prediction_of
-from tuner.cli.candidates import sizes_text
+from tuner.cli.candidates import sizes_text, spare_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid
 from tuner.cli.units import speed_text, time_text
@@ -48,7 +48,7 @@ def show_prediction(
     console.print()
     console.print(_sizes_table(console, found))
     _show_lines(console, "Memory", _explained(case, profiles))
-    _show_lines(console, "Notes", notes_of(case, finding))
+    _show_lines(console, "Notes", notes_of(case, finding, found))
 
 
 def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
@@ -58,7 +58,7 @@ def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
     yield "fits", "yes" if found.fits else f"no: {found.why}"
     limit = size_text(found.limit_bytes)
     yield "allocated", f"{_gib_text(found.allocated_bytes)} per {per}, of {limit}"
-    yield "reserved", _gib_text(found.reserved_bytes)
+    yield "reserved", f"{_gib_text(found.reserved_bytes)}{_spare(found)}"
     outside = found.context_bytes + found.communicator_bytes
     beside = f", {size_text(outside)} of it outside the allocator" if outside else ""
     yield "on the device", f"{_gib_text(found.device_bytes)}{beside}"
@@ -69,6 +69,11 @@ def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
     else:
         yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
         yield "step", f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"
+
+
+def _spare(found: Prediction) -> str:
+    allocated, reserved = found.allocated_bytes.value or 0.0, found.reserved_bytes.value or 0.0
+    return spare_text(allocated, reserved, found.limit_bytes) if found.fits else ""
 
 
 def _gib_text(size_bytes: Quantity) -> str:

@@ -13,7 +13,7 @@ from tuner.cost.device_memory import DeviceTerms, device_terms
 from tuner.cost.memory import step_memory
 from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.script import Script, script_bytes
-from tuner.cost.step_time import step_time
+from tuner.cost.step_time import step_notes, step_time
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.settings import Settings
@@ -78,6 +78,8 @@ class Prediction:
     """Whether it is expected to run within the limit."""
     why: str
     """Why not, and why a quantity is unknown; empty when it fits and all is known."""
+    notes: tuple[str, ...]
+    """What a reader should know of the figures."""
     step_time_s: Quantity
     """Seconds of one optimizer step."""
     tokens_per_s_per_gpu: Quantity
@@ -97,6 +99,7 @@ class Prediction:
             "limit_bytes": self.limit_bytes,
             "fits": self.fits,
             "why": self.why,
+            "notes": list(self.notes),
             "step_time_s": self.step_time_s.as_dict(),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu.as_dict(),
         }
@@ -131,19 +134,17 @@ def predict(
     priced as it would run.
     """
     costs = default_costs() if costs is None else costs
-    name = framework if isinstance(framework, FrameworkName) else framework.name
+    name, piped = _name(framework), _is_piped(framework)
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
-    seconds, unknown = step_time(workload, settings, cluster, name, costs)
-    if piped := name is FrameworkName.NANOTRON:
-        tensors = _pipeline_bytes(workload, settings, cluster, costs)
-    else:
-        tensors = _torch_bytes(workload, settings, cluster, costs, profile)
-        if script != PLAIN:
-            tensors = tensors.with_script(script_bytes(workload, settings, framework, script))
+    never = refused(workload, settings) if piped else ""
+    tensors = _tensors(workload, cluster, framework, settings, costs, profile, script)
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
-    why = (refused(workload, settings) if piped else "") or _too_large(tensors, terms, limit)
+    seconds, unknown = step_time(workload, settings, cluster, name, costs, fits=not never)
+    stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
+    needed = _needed(tensors, terms)
+    why = never or _too_large(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
     outside = _sum(terms.context, terms.communicators)
@@ -159,9 +160,35 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
+        notes=(*_border(needed, limit), *stalls),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )
+
+
+def _tensors(
+    workload: Workload,
+    cluster: Cluster,
+    framework: Framework | FrameworkName,
+    settings: Settings,
+    costs: Costs,
+    profile: Profile | None,
+    script: Script,
+) -> "_Tensors":
+    if _is_piped(framework):
+        return _pipeline_bytes(workload, settings, cluster, costs)
+    tensors = _torch_bytes(workload, settings, cluster, costs, profile)
+    if script == PLAIN:
+        return tensors
+    return tensors.with_script(script_bytes(workload, settings, framework, script))
+
+
+def _name(framework: Framework | FrameworkName) -> FrameworkName:
+    return framework if isinstance(framework, FrameworkName) else framework.name
+
+
+def _is_piped(framework: Framework | FrameworkName) -> bool:
+    return _name(framework) is FrameworkName.NANOTRON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,14 +313,28 @@ def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Qua
     )
 
 
-def _too_large(tensors: _Tensors, terms: DeviceTerms, limit: float) -> str:
-    """Why it does not fit; empty when it does.
+def _needed(tensors: _Tensors, terms: DeviceTerms) -> Quantity:
+    """What must be free on the device.
 
     What nanotron frees late cannot be used for anything else; elsewhere reserved memory can.
     """
-    needed = _sum(tensors.allocated, terms.context, terms.communicators).value or 0.0
-    needed += tensors.late_bytes
-    return f"needs {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB" if needed > limit else ""
+    late = _of(tensors.late_bytes, 1.0, 1.0)
+    return _sum(tensors.allocated, terms.context, terms.communicators, late)
+
+
+def _too_large(needed: Quantity, limit: float) -> str:
+    """Why it does not fit; empty when it does."""
+    size = needed.value or 0.0
+    return f"needs {size / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB" if size > limit else ""
+
+
+def _border(needed: Quantity, limit: float) -> tuple[str, ...]:
+    """That the interval leaves open whether it fits; nothing where it does not."""
+    low, high = needed.low or 0.0, needed.high or 0.0
+    if not low <= limit < high:
+        return ()
+    sizes = f"{low / 2**30:.1f} to {high / 2**30:.1f} GiB"
+    return (f"the limit of {limit / 2**30:.1f} GiB lies within the interval of the need, {sizes}",)
 
 
 def _within(size: Quantity, room: float) -> Quantity:

@@ -7,7 +7,7 @@ from tuner.cost.collectives import axis_sizes
 from tuner.cost.compute import peak_flops_per_s
 from tuner.cost.constants import Costs
 from tuner.cost.links import Group, data_group, tensor_group, used_groups
-from tuner.cost.pipeline_time import pipeline_step_s, spans_nodes
+from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds, spans_nodes
 from tuner.cost.sharded_time import host_bytes_per_s, sharded_step_s
 from tuner.framework import FrameworkName
 from tuner.quantity import UNKNOWN, Provenance, Quantity
@@ -16,6 +16,8 @@ from tuner.workload import Workload
 
 FITTED_GPU = "h100-80gb"
 """The GPU of the runs that constants were fitted on; all of them are nanotron's."""
+TOLD_FROM = 0.1
+"""Stalls of this share of the step without them, or more, are told."""
 
 
 def step_time(
@@ -24,11 +26,17 @@ def step_time(
     cluster: Cluster,
     framework: FrameworkName,
     costs: Costs,
+    *,
+    fits: bool = True,
 ) -> tuple[Quantity, str]:
     """Seconds of one optimizer step, and the reason where they are unknown.
 
     Intervals hold 80% of the runs that constants were fitted on; for other frameworks and GPUs they
     are wider, by the errors on runs that nothing was fitted on (``catalog/costs.toml``).
+
+    Published runs of nanotron stall at times, unexplained. Where they may, the interval reaches
+    from no stall to the expected one, and beyond both; the value holds the expected stall on the
+    GPU of those runs, none on others.
 
     Args:
         workload: what is trained.
@@ -36,19 +44,71 @@ def step_time(
         cluster: where.
         framework: with which stack.
         costs: constants.
+        fits: whether they could run at all; the time of what cannot has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
     if missing := missing_rate(workload, settings, cluster, piped=piped):
         return UNKNOWN, f"time is unknown: {missing}"
-    if piped:
-        seconds = pipeline_step_s(workload, settings, cluster, costs)
-    else:
-        seconds = sharded_step_s(workload, settings, cluster, costs)
+    least, seconds, most = _modes_s(workload, settings, cluster, costs, piped=piped, fits=fits)
     low, high = _interval(settings, cluster, costs, piped=piped)
     value = Quantity(
-        value=seconds, low=low * seconds, high=high * seconds, provenance=Provenance.PREDICTED
+        value=seconds, low=low * least, high=high * most, provenance=Provenance.PREDICTED
     )
     return value, ""
+
+
+def step_notes(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    framework: FrameworkName,
+    costs: Costs,
+    *,
+    fits: bool = True,
+) -> tuple[str, ...]:
+    """What a reader should know of the step time: the stalls that it, or its interval, holds.
+
+    The arguments are those of :func:`step_time`. Empty where stalls are under a tenth of the step,
+    and where the time is unknown.
+    """
+    piped = framework is FrameworkName.NANOTRON
+    if not piped or not fits or missing_rate(workload, settings, cluster, piped=True):
+        return ()
+    found = pipeline_seconds(workload, settings, cluster, costs)
+    if found.most_stall_s < TOLD_FROM * found.unstalled_s:
+        return ()
+    return (_stall_note(found, fitted=cluster.gpu.name == FITTED_GPU),)
+
+
+def _stall_note(found: PipelineSeconds, *, fitted: bool) -> str:
+    rather_exchanges = found.exchange_stall_s >= found.most_stall_s / 2
+    what = "pipelines over nodes" if rather_exchanges else "settings near the memory limit"
+    runs = f"published nanotron runs of {what} stall for unexplained reasons"
+    stall = found.expected_s - found.unstalled_s
+    if fitted and stall >= TOLD_FROM * found.unstalled_s:
+        return f"{runs}; {stall:.3g} s of this step is that, and the interval reaches down to none"
+    return f"{runs}; the interval reaches up to {found.most_stall_s:.3g} s of it"
+
+
+def _modes_s(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    piped: bool,
+    fits: bool,
+) -> tuple[float, float, float]:
+    """Seconds without any stall, as predicted, and with the most that is expected."""
+    if not piped:
+        seconds = sharded_step_s(workload, settings, cluster, costs)
+        return seconds, seconds, seconds
+    found = pipeline_seconds(workload, settings, cluster, costs)
+    if not fits:
+        return found.unstalled_s, found.unstalled_s, found.unstalled_s
+    fitted = cluster.gpu.name == FITTED_GPU
+    likely = found.expected_s if fitted else found.unstalled_s
+    return found.unstalled_s, likely, found.most_s
 
 
 def missing_rate(workload: Workload, settings: Settings, cluster: Cluster, *, piped: bool) -> str:

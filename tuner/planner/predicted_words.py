@@ -18,6 +18,12 @@ MOST_NAMED = 3
 CLEARLY = 0.01
 """Part of the memory by which the upper end of its interval must exceed it to be told."""
 
+LITTLE_SLOWER = 0.1
+"""Price in speed up to which lighter settings are told: about twice the median error of speeds
+that nothing was fitted on (``make bench-predict``)."""
+MUCH_LIGHTER = 0.1
+"""Part of the memory that they must spare."""
+
 
 def explain_prediction(
     study: Study, known: Forecast, choice: Choice[Estimate] | None
@@ -40,6 +46,7 @@ def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
     yield from _tie(choice)
     yield from _runner_up(known, choice)
     yield from _unverified(known, choice)
+    yield from _lighter(known, choice)
     question = known.study.question
     yield from explain_memory(
         question.workload,
@@ -131,6 +138,28 @@ def _runner_up(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
             f" ({change_text(second.seconds / best.seconds)}) and {_need(second)},"
             f" {_basis(second)}."
         )
+
+
+def _lighter(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
+    """The settings that spare most memory for a little speed; the best's own ties are told."""
+    best = choice.best
+    cheap = [
+        e
+        for e in known.fitting
+        if e.seconds <= best.seconds * (1 + LITTLE_SLOWER)
+        and e.needed_bytes < best.needed_bytes * (1 - MUCH_LIGHTER)
+    ]
+    if not cheap:
+        return
+    least = min(cheap, key=lambda e: (e.needed_bytes, e.seconds))
+    spared = best.expected_bytes - least.expected_bytes
+    price = change_text(least.seconds / best.seconds)
+    yield (
+        f"{describe(least.settings)} needs {size_text(spared)} less, {_basis(least)}, and is"
+        f" predicted to take {seconds_text(least.seconds)} ({price}):"
+        " predictions err alike for all settings, so only a tie within the tolerance is decided by"
+        " memory."
+    )
 
 
 def _unverified(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:

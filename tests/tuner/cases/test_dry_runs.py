@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cases import Case, Policy, read_case
+from tuner.cases import Case, Finding, Policy, notes_of, read_case
 from tuner.cases.dry_runs import MOST_IN_ALL, MOST_OF_A_MODEL
 from tuner.cost.categories import Basis
 
@@ -199,3 +199,12 @@ def test_without_torch_what_is_kept_in_the_stated_versions_is_taken(lab: Any, de
         assert dry_runs.of(first).profile is not None
         assert dry_runs.of(second).profile is None
     assert len(desk.runner.requests) == 1
+
+
+def test_a_dry_run_with_other_versions_than_stated_is_told(lab: Any) -> None:
+    [case] = cases_of(lab, CLASSES[:1])
+    stated = case.question.framework.versions["torch"]
+    note = f"dry-run with torch 1.0.0, not {stated} as stated"
+    assert note in notes_of(case, Finding(versions={"torch": "1.0.0"}), None)
+    same = Finding(versions={"torch": f"{stated}+cpu"})
+    assert not any("as stated" in told for told in notes_of(case, same, None))

@@ -5,7 +5,8 @@ import pytest
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, Device, Gpu, Link, parse_cluster
 from tuner.cost.constants import default_costs
-from tuner.cost.step_time import missing_rate, step_time
+from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds
+from tuner.cost.step_time import missing_rate, step_notes, step_time
 from tuner.framework import FrameworkName
 from tuner.quantity import Provenance, Quantity
 from tuner.settings import parse_settings
@@ -105,3 +106,78 @@ def test_nanotrons_groups_count_too() -> None:
     for text in ("pp_size=2", "sharding=zero1"):
         reason = missing_rate(workload, parse_settings(text), cluster, piped=True)
         assert "between nodes" in reason
+
+
+COSTS = default_costs()
+PIPED = "pp_size=8,gradient_accumulation_steps=64"
+H100, A100 = "2x8xh100-80gb", "2x8xa100-80gb"
+
+
+def piped(
+    text: str, cluster: str, *, sequence_length: int = 4096, fits: bool = True
+) -> tuple[Quantity, PipelineSeconds, tuple[str, ...]]:
+    """llama-3.1-8b's step time, its parts, and what is told of it."""
+    workload = Workload(
+        model=read("llama-3.1-8b"), sequence_length=sequence_length, global_batch_size=128
+    )
+    settings, where = parse_settings(text), parse_cluster(cluster)
+    found, _ = step_time(workload, settings, where, NANOTRON, COSTS, fits=fits)
+    notes = step_notes(workload, settings, where, NANOTRON, COSTS, fits=fits)
+    return found, pipeline_seconds(workload, settings, where, COSTS), notes
+
+
+def ends(quantity: Quantity) -> tuple[float, float, float]:
+    assert quantity.value is not None
+    assert quantity.low is not None
+    assert quantity.high is not None
+    return quantity.low, quantity.value, quantity.high
+
+
+def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
+    (found, parts, notes), (other, _, none) = (
+        piped(f"sharding={sharding},{PIPED}", H100) for sharding in ("ddp", "zero1")
+    )
+    low, value, high = ends(found)
+    assert value == parts.expected_s > 5 * parts.unstalled_s
+    assert low == pytest.approx(COSTS.time["low_pipelined"] * parts.unstalled_s)
+    assert high == pytest.approx(COSTS.time["high_pipelined"] * parts.most_s)
+    assert low < ends(other)[2]
+    assert f"{value - parts.unstalled_s:.3g} s of this step" in notes[0]
+    assert "pipelines over nodes" in notes[0]
+    assert none == ()
+
+
+def test_intervals_near_the_memory_limit_hold_both_modes() -> None:
+    text, cluster = "pp_size=8,gradient_accumulation_steps=128", "8xh100-80gb"
+    for length in (4096, 5120, 6144):
+        found, parts, notes = piped(text, cluster, sequence_length=length)
+        low, value, high = ends(found)
+        assert low < parts.unstalled_s <= value <= parts.most_s < high
+    assert "near the memory limit" in notes[0]
+    assert piped(text, cluster, sequence_length=1024)[2] == ()
+
+
+def test_other_gpus_do_not_stall_but_may() -> None:
+    found, parts, notes = piped(f"sharding=ddp,{PIPED}", A100)
+    low, value, high = ends(found)
+    assert value == parts.unstalled_s
+    assert low < parts.unstalled_s
+    assert high > parts.expected_s > 3 * value
+    assert f"up to {parts.most_stall_s:.3g} s" in notes[0]
+
+
+def test_what_does_not_fit_has_no_stall() -> None:
+    found, parts, notes = piped(f"sharding=ddp,{PIPED}", H100, fits=False)
+    low, value, high = ends(found)
+    assert value == parts.unstalled_s
+    assert low < value < high < 2 * value
+    assert notes == ()
+
+
+@pytest.mark.parametrize(("framework", "cluster"), [(TORCH, H100), (NANOTRON, "8xv100-32gb")])
+def test_nothing_is_told_of_other_frameworks_and_unknown_times(
+    framework: FrameworkName, cluster: str
+) -> None:
+    workload = Workload(model=read("llama-3.2-1b"), sequence_length=128, global_batch_size=16)
+    settings = parse_settings("")
+    assert step_notes(workload, settings, parse_cluster(cluster), framework, COSTS) == ()
