@@ -14,6 +14,7 @@ from tuner.cases.coverage import NotCoveredError, uncovered_gpu, uncovered_model
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster, parse_cluster
+from tuner.cost.coverage import uncovered
 from tuner.cost.script import Script
 from tuner.errors import UnknownNameError, UsageError
 from tuner.framework import Framework, FrameworkName, framework, installed_versions
@@ -71,7 +72,8 @@ def read_case(values: Mapping[str, Any]) -> Case:
 
     Raises:
         UsageError: a field is wrong or missing, or the settings break a rule; with its path.
-        NotCoveredError: all is in order, but nothing is known of the model type or the GPU.
+        NotCoveredError: all is in order, but nothing is known of the model type, of the GPU, or
+            of the workload under the framework.
     """
     _check_names("", values, REQUIRED, OPTIONAL)
     workload = _workload_of(values["workload"])
@@ -85,6 +87,8 @@ def read_case(values: Mapping[str, Any]) -> Case:
     if isinstance(workload, NotCoveredError) or isinstance(cluster, NotCoveredError):
         raise NotCoveredError("; ".join(missing))
     assert not isinstance(stack, NotCoveredError)
+    if reason := uncovered(workload, stack):
+        raise NotCoveredError(reason)
     question = Question(workload=workload, cluster=cluster, framework=stack)
     settings, notes = canonical(question, written, given)
     return Case(

@@ -13,6 +13,7 @@ from tuner import machine
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
 from tuner.cluster import Cluster, Device, local_cluster, parse_cluster
+from tuner.cost.coverage import uncovered
 from tuner.errors import TunerError, UsageError
 from tuner.framework import (
     Framework,
@@ -105,9 +106,11 @@ def check_speed_known(inquiry: Inquiry) -> None:
     """Refuse to look for the fastest settings where no speed can be predicted.
 
     Raises:
-        TunerError: so it is; with the figure that is missing.
+        TunerError: so it is; with the figure that is missing, or what is not covered.
     """
     question = inquiry.question
+    if reason := uncovered(question.workload, question.framework):
+        raise TunerError(f"nothing is predicted: {reason}")
     whys = (why_no_speed(question, settings) for settings in inquiry.space.legal)
     why = next(whys)
     if why and all(whys):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from tuner import layers
 from tuner.cluster import Cluster, Device
 from tuner.cost.graph import Program
 from tuner.cost.layer_graph import LayerKey, layer_program
@@ -214,24 +215,12 @@ def padded_experts(model: ModelConfig, ranks: int) -> float:
 @lru_cache(maxsize=256)
 def layer_kinds(model: ModelConfig, sequence_length: int) -> tuple[tuple[bool, bool], ...]:
     """Of each layer: whether it has experts, and whether its attention takes a window's mask."""
-    fields, count = model.fields, model.layers
-    step, dense = fields.get("decoder_sparse_step", 1), set(fields.get("mlp_only_layers") or ())
-    sparse = [
-        bool(model.sparse_layers) and i not in dense and not (i + 1) % step for i in range(count)
-    ]
-    return tuple(zip(sparse, _sliding(model, sequence_length), strict=True))
-
-
-def _sliding(model: ModelConfig, sequence_length: int) -> list[bool]:
-    fields = model.fields
-    window = fields.get("sliding_window")
-    if not window or sequence_length < window or fields.get("use_sliding_window") is False:
-        return [False] * model.layers
-    if types := fields.get("layer_types"):
-        return [kind == "sliding_attention" for kind in types]
-    if period := fields.get("sliding_window_pattern"):
-        return [bool((i + 1) % period) for i in range(model.layers)]
-    return [True] * model.layers
+    window = model.fields.get("sliding_window") or 0
+    masks = 0 < window <= sequence_length
+    return tuple(
+        (kind.sparse, masks and kind.attention == layers.SLIDING)
+        for kind in layers.layer_kinds(model)
+    )
 
 
 def checkpointed(settings: Settings) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tuner.layers import SLIDING, LayerKind, layer_kinds
 from tuner.model import ModelConfig
 
 SHALLOWEST = 4
@@ -12,18 +13,6 @@ SHALLOWEST = 4
 what is gathered and kept around them; with two at each end, one at each is like the others."""
 APART = 2
 """Layers at least between the two depths."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKind:
-    """What makes two layers of one model need different memory."""
-
-    attention: str = "full_attention"
-    """full_attention, or sliding_attention where it sees a window only."""
-    rotates: bool = True
-    """Whether its attention has rotary position embeddings."""
-    sparse: bool = False
-    """Whether it has experts, where the model has some; else a dense MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,65 +73,8 @@ def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
     return config
 
 
-@lru_cache(maxsize=256)
-def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
-    """The kind of every layer, as transformers 5 builds it.
-
-    The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
-    ``transformers/models``.
-    """
-    return tuple(
-        LayerKind(
-            attention=_attention(model, i), rotates=_rotates(model, i), sparse=_sparse(model, i)
-        )
-        for i in range(model.layers)
-    )
-
-
-def _attention(model: ModelConfig, index: int) -> str:
-    if given := model.fields.get("layer_types"):
-        return str(given[index])
-    return "sliding_attention" if _slides(model, index) else "full_attention"
-
-
-def _slides(model: ModelConfig, index: int) -> bool:
-    """Whether a layer sees a window where ``layer_types`` is left out.
-
-    Types whose layers are all alike say nothing here: they have one kind of layer anyway.
-    """
-    fields = model.fields
-    switch = bool(fields.get("use_sliding_window"))
-    match model.model_type:
-        case "gemma2":
-            return bool((index + 1) % 2)
-        case "gemma3_text":
-            return bool((index + 1) % fields["sliding_window_pattern"])
-        case "qwen2" | "qwen3":
-            return switch and index >= fields["max_window_layers"]
-        case "qwen2_moe":
-            return switch and bool((index + 1) % 2) and index < fields["max_window_layers"]
-        case "smollm3":
-            return switch and not _rotates(model, index)
-    return False
-
-
-def _rotates(model: ModelConfig, index: int) -> bool:
-    if model.model_type != "smollm3":
-        return True
-    if given := model.fields["no_rope_layers"]:  # 1 where there are rotary embeddings
-        return bool(given[index])
-    return bool((index + 1) % model.fields["no_rope_layer_interval"])
-
-
-def _sparse(model: ModelConfig, index: int) -> bool:
-    if not model.experts:
-        return False
-    step, dense = model.fields.get("decoder_sparse_step", 1), model.fields.get("mlp_only_layers")
-    return (index + 1) % step == 0 and index not in (dense or ())
-
-
 def _any_sliding(kinds: Sequence[LayerKind]) -> bool:
-    return any(kind.attention == "sliding_attention" for kind in kinds)
+    return any(kind.attention == SLIDING for kind in kinds)
 
 
 def _pattern(kinds: Sequence[LayerKind]) -> _Pattern | None:

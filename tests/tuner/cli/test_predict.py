@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,15 @@ def _one(cli: Any, tiny: str, *more: str, **changes: str | None) -> Any:
 def _start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     argv = [sys.executable, "-P", "-c", MAIN, *arguments]
-    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+    return subprocess.Popen(
+        argv,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=env,
+        # A shell starts what it runs in the background with the signal ignored, for good.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def _run(

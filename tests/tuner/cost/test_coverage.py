@@ -1,0 +1,36 @@
+import pytest
+
+from tuner.catalog.models import read
+from tuner.cost.coverage import uncovered
+from tuner.framework import framework
+from tuner.workload import Optimizer, Precision, Workload, choice
+
+
+def workload(model: str = "llama-3.1-8b", **more: str) -> Workload:
+    return Workload(
+        model=read(model),
+        sequence_length=1024,
+        global_batch_size=8,
+        optimizer=choice("optimizer", Optimizer, more.get("optimizer", "adamw")),
+        precision=choice("precision", Precision, more.get("precision", "bf16")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        (workload("mixtral-8x7b"), "mixtral"),
+        (workload("gpt2"), "gpt2"),
+        (workload(precision="bf16_mixed"), "bf16_mixed"),
+        (workload(precision="fp32"), "fp32"),
+        (workload(optimizer="sgd"), "sgd"),
+        (workload(optimizer="adamw_8bit"), "adamw_8bit"),
+    ],
+)
+def test_nanotron_is_covered_where_it_was_fitted(asked: Workload, word: str) -> None:
+    assert word in uncovered(asked, framework("nanotron", {}))
+    assert uncovered(asked, framework("torch", {})) == ""
+
+
+def test_a_llama_in_bf16_is_covered() -> None:
+    assert uncovered(workload(), framework("nanotron", {})) == ""

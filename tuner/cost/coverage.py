@@ -1,0 +1,25 @@
+"""What the cost model does not cover: of it nothing is predicted, and the reason is told."""
+
+from tuner.framework import Framework, FrameworkName
+from tuner.workload import Optimizer, Precision, Workload
+
+NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+"""Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas."""
+
+
+def uncovered(workload: Workload, framework: Framework) -> str:
+    """Why nothing is known of a workload under a framework; empty where it is covered.
+
+    nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
+    fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
+    """
+    if framework.name is not FrameworkName.NANOTRON:
+        return ""
+    model_type = workload.model.model_type
+    if model_type not in NANOTRON_MODEL_TYPES:
+        covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
+        return f"nanotron is covered for {covered}, and not for {model_type}"
+    if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
+        asked = f"{workload.precision} with {workload.optimizer}"
+        return f"nanotron is covered in bf16 with adamw, and not for {asked}"
+    return ""
