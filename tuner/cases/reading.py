@@ -87,7 +87,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
     if isinstance(workload, NotCoveredError) or isinstance(cluster, NotCoveredError):
         raise NotCoveredError("; ".join(missing))
     assert not isinstance(stack, NotCoveredError)
-    if reason := uncovered(workload, stack):
+    if reason := uncovered(workload, stack, cluster):
         raise NotCoveredError(reason)
     question = Question(workload=workload, cluster=cluster, framework=stack)
     settings, notes = canonical(question, written, given)

@@ -109,7 +109,7 @@ def check_speed_known(inquiry: Inquiry) -> None:
         TunerError: so it is; with the figure that is missing, or what is not covered.
     """
     question = inquiry.question
-    if reason := uncovered(question.workload, question.framework):
+    if reason := uncovered(question.workload, question.framework, question.cluster):
         raise TunerError(f"nothing is predicted: {reason}")
     whys = (why_no_speed(question, settings) for settings in inquiry.space.legal)
     why = next(whys)

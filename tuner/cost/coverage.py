@@ -1,5 +1,6 @@
 """What the cost model does not cover: of it nothing is predicted, and the reason is told."""
 
+from tuner.cluster import Cluster
 from tuner.framework import Framework, FrameworkName
 from tuner.workload import Optimizer, Precision, Workload
 
@@ -7,14 +8,25 @@ NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas."""
 
 
-def uncovered(workload: Workload, framework: Framework) -> str:
+def uncovered(workload: Workload, framework: Framework, cluster: Cluster) -> str:
     """Why nothing is known of a workload under a framework; empty where it is covered.
 
     nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
+    FSDP1 shards flat parameters: it does not pad experts as FSDP2 does, whose padding is counted.
     """
-    if framework.name is not FrameworkName.NANOTRON:
-        return ""
+    if framework.name is FrameworkName.NANOTRON:
+        return _uncovered_nanotron(workload)
+    experts, ranks = workload.model.experts, cluster.world_size
+    if experts and experts % ranks and framework.fsdp_version == 1:
+        return (
+            f"how FSDP1 splits {experts} experts over {ranks} ranks is not covered; FSDP2, of"
+            " accelerate 1.6 and later, is"
+        )
+    return ""
+
+
+def _uncovered_nanotron(workload: Workload) -> str:
     model_type = workload.model.model_type
     if model_type not in NANOTRON_MODEL_TYPES:
         covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
