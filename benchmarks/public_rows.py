@@ -11,7 +11,7 @@ from dry import Dried
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
 from tuner.cost.prediction import HEADROOM, Prediction, predict
-from tuner.cost.script import Script
+from tuner.cost.script import PLAIN, Script
 from tuner.framework import Framework, framework
 from tuner.settings import Settings
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
@@ -20,7 +20,6 @@ DATA = Path(__file__).parent / "data" / "fsdp_memory.csv"
 ISSUE_29425, DLROVER, TORCHTITAN = "transformers issue 29425", "dlrover", "torchtitan"
 GIB = 2**30
 
-PLAIN_SCRIPT = Script()
 DLROVER_SCRIPT = Script(use_cache=True, keeps_outputs=True)
 """What DLRover's example does beside the step, read in its source: the key-value cache of all
 layers is among the model's outputs, and their name is bound anew only after the next forward."""
@@ -51,7 +50,7 @@ class PublicRow:
     """What trained: FSDP1 in some."""
     settings: Settings
     headroom: float = HEADROOM
-    script: Script = PLAIN_SCRIPT
+    script: Script = PLAIN
     measured_gib: float | None
     """``None``: out of memory."""
     kind: str

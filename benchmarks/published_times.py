@@ -1,7 +1,9 @@
 """Step times against published figures: ``python benchmarks/published_times.py``.
 
-Nothing is fitted to these rows. Most leave out what a prediction needs, so each says what was
-assumed; differences between two rows of one source tell more than the rows themselves.
+No constant of the value is fitted to these rows; the upper end of the interval of frameworks that
+were not fitted on (``high_unfitted``) is set by torchtitan's two. Most leave out what a prediction
+needs, so each says what was assumed; differences between two rows of one source tell more than the
+rows themselves.
 """
 
 from collections.abc import Iterator

@@ -282,6 +282,11 @@ def _checked(package: str, version: object, table: FrameworkVersions) -> str:
     return release
 
 
+def same_release(one: str, other: str) -> bool:
+    """Whether two versions are one release: ``2.13.0+cpu`` and ``2.13.0`` are."""
+    return Version(Version(one).public) == Version(Version(other).public)
+
+
 def _release(package: str, version: object) -> str:
     """``1.10`` and ``1.10.0+cu130`` as ``1.10.0``, so that equal versions compare equal."""
     try:

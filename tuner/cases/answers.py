@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from packaging.version import Version
-
 from tuner.cases.reading import Case
 from tuner.cluster import Device
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import Profile, told
 from tuner.errors import UsageError
+from tuner.framework import same_release
 from tuner.quantity import UNKNOWN, Provenance, weakest
 from tuner.settings import Settings
 
@@ -105,7 +104,7 @@ def _other_versions(case: Case, finding: Finding) -> tuple[str, ...]:
     return tuple(
         f"dry-run with {package} {ran[package]}, not {version} as stated"
         for package, version in stated.items()
-        if package in ran and Version(Version(ran[package]).public) != Version(version)
+        if package in ran and not same_release(ran[package], version)
     )
 
 

@@ -12,7 +12,7 @@ from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import DeviceTerms, device_terms
 from tuner.cost.memory import step_memory
 from tuner.cost.pipeline_memory import refused, stage_memory
-from tuner.cost.script import Script, script_bytes
+from tuner.cost.script import PLAIN, Script, script_bytes
 from tuner.cost.step_time import step_notes, step_time
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import UNKNOWN, Provenance, Quantity
@@ -21,8 +21,6 @@ from tuner.workload import Workload
 
 HEADROOM = 0.05
 """Share of the device's memory that is left free, unless the caller says otherwise."""
-PLAIN = Script()
-"""A loop that keeps nothing, as the probe program's and the exported ones."""
 
 
 class Peak(Protocol):

@@ -74,7 +74,7 @@ class Script:
 
 
 PLAIN = Script()
-"""A script that keeps nothing."""
+"""A loop that keeps nothing, as the probe program's and the exported ones."""
 
 
 def script_bytes(

@@ -59,16 +59,10 @@ def _tie(choice: Choice[Finding]) -> Iterator[str]:
     best, fastest = choice.best, choice.fastest
     others = [f for f in choice.tied if f is not best]
     if best is not fastest:
-        spared = fastest.needed_bytes - best.needed_bytes
-        reason = (
-            f"it needs {size_text(spared)} less memory"
-            if best.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)
-            else "it has fewer knobs off their default and needs no more memory"
-        )
         yield (
             f"Its speed cannot be told apart from that of the fastest,"
             f" {describe(fastest.settings)} with {seconds_text(fastest.seconds)} and"
-            f" {size_text(fastest.needed_bytes)} (probe {_ids(fastest)}); {reason}."
+            f" {size_text(fastest.needed_bytes)} (probe {_ids(fastest)}); {choice.reason}."
         )
     elif others:
         named = probes_text(f.probes[0].id for f in others[:MOST_NAMED])

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from packaging.version import Version
-
 from tuner.cost.explain import explain_memory
+from tuner.framework import same_release
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
 from tuner.planner.other_fidelity import measured_too
-from tuner.planner.ranking import LIGHTER, Choice, near
+from tuner.planner.ranking import Choice, near
 from tuner.planner.words import change_text, describe, describe_class, seconds_text
 from tuner.sizes import size_text
 from tuner.study import Probe, Study
@@ -109,15 +108,9 @@ def _tie(choice: Choice[Estimate]) -> Iterator[str]:
     best, fastest = choice.best, choice.fastest
     if best is fastest:
         return
-    spared = fastest.needed_bytes - best.needed_bytes
-    reason = (
-        f"it needs {size_text(spared)} less memory"
-        if best.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)
-        else "it has fewer knobs off their default and needs no more memory"
-    )
     yield (
         f"{describe(fastest.settings)} is as fast, within the tolerance, with"
-        f" {seconds_text(fastest.seconds)} and {_need(fastest)}; {reason}."
+        f" {seconds_text(fastest.seconds)} and {_need(fastest)}; {choice.reason}."
     )
 
 
@@ -219,7 +212,7 @@ def _other_versions(known: Forecast) -> Iterator[str]:
     found: dict[str, str] = {}
     for _, probe in known.profiles.values():
         found |= probe.measurement.versions if probe.measurement else {}
-    other = {p: found[p] for p in stated if p in found and not _same(found[p], stated[p])}
+    other = {p: found[p] for p in stated if p in found and not same_release(found[p], stated[p])}
     if other:
         ran = ", ".join(f"{package} {version}" for package, version in other.items())
         asked = ", ".join(f"{package} {stated[package]}" for package in other)
@@ -227,8 +220,3 @@ def _other_versions(known: Forecast) -> Iterator[str]:
             f"The dry runs were made with {ran}, which is installed here, instead of the {asked}"
             " that is asked about; what the knobs do is as in the latter."
         )
-
-
-def _same(ran: str, stated: str) -> bool:
-    """Whether two versions are one release: ``2.13.0+cpu`` and ``2.13.0`` are."""
-    return Version(Version(ran).public) == Version(stated)

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from tuner.planner.knowledge import Finding
 from tuner.planner.timing import alike
 from tuner.settings import Settings
+from tuner.sizes import size_text
 
 LIGHTER = 0.01
 """Part of the memory by which settings must be lighter to be preferred for it."""
@@ -44,6 +45,14 @@ class Choice(Generic[R]):
     """The one with the shortest step; often the best itself."""
     tied: tuple[R, ...]
     """All that cannot be told apart from the fastest in speed, it included, fastest first."""
+
+    @property
+    def reason(self) -> str:
+        """Why the best goes before the fastest, where they are two."""
+        if self.best.needed_bytes < self.fastest.needed_bytes * (1 - LIGHTER):
+            spared = self.fastest.needed_bytes - self.best.needed_bytes
+            return f"it needs {size_text(spared)} less memory"
+        return "it has fewer knobs off their default and needs no more memory"
 
 
 def choose(fitting: Sequence[Finding], tolerance: float) -> Choice[Finding] | None:
