@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from workers.probe.device import open_device
-from workers.probe.rank import join
+from workers.probe.group import join
 from workers.probe.record import Record
 from workers.probe.run import Rank
 from workers.probe.spec import Knobs, Spec

@@ -1,45 +1,19 @@
 """DDP's buckets by arithmetic: its reducer is C++ and does not run on fake tensors."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
 
+from workers.probe.replica import buckets
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack
 from workers.probe.tracker import BLOCK_BYTES, Call
 
-FIRST_BUCKET_BYTES = 2**20
-"""``dist._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first reduction starts early."""
-BUCKET_BYTES = 25 * 2**20
-"""``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it."""
 DDP_NOTE = (
     "ddp_buckets: DDP's buckets and its collectives are arithmetic; where gradients are reduced in"
     " another dtype than their own, the buckets' casts in flight are left out"
 )
 _REDUCED_BYTES = {"bf16": 2, "fp32": 4}
-
-
-def buckets(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Bytes of DDP's buckets, in the order of their reductions.
-
-    Gradients are ready from the last parameter to the first. A bucket of one dtype is closed
-    by the gradient that brings it to its cap (``compute_bucket_assignment_by_size`` in
-    torch/csrc/distributed/c10d/reducer.cpp), so a large gradient makes a large bucket.
-
-    Args:
-        parameters: that need gradients, in the model's order, each once.
-    """
-    closed: list[int] = []
-    filling: dict[torch.dtype, int] = {}
-    caps: dict[torch.dtype, int] = {}
-    for parameter in reversed(list(parameters)):
-        dtype = parameter.dtype
-        filling[dtype] = filling.get(dtype, 0) + parameter.numel() * parameter.element_size()
-        if filling[dtype] >= caps.get(dtype, FIRST_BUCKET_BYTES):
-            closed.append(filling.pop(dtype))
-            caps[dtype] = BUCKET_BYTES
-    return closed + list(filling.values())
 
 
 def held_bytes(stack: Stack) -> int:
