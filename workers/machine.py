@@ -8,18 +8,32 @@ from pathlib import Path
 from tuner.cluster import Cluster, Device, local_cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import Framework, installed_versions
+from tuner.here import why_not_emulated
+from tuner.measurement import Fidelity
 from tuner.study import Question
 
 
-def check_machine(question: Question) -> None:
-    """Refuse what cannot be measured here.
+def check_machine(question: Question, fidelity: Fidelity = Fidelity.MEASURED) -> None:
+    """Refuse what cannot be measured, or emulated, here.
 
     Raises:
-        ProbeError: this machine is not the cluster, or has other versions than were stated.
+        ProbeError: this machine is not the cluster, or has no device that can play one of its, or
+            has other versions than were stated.
     """
     _check_versions(question.framework)
-    if question.cluster.gpu.device is Device.CUDA:
+    if fidelity is Fidelity.EMULATED:
+        _check_one(question.cluster)
+    elif question.cluster.gpu.device is Device.CUDA:
         _check_gpus(question.cluster)
+
+
+def _check_one(cluster: Cluster) -> None:
+    try:
+        why = why_not_emulated(cluster)
+    except UsageError as error:
+        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
+    if why:
+        raise ProbeError(why)
 
 
 def _check_versions(framework: Framework) -> None:

@@ -273,9 +273,7 @@ def open_device(
         RuntimeError: there is no such CUDA device.
     """
     kinds = {"cpu": CpuDevice, "cuda": CudaDevice}
-    device = kinds[kind](
-        phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone
-    )
+    device = kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
     assert isinstance(device, CpuDevice | CudaDevice)
     return device
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from workers.probe.group import join_fake_group
 from workers.probe.dry.request import Request, parse_request
 from workers.probe.dry.rules import RefusedError
 from workers.probe.dry.run import DryRun
+from workers.probe.group import join_fake_group
 from workers.probe.tensor_parallel import UnsupportedByTensorParallel
 
 

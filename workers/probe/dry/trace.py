@@ -11,11 +11,11 @@ from workers.probe import mesh as meshes
 from workers.probe.dry.ddp import DDP_NOTE, ddp_calls, held_bytes
 from workers.probe.dry.envelope import Line, lines
 from workers.probe.dry.ledger import Category, Segment
-from workers.probe.overlap import overlaps
 from workers.probe.dry.request import Request
 from workers.probe.dry.turning_points import CATEGORIES, Point
 from workers.probe.dry.units import largest_block_bytes
 from workers.probe.group import group_of_name
+from workers.probe.overlap import overlaps
 from workers.probe.record import versions
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack
