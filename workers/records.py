@@ -175,7 +175,7 @@ def _record(values: Mapping[str, Any]) -> RankRecord:
         expected_optimizer_steps=_whole(values["expected_optimizer_steps"]),
         versions={str(name): str(version) for name, version in values["versions"].items()},
         hardware=dict(values["hardware"]),
-        emulation=values["emulation"] and _emulation(values["emulation"]),
+        emulation=None if (alone := values["emulation"]) is None else _emulation(alone),
     )
 
 

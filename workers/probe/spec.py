@@ -137,8 +137,8 @@ def parse_spec(values: dict[str, Any]) -> Spec:
     Raises:
         ValueError: unknown or missing fields, or another format.
     """
-    known = {f.name for f in fields(Spec)}
+    given, known = set(values), {f.name for f in fields(Spec)}
     required = {f.name for f in fields(Spec) if f.default is MISSING}
-    if odd := (required - values.keys()) | (values.keys() - known):
+    if odd := (required - given) | (given - known):
         raise ValueError(f"unknown or missing fields {sorted(odd)}")
     return Spec(**{**values, "settings": Knobs(**values["settings"])})

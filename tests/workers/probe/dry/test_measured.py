@@ -1,4 +1,4 @@
-"""Dry runs against real CPU ranks: the peak that the ranks' own tracker counts."""
+"""Dry runs, and rank 0 alone, against real CPU ranks: the peak that the ranks' tracker counts."""
 
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +29,8 @@ def hold(measured: ModuleType, folder: Path, ranks: int, specs: dict[str, dict])
     """Peaks within 1%, and the very same collectives."""
     requests = [measured.request(name, values) for name, values in specs.items()]
     traces = measured.traces(requests)
-    records = measured.measure(folder, ranks, list(specs.values()))
+    records = measured.measure(folder / "ranks", ranks, list(specs.values()))
+    hold_alone(measured, folder / "alone", ranks, list(specs.values()), records)
     misses = {}
     for name, record in zip(specs, records, strict=True):
         peak = record["memory"]["low_peak_bytes"]
@@ -40,6 +41,21 @@ def hold(measured: ModuleType, folder: Path, ranks: int, specs: dict[str, dict])
             record["collectives"]
         ), name
     assert not misses
+
+
+def hold_alone(
+    measured: ModuleType, folder: Path, ranks: int, specs: list[dict], records: list[dict]
+) -> None:
+    """Peaks of rank 0 alone within 1%, and the very same collectives and knobs that act."""
+    alone = measured.measure(folder, ranks, [{**one, "fidelity": "emulated"} for one in specs])
+    for values, emulated, record in zip(specs, alone, records, strict=True):
+        peaks = [found["memory"]["low_peak_bytes"] for found in (emulated, record)]
+        assert abs(peaks[0] / peaks[1] - 1) <= TOLERANCE, values["settings"]
+        rows = [_collectives(found["collectives"]) for found in (emulated, record)]
+        assert rows[0] == rows[1], values["settings"]
+        assert emulated["reducing_micro_batches"] == record["reducing_micro_batches"]
+        assert emulated["optimizer_steps"] == emulated["expected_optimizer_steps"]
+        assert emulated["losses"] == emulated["gradient_norms"] == []
 
 
 def _collectives(rows: list[dict]) -> dict[tuple[str, str], tuple[int, int]]:
