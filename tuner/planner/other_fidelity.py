@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 
 from tuner.measurement import Fidelity, Outcome
-from tuner.planner.estimates import Forecast, forecast
+from tuner.planner.corrections import PROBED
+from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learn
 from tuner.planner.words import describe, probes_text, seconds_text
 from tuner.sizes import size_text
 from tuner.study import Study
-
-PROBED = (Fidelity.MEASURED, Fidelity.EMULATED)
-"""Fidelities whose probes run steps, the stronger first."""
 
 
 def probed_too(study: Study, known: Forecast) -> Iterator[str]:
@@ -24,8 +22,8 @@ def probed_too(study: Study, known: Forecast) -> Iterator[str]:
             yield (
                 f"The fastest {fidelity} that fits, {describe(finding.settings)}, took"
                 f" {seconds_text(finding.seconds)} and needed {size_text(finding.needed_bytes)}"
-                f" (probe {probes_text(p.id for p in finding.probes)}); predicted of it are"
-                f" {_seconds(found.step_time.value)} and {size_text(found.expected_bytes)}."
+                f" (probe {probes_text(p.id for p in finding.probes)}); without it,"
+                f" {_seconds(found)} and {size_text(found.expected_bytes)} are predicted of it."
             )
 
 
@@ -63,5 +61,7 @@ def _counted(study: Study, fidelity: Fidelity) -> int:
     return sum(1 for p in study.at(fidelity).probes if p.measurement)
 
 
-def _seconds(value: float | None) -> str:
-    return "no time" if value is None else seconds_text(value)
+def _seconds(found: Estimate) -> str:
+    """The step time as predicted before it was corrected."""
+    value = found.step_time.value
+    return "no time" if value is None else seconds_text(value / found.factor)

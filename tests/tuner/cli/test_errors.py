@@ -54,7 +54,7 @@ BAD_OPTIONS: list[tuple[str, list[str], str]] = [
         (
             f"fidelity {word}",
             ["--fidelity", word],
-            rf"fidelity: got '{word}'; must be one of measured, predicted$",
+            rf"fidelity: got '{word}'; must be one of auto, measured, emulated, predicted$",
         )
         for word in ("auto", "emulated")
     ),
