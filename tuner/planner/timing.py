@@ -69,7 +69,7 @@ def step_time(
     timed = [m for m in measurements if m.step_times_s]
     runs = [m.step_times_s for m in timed]
     found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
-    provenance = weakest(map(_provenance, timed))
+    provenance = weakest(_provenance(m) for m in timed)
     if found is None:
         provenance = Provenance.PREDICTED  # arithmetic: no step of this length was run
         counts = sorted({count for run in runs for count, steps in run.items() if steps})
@@ -82,8 +82,12 @@ def step_time(
             accumulation,
         )
     down, up = _model_error(timed, accumulation) if with_model else (0.0, 0.0)
-    low = max(found.low - down, LEAST * found.low)
-    return Quantity(value=found.value, low=low, high=found.high + up, provenance=provenance)
+    return Quantity(
+        value=found.value,
+        low=max(found.low - down, LEAST * found.low),
+        high=found.high + up,
+        provenance=provenance,
+    )
 
 
 def _provenance(measurement: Measurement) -> Provenance:

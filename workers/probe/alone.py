@@ -6,7 +6,7 @@ place of what they would have received; where the step waits for that, it is tim
 be taken off.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -42,7 +42,7 @@ class StepClock:
     def stop(self) -> dict[str, float]:
         """End the last phase; seconds of each, over all micro-batches."""
         self.enter("")
-        seconds: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
         for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[phase] += self._device.seconds_between(begin, end)
         return dict(seconds)
