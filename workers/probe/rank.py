@@ -6,7 +6,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from workers.probe.device import open_device
-from workers.probe.group import join, join_fake_group
+from workers.probe.group import join, join_fake_group, keep_own_parts
 from workers.probe.record import Record, versions
 from workers.probe.run import Rank
 from workers.probe.spec import read_spec
@@ -30,6 +30,8 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
     device = None
     try:
         spec = read_spec(spec_path)
+        if spec.is_emulated:
+            see_one_gpu()
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         limit = spec.memory_limit_bytes
         device = open_device(
@@ -42,6 +44,7 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
         record.hardware = dict(device.hardware())
         if spec.is_emulated:
             join_fake_group(spec.world_size)
+            keep_own_parts()
         else:
             join(spec.world_size, rank, device.backend, init_method)
         Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
@@ -50,3 +53,12 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
         record.fail(error, phase.name, device)
     record.write(out)
     return record.outcome
+
+
+def see_one_gpu() -> None:
+    """Leave this process the first of its GPUs, before any is used.
+
+    A mesh of ranks that are not there must not be compared with the GPUs that are.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    os.environ.update(CUDA_VISIBLE_DEVICES=visible.split(",")[0], LOCAL_RANK="0")

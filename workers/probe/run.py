@@ -13,6 +13,7 @@ from workers.probe.alone import Alone, StepClock
 from workers.probe.data import micro_batches
 from workers.probe.device import Device
 from workers.probe.gradient_norm import total_gradient_norm
+from workers.probe.group import one_copy_gathers
 from workers.probe.record import NonFiniteLossError, Record
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
@@ -50,10 +51,13 @@ class Rank:
             if self.spec.is_emulated:
                 self._alone = Alone(device=self.device, axes=meshes.axis_names(stack.mesh))
             self._track(stack)
-        self._time(stack)
+        if self._alone is None:
+            self._time(stack)
+        else:
+            with one_copy_gathers():
+                self._time(stack)
+                self.record.emulation = self._alone.values()
         self.phase.name = self.record.phase = "finish"
-        if self._alone is not None:
-            self.record.emulation = self._alone.values()
         self.record.optimizer_steps = stack.optimizer_steps
         self.record.expected_optimizer_steps = self._step
         self.record.outcome = "ok"
