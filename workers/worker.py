@@ -21,7 +21,6 @@ from tuner.advance import (
 from tuner.cluster import Device
 from tuner.dryrun import DryRunner, NotDryRunError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
-from tuner.here import stands_in
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import Stop, Wait, next_probe
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
@@ -112,7 +111,7 @@ class Worker:
         self._started = time.monotonic()
         self._waiting = False
         self._began = False
-        self._checked = False
+        self._stands_in: bool | None = None  # not known until the machine was checked
 
     def run(self) -> int:
         """Work; the exit code.
@@ -161,9 +160,8 @@ class Worker:
         fidelity = self._options.fidelity or study.terms.fidelity
         if fidelity is Fidelity.PREDICTED:
             self._dry_runs.start()  # it imports torch while the study is planned
-        elif not self._checked:
-            check_machine(study.question, fidelity)
-            self._checked = True
+        elif self._stands_in is None:
+            self._stands_in = check_machine(study.question, fidelity)
         return fidelity
 
     def _plan(self, study: Study) -> int | None:
@@ -304,7 +302,7 @@ class Worker:
                 records[0].emulation,
                 request.settings,
                 cluster,
-                stands_in=stands_in(cluster),
+                stands_in=bool(self._stands_in),
             )
         return check_knobs(request.settings, cluster.world_size, measurement)
 

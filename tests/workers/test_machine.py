@@ -103,7 +103,8 @@ def test_one_device_plays_rank_0_of_any_cluster_of_its_kind_or_of_smaller_ones(
     question, monkeypatch, cluster
 ):
     monkeypatch.setattr(machine, "visible_gpus", lambda: (A100,))
-    check_machine(on(question, cluster), Fidelity.EMULATED)
+    stands_in = check_machine(on(question, cluster), Fidelity.EMULATED)
+    assert stands_in is (cluster == "8xa100-40gb")
 
 
 @pytest.mark.parametrize(
