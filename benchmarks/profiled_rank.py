@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from workers.probe import mesh as meshes
 from workers.probe.data import micro_batches
 from workers.probe.device import open_device
-from workers.probe.rank import join
+from workers.probe.group import join
 from workers.probe.record import versions
 from workers.probe.spec import Spec, read_spec
 from workers.probe.stack import Stack, build_stack

@@ -2,7 +2,8 @@
 
 from tuner.cost.categories import Category, Phase
 from tuner.cost.collectives import Overlap
-from workers.probe.dry import ledger, overlap
+from workers.probe import overlap
+from workers.probe.dry import ledger
 
 
 def test_memory_is_for_the_same_things_on_both_sides() -> None:

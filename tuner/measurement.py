@@ -1,6 +1,6 @@
 """What one probe found: its outcome and the evidence, as the workers record it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,6 +10,7 @@ class Fidelity(StrEnum):
     """How a probe is run."""
 
     MEASURED = "measured"  # on every rank of the cluster
+    EMULATED = "emulated"  # as rank 0 of the cluster's, alone on one device of its kind
     PREDICTED = "predicted"  # as a dry run: one rank's step on fake tensors, without a device
 
 
@@ -79,6 +80,36 @@ class Collective:
     """Calls."""
     bytes: int
     """Bytes of their whole (gathered or unreduced) tensors, summed."""
+    overlap: str = ""
+    """What hides them: prefetched, behind_backward or exposed; empty where that is not noted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """Seconds by which communication makes a step longer; by the cost model, with its interval."""
+
+    value_s: float
+    """The best estimate."""
+    low_s: float
+    """Lower end of the 80% interval."""
+    high_s: float
+    """Upper end of the 80% interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """What the step times of an emulated probe are made of, by accumulation count that was run."""
+
+    compute_s: Mapping[int, tuple[float, ...]]
+    """Seconds that each timed step computed."""
+    exposed_s: Mapping[int, Exposed]
+    """Seconds of communication that computing waits for; none where links are not known."""
+    collectives: Mapping[int, tuple[Collective, ...]]
+    """Those of one step, which are priced."""
+    stands_in: bool = False
+    """Whether the device was not of the cluster's kind: its computing only predicts the time."""
+    unpriced: str = ""
+    """Why communication has no price, and the steps no time; empty where they have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +132,8 @@ class Memory:
     """Bytes held between steps: parameters, gradients, optimizer; and at the peak, other."""
     per_rank_bytes: tuple[int, ...]
     """Peak allocated bytes of every rank, by rank."""
+    allocation_retries: int = 0
+    """Near misses: allocations that succeeded only after the allocator gave cached memory back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +147,12 @@ class Measurement:
     memory: Memory | None = None
     """Memory, when the steps were done."""
     step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    """Seconds of each timed optimizer step (slowest rank), by accumulation count that was run."""
+    """Seconds of each timed optimizer step (slowest rank), by accumulation count that was run.
+
+    Of an emulated probe, computing and exposed communication together; none without a price.
+    """
+    emulation: Emulation | None = None
+    """Of an emulated probe: both apart."""
     oom: OutOfMemory | None = None
     """Where memory ran out, when it did."""
     collectives: tuple[Collective, ...] = ()
@@ -159,6 +197,7 @@ class Measurement:
         times = known.get("step_times_s", {})
         known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
         known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
+        known["emulation"] = known.get("emulation") and _emulation(known["emulation"])
         for name in ("losses", "gradient_norms"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
@@ -166,6 +205,19 @@ class Measurement:
 
 def _memory(values: Mapping[str, Any]) -> Memory:
     return Memory(**{**values, "per_rank_bytes": tuple(values["per_rank_bytes"])})
+
+
+def _emulation(values: Mapping[str, Any]) -> Emulation:
+    def by_count(name: str, read: Callable[[Any], Any]) -> dict[int, Any]:
+        return {int(count): read(found) for count, found in values[name].items()}
+
+    return Emulation(
+        compute_s=by_count("compute_s", tuple),
+        exposed_s=by_count("exposed_s", lambda found: Exposed(**found)),
+        collectives=by_count("collectives", lambda rows: tuple(Collective(**c) for c in rows)),
+        stands_in=values["stands_in"],
+        unpriced=values["unpriced"],
+    )
 
 
 def _plain(value: Any) -> Any:

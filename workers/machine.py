@@ -8,18 +8,37 @@ from pathlib import Path
 from tuner.cluster import Cluster, Device, local_cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import Framework, installed_versions
+from tuner.here import stands_in, why_not_emulated
+from tuner.measurement import Fidelity
 from tuner.study import Question
 
 
-def check_machine(question: Question) -> None:
-    """Refuse what cannot be measured here.
+def check_machine(question: Question, fidelity: Fidelity = Fidelity.MEASURED) -> bool:
+    """Refuse what cannot be measured, or emulated, here.
+
+    Returns:
+        Whether the device here is of another kind than the cluster's, which it is large enough for.
 
     Raises:
-        ProbeError: this machine is not the cluster, or has other versions than were stated.
+        ProbeError: this machine is not the cluster, or has no device that can play one of its, or
+            has other versions than were stated.
     """
     _check_versions(question.framework)
+    if fidelity is Fidelity.EMULATED:
+        return _check_one(question.cluster)
     if question.cluster.gpu.device is Device.CUDA:
         _check_gpus(question.cluster)
+    return False
+
+
+def _check_one(cluster: Cluster) -> bool:
+    try:
+        why, other_kind = why_not_emulated(cluster), stands_in(cluster)
+    except UsageError as error:
+        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
+    if why:
+        raise ProbeError(why)
+    return other_kind
 
 
 def _check_versions(framework: Framework) -> None:

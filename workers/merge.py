@@ -168,6 +168,7 @@ def _memory(ranks: Sequence[RankMemory]) -> Memory:
         by_phase=worst.by_phase,
         by_category=worst.by_category,
         per_rank_bytes=tuple(m.peak_allocated_bytes for m in ranks),
+        allocation_retries=max(m.allocation_retries for m in ranks),
     )
 
 

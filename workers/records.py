@@ -39,6 +39,7 @@ class RankMemory:
     overhead_bytes: int
     by_phase: Mapping[str, int]
     by_category: Mapping[str, int]
+    allocation_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class RankShortage:
     allocated_bytes: int
     reserved_bytes: int
     limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEmulation:
+    """What a rank without peers noted, by accumulation count that was run."""
+
+    phase_times_s: Mapping[int, tuple[Mapping[str, float], ...]]
+    """Seconds of each phase in each timed step."""
+    copies_s: Mapping[int, Mapping[str, float]]
+    """Seconds of them, by phase, that went into copies in the place of what would be received."""
+    collectives: Mapping[int, tuple[Collective, ...]]
+    """Of one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +103,8 @@ class RankRecord:
     """Of the packages in the rank."""
     hardware: Mapping[str, Any] = field(default_factory=dict)
     """What the rank ran on."""
+    emulation: RankEmulation | None = None
+    """Of a rank without peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +175,31 @@ def _record(values: Mapping[str, Any]) -> RankRecord:
         expected_optimizer_steps=_whole(values["expected_optimizer_steps"]),
         versions={str(name): str(version) for name, version in values["versions"].items()},
         hardware=dict(values["hardware"]),
+        emulation=None if (alone := values["emulation"]) is None else _emulation(alone),
     )
+
+
+def _emulation(values: Mapping[str, Any]) -> RankEmulation:
+    found = RankEmulation(
+        phase_times_s={
+            _count(n): tuple(_by_phase(step) for step in steps)
+            for n, steps in values["phase_times_s"].items()
+        },
+        copies_s={_count(n): _by_phase(copies) for n, copies in values["copies_s"].items()},
+        collectives={
+            _count(n): tuple(map(_collective, rows)) for n, rows in values["collectives"].items()
+        },
+    )
+    if not found.phase_times_s.keys() == found.copies_s.keys() == found.collectives.keys():
+        raise ValueError("accumulation counts of an emulation differ")
+    return found
+
+
+def _by_phase(values: Mapping[str, Any]) -> dict[str, float]:
+    found = dict(zip(values, _numbers(list(values.values())), strict=True))
+    if not all(0 <= seconds < math.inf for seconds in found.values()):
+        raise ValueError(f"seconds {found}")
+    return found
 
 
 def _error(values: Mapping[str, Any] | None) -> str:
@@ -184,6 +223,7 @@ def _memory(values: Mapping[str, Any]) -> RankMemory:
         overhead_bytes=_whole(values["overhead_bytes"]),
         by_phase={str(name): _whole(size) for name, size in values["by_phase"].items()},
         by_category={str(name): _whole(size) for name, size in values["by_category"].items()},
+        allocation_retries=_whole(values["allocation_retries"]),
     )
 
 
@@ -194,6 +234,7 @@ def _collective(values: Mapping[str, Any]) -> Collective:
         phase=str(values["phase"]),
         count=_whole(values["count"]),
         bytes=_whole(values["bytes"]),
+        overlap=str(values.get("overlap", "")),
     )
 
 

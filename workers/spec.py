@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from tuner.measurement import Fidelity
 from tuner.study import Probe, Study
+from workers.emulation import card_bytes
 
 FORMAT = 1
 WARMUP_STEPS = 3
@@ -38,7 +40,7 @@ def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),
-        "memory_limit_bytes": probe.memory_limit_bytes,
+        "memory_limit_bytes": _limit_bytes(study, probe),
         "seed": study.seed,
         "accumulation_counts": list(
             probe.request.accumulation_counts or (settings.gradient_accumulation_steps,)
@@ -48,4 +50,14 @@ def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
         "measured_steps": MEASURED_STEPS,
         "minimum_steps": MINIMUM_STEPS,
         "time_budget_s": TIME_BUDGET_S,
+        "fidelity": str(probe.request.fidelity),
     }
+
+
+def _limit_bytes(study: Study, probe: Probe) -> int | None:
+    """The terms' limit; where a larger device stands in for a GPU of the cluster, that one's."""
+    limit = probe.memory_limit_bytes
+    if probe.request.fidelity is not Fidelity.EMULATED:
+        return limit
+    card = card_bytes(probe.request.settings, study.question.cluster)
+    return card if limit is None else min(limit, card)

@@ -18,6 +18,7 @@ from tuner.advance import (
     measurement_of,
     plan_here,
 )
+from tuner.cluster import Device
 from tuner.dryrun import DryRunner, NotDryRunError, StoppedError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
 from tuner.measurement import Fidelity, Measurement, Outcome
@@ -25,6 +26,7 @@ from tuner.planner import Stop, Wait, next_probe
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
 from tuner.study import ProbeState, Study, StudyState
 from workers.dry_runs import DryRuns
+from workers.emulation import with_communication
 from workers.files import write_result, write_spec
 from workers.folders import (
     default_probes_folder,
@@ -39,7 +41,7 @@ from workers.launchers.local import LocalLauncher, probe_argv
 from workers.lease import Lease
 from workers.machine import Turn, check_machine, default_lock_path
 from workers.merge import merge
-from workers.records import read_records
+from workers.records import RankRecord, read_records
 from workers.spec import probe_spec
 from workers.stop import StopRequest
 
@@ -109,7 +111,7 @@ class Worker:
         self._started = time.monotonic()
         self._waiting = False
         self._began = False
-        self._checked = False
+        self._stands_in: bool | None = None  # not known until the machine was checked
 
     def run(self) -> int:
         """Work; the exit code.
@@ -158,9 +160,8 @@ class Worker:
         fidelity = self._options.fidelity or study.terms.fidelity
         if fidelity is Fidelity.PREDICTED:
             self._dry_runs.start()  # it imports torch while the study is planned
-        elif not self._checked:
-            check_machine(study.question)
-            self._checked = True
+        elif self._stands_in is None:
+            self._stands_in = check_machine(study.question, fidelity)
         return fidelity
 
     def _plan(self, study: Study) -> int | None:
@@ -274,13 +275,17 @@ class Worker:
         self, study: Study, claim: Claim, lease: Lease, folder: Path, deadline_s: float
     ) -> Measurement:
         """Run a probe; cancelled when a stop is requested or the lease is over."""
-        cluster = study.question.cluster
+        cluster, request = study.question.cluster, claim.probe.request
+        emulated = request.fidelity is Fidelity.EMULATED
+        on_cpu = cluster.gpu.device is Device.CPU
         job = Job(
             argv=self._options.argv(folder),
             directory=folder,
-            ranks=cluster.world_size,
+            ranks=1 if emulated else cluster.world_size,
             device=str(cluster.gpu.device),
             deadline_s=deadline_s,
+            # every rank has its share of a machine, also one that plays it alone
+            sharing=cluster.world_size if on_cpu else cluster.gpus_per_node,
         )
         try:
             write_spec(folder, probe_spec(study, claim.probe))
@@ -289,9 +294,17 @@ class Worker:
             detail = f"the ranks could not be started: {error}"
             return Measurement(outcome=Outcome.CRASHED, detail=detail)
         ended = self._supervise(run, lease)
-        records = read_records(folder, cluster.world_size)
+        records = read_records(folder, job.ranks)
         measurement = merge(ended, records, run.logs(), deadline_s=deadline_s)
-        return check_knobs(claim.probe.request.settings, cluster.world_size, measurement)
+        if emulated and isinstance(records[0], RankRecord):
+            measurement = with_communication(
+                measurement,
+                records[0].emulation,
+                request.settings,
+                cluster,
+                stands_in=bool(self._stands_in),
+            )
+        return check_knobs(request.settings, cluster.world_size, measurement)
 
     def _supervise(self, run: Run, lease: Lease) -> Ended:
         try:

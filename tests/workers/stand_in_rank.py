@@ -28,6 +28,7 @@ def record(out: Path, outcome: str, **more: object) -> None:
         "overhead_bytes": 0,
         "by_phase": {"forward": 1000},
         "by_category": {"parameters": 10},
+        "allocation_retries": 0,
     }
     shortage = {
         "phase": "forward",
@@ -55,6 +56,7 @@ def record(out: Path, outcome: str, **more: object) -> None:
         "expected_optimizer_steps": 3,
         "versions": {"python": "3"},
         "hardware": {"device": "cpu"},
+        "emulation": None,
         **more,
     }
     partial = out / f"rank-{RANK:05d}.partial"

@@ -10,6 +10,7 @@ from tuner.cluster import parse_cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import Framework
 from tuner.machine import ReportedGpu
+from tuner.measurement import Fidelity
 from workers.machine import Turn, check_machine, default_lock_path
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
@@ -93,6 +94,26 @@ def test_no_gpu_here(question, monkeypatch):
     monkeypatch.setattr(machine, "visible_gpus", lambda: ())
     with pytest.raises(ProbeError, match="shows no GPU"):
         check_machine(on(question, "a100-80gb"))
+
+
+@pytest.mark.parametrize(
+    "cluster", ["4xa100-80gb", "2x8xa100-80gb", "8xa100-40gb", "cpu:64", "4x8xcpu"]
+)
+def test_one_device_plays_rank_0_of_any_cluster_of_its_kind_or_of_smaller_ones(
+    question, monkeypatch, cluster
+):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: (A100,))
+    stands_in = check_machine(on(question, cluster), Fidelity.EMULATED)
+    assert stands_in is (cluster == "8xa100-40gb")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "why"), [((), "shows none here"), ((A100,), r"one here \(a100-80gb\) has 80\.0 GiB")]
+)
+def test_a_device_that_is_too_small_plays_nothing(question, monkeypatch, gpus, why):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: gpus)
+    with pytest.raises(ProbeError, match=why):
+        check_machine(on(question, "8xh200-141gb"), Fidelity.EMULATED)
 
 
 def test_gpus_that_differ(question, monkeypatch):

@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
         "overhead_bytes": 7,
         "by_phase": {"forward": 100, "optimizer": 80},
         "by_category": {"parameters": 40},
+        "allocation_retries": 0,
     },
     "step_times_s": {"1": [0.1, 0.2], "2": [0.3, 0.4]},
     "collectives": [
@@ -36,6 +37,13 @@ GOOD: dict[str, Any] = {
     "expected_optimizer_steps": 9,
     "versions": {"torch": "2.13.0"},
     "hardware": {"device": "cpu", "threads": 1},
+    "emulation": None,
+}
+SEEN = {"op": "all_gather", "axis": "tp", "phase": "forward", "count": 3, "bytes": 99}
+ALONE: dict[str, Any] = {
+    "phase_times_s": {"2": [{"forward": 0.1, "backward": 0.2}]},
+    "copies_s": {"2": {"forward": 0.01}},
+    "collectives": {"2": [{**SEEN, "overlap": "exposed"}]},
 }
 
 
@@ -53,6 +61,15 @@ def test_a_good_record():
     assert record.collectives == (
         Collective(op="all_gather", axis="dp_shard", phase="forward", count=3, bytes=99),
     )
+
+
+def test_what_a_rank_alone_noted():
+    record = parsed(emulation=ALONE)
+    assert isinstance(record, RankRecord)
+    assert record.emulation is not None
+    assert record.emulation.phase_times_s == {2: ({"forward": 0.1, "backward": 0.2},)}
+    assert record.emulation.copies_s == {2: {"forward": 0.01}}
+    assert record.emulation.collectives == {2: (Collective(**SEEN, overlap="exposed"),)}
 
 
 def test_an_error_becomes_one_line():
@@ -90,6 +107,10 @@ def test_losses_may_be_non_finite():
         {"ended_at": None},
         {"versions": []},
         {"error": "text"},
+        {"emulation": {}},
+        {"emulation": {**ALONE, "copies_s": {}}},
+        {"emulation": {**ALONE, "copies_s": {"2": {"forward": -0.1}}}},
+        {"emulation": {**ALONE, "phase_times_s": {"2": [{"forward": float("nan")}]}}},
     ],
     ids=str,
 )

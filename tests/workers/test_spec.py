@@ -1,3 +1,8 @@
+from dataclasses import replace
+
+import pytest
+
+from tuner.cluster import parse_cluster
 from tuner.measurement import Fidelity
 from tuner.settings import Settings
 from tuner.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
@@ -8,11 +13,14 @@ from workers.spec import probe_spec
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
 
 
-def probe(counts: tuple[int, ...] = ()) -> Probe:
-    request = ProbeRequest(
-        settings=SETTINGS, fidelity=Fidelity.MEASURED, accumulation_counts=counts
-    )
-    return Probe(id=1, request=request, state=ProbeState.RUNNING, memory_limit_bytes=12345)
+def probe(
+    counts: tuple[int, ...] = (),
+    fidelity: Fidelity = Fidelity.MEASURED,
+    limit_bytes: int | None = 12345,
+) -> Probe:
+    request = ProbeRequest(settings=SETTINGS, fidelity=fidelity, accumulation_counts=counts)
+    state = ProbeState.RUNNING
+    return Probe(id=1, request=request, state=state, memory_limit_bytes=limit_bytes)
 
 
 def study(question) -> Study:
@@ -37,3 +45,26 @@ def test_the_probe_program_reads_it(question, tmp_path):
 
 def test_the_settings_own_accumulation_where_the_request_names_none(question):
     assert probe_spec(study(question), probe())["accumulation_counts"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "expected"), [(None, "card"), (2**30, "limit"), (2**50, "card")]
+)
+def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(question, limit_bytes, expected):
+    """The device at hand may be larger; on a GPU context and communicators are beside."""
+    asked = replace(question, cluster=parse_cluster("8xa100-80gb"))
+    emulated = probe(fidelity=Fidelity.EMULATED, limit_bytes=limit_bytes)
+    values = probe_spec(study(asked), emulated)
+    assert values["fidelity"] == "emulated"
+    found, card = values["memory_limit_bytes"], asked.cluster.gpu.memory_bytes
+    if expected == "limit":
+        assert found == limit_bytes
+    else:
+        assert 0 < card - found < 3 * 2**30
+    measured = probe_spec(study(asked), probe(limit_bytes=limit_bytes))
+    assert measured["memory_limit_bytes"] == limit_bytes
+
+
+def test_an_emulated_cpu_rank_has_its_share(question):
+    emulated = probe_spec(study(question), probe((), Fidelity.EMULATED, None))
+    assert emulated["memory_limit_bytes"] == question.cluster.gpu.memory_bytes

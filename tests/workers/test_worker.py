@@ -145,7 +145,7 @@ def test_an_unknown_study(work):
 
 
 def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch):
-    def refuse(question: object) -> None:
+    def refuse(question: object, fidelity: object) -> None:
         raise ProbeError("8xa100-80gb is asked about; this machine is cpu:2")
 
     monkeypatch.setattr(worker_module, "check_machine", refuse)
@@ -160,7 +160,7 @@ def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch):
 def test_a_machine_that_is_not_the_cluster_leaves_anothers_study_alone(
     store, question, work, monkeypatch
 ):
-    def refuse(question: object) -> None:
+    def refuse(question: object, fidelity: object) -> None:
         raise ProbeError("not here")
 
     monkeypatch.setattr(worker_module, "check_machine", refuse)

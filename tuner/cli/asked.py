@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+import typer
+
 from tuner import machine
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
@@ -22,6 +24,7 @@ from tuner.framework import (
     installed_versions,
     parse_stated_versions,
 )
+from tuner.here import best_fidelity, is_here, why_not_emulated, why_unpriced
 from tuner.measurement import Fidelity
 from tuner.model import load_model
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
@@ -33,11 +36,15 @@ from tuner.workload import Optimizer, Precision, ReduceDtype, Workload, choice
 
 T = TypeVar("T")
 
-MOST_PROBES: Mapping[Fidelity, int] = {Fidelity.MEASURED: 20, Fidelity.PREDICTED: MOST_CLASSES}
+MOST_PROBES: Mapping[Fidelity, int] = {
+    Fidelity.MEASURED: 20,
+    Fidelity.EMULATED: 20,
+    Fidelity.PREDICTED: MOST_CLASSES,
+}
 """Probes to run at most, unless a number is given."""
 
-SAME_MEMORY = 0.02
-"""Relative difference between two readings of one GPU's memory: driver releases differ by it."""
+AUTO = "auto"
+"""The word for the strongest fidelity that this machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +70,21 @@ def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
         UsageError: some of it cannot be read, is contradictory, or cannot be measured here.
     """
     question = _question(asked)
-    fidelity = read_fidelity(asked)
+    fidelity, chosen_for = read_fidelity(asked, question)
+    if fidelity is Fidelity.PREDICTED and "max_probes" not in budget:
+        budget["max_dry_runs"] = MOST_DRY_RUNS
     terms = Terms(
         fidelity=fidelity,
         headroom=read_share("headroom", asked.headroom),
         memory_limit_bytes=if_given(read_size, "memory_limit", asked.memory_limit),
-        **budget,
+        **{"max_probes": MOST_PROBES[fidelity], **budget},
     )
     if fidelity is Fidelity.MEASURED:
         check_measurable(question)
+    elif fidelity is Fidelity.EMULATED:
+        check_emulatable(question)
+    if chosen_for:
+        typer.echo(f"fidelity {fidelity}: {chosen_for}", err=True)
     return Inquiry(question=question, space=enumerate_space(question), terms=terms)
 
 
@@ -81,25 +94,27 @@ def read_budget(asked: SuggestAsked) -> dict[str, Any]:
     Raises:
         UsageError: one cannot be read.
     """
-    fidelity = read_fidelity(asked)
     given = if_given(read_whole, "max_probes", asked.max_probes)
-    counted = given is None and fidelity is Fidelity.PREDICTED
     return {
-        "max_probes": given or MOST_PROBES[fidelity],
-        "max_dry_runs": MOST_DRY_RUNS if counted else None,
+        **({"max_probes": given} if given is not None else {}),
         "wall_s": if_given(read_duration, "budget", asked.budget),
         "device_s": if_given(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
         "tolerance": read_share("tolerance", asked.tolerance),
     }
 
 
-def read_fidelity(asked: Asked) -> Fidelity:
-    """How probes are to be run.
+def read_fidelity(asked: Asked, question: Question) -> tuple[Fidelity, str]:
+    """How probes are to be run, and why so where that was left to this machine.
 
     Raises:
         UsageError: in no way that there is.
     """
-    return choice("fidelity", Fidelity, asked.fidelity)
+    if asked.fidelity == AUTO:
+        return best_fidelity(question)
+    if asked.fidelity not in list(Fidelity):
+        known = ", ".join((AUTO, *Fidelity))
+        raise UsageError("fidelity", asked.fidelity, f"must be one of {known}")
+    return Fidelity(asked.fidelity), ""
 
 
 def check_speed_known(inquiry: Inquiry) -> None:
@@ -132,15 +147,38 @@ def check_measurable(question: Question) -> None:
         UsageError: the framework is not probed, other versions are installed, the optimizer's
             library is missing, or this machine is not the cluster.
     """
+    _check_software(question)
+    if question.cluster.gpu.device is Device.CPU:
+        _check_memory(question.cluster)
+    else:
+        _check_gpus(question.cluster)
+
+
+def _check_software(question: Question) -> None:
     _check_framework(question.framework)
     if question.workload.optimizer is Optimizer.ADAMW_8BIT and find_spec("torchao") is None:
         raise UsageError(
             "optimizer", "adamw_8bit", "needs torchao, which is not installed: pip install torchao"
         )
-    if question.cluster.gpu.device is Device.CPU:
-        _check_memory(question.cluster)
-    else:
-        _check_gpus(question.cluster)
+
+
+def check_emulatable(question: Question) -> None:
+    """Refuse what one device of this machine cannot play.
+
+    Raises:
+        UsageError: the framework is not probed, other versions are installed, the optimizer's
+            library is missing, no device here is large enough, or a link's rate is not known.
+    """
+    _check_software(question)
+    if why := why_not_emulated(question.cluster):
+        raise UsageError("cluster", question.cluster.name, why)
+    if why := why_unpriced(question):
+        raise UsageError(
+            "cluster",
+            question.cluster.name,
+            f"{why}, and communication is not measured where one device plays them all: state it"
+            " in a .toml file",
+        )
 
 
 def _question(asked: Asked) -> Question:
@@ -213,14 +251,12 @@ def _check_memory(cluster: Cluster) -> None:
 
 
 def _check_gpus(cluster: Cluster) -> None:
-    here = local_cluster()
-    enough = cluster.nodes == 1 and cluster.gpus_per_node <= here.gpus_per_node
-    roomy = here.gpu.memory_bytes * (1 + SAME_MEMORY) >= cluster.gpu.memory_bytes
-    if here.gpu.device is Device.CUDA and here.gpu.name == cluster.gpu.name and enough and roomy:
+    if is_here(cluster):
         return
     raise UsageError(
         "cluster",
         cluster.name,
-        f"probes run here, and this machine is {here.name}: use --cluster local, or run tuner on"
+        f"probes run here, and this machine is {local_cluster().name}: use --cluster local, or run"
+        " tuner on"
         f" {'that machine' if cluster.nodes == 1 else 'a single node of that kind'}",
     )

@@ -1,6 +1,7 @@
 """One probe in full: what it measured, or why it failed."""
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,12 @@ from tuner.quantity import UNKNOWN, Quantity
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.study import Probe, Study
+
+_FIDELITIES = {
+    Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
+    Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
+}
+"""What stands behind figures that are not measured."""
 
 LOG_LINES = 12
 """Lines that are shown of the end of a rank's log."""
@@ -93,8 +100,8 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
     yield "probe", f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
-    if probe.request.fidelity is Fidelity.PREDICTED:
-        yield "fidelity", "predicted: tensors by a dry run, what is beside them by arithmetic"
+    if fidelity := _FIDELITIES.get(probe.request.fidelity):
+        yield "fidelity", f"{probe.request.fidelity}: {fidelity}"
     yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
     yield from _memory_facts(study, probe, measurement)
     yield from _time_facts(study, probe, measurement)
@@ -123,12 +130,36 @@ def _memory_facts(
             f" reserved {size_text(memory.reserved_bytes)}, on the device"
             f" {size_text(memory.device_bytes)}",
         )
+        if memory.allocation_retries:
+            yield "near misses", f"{memory.allocation_retries} allocations needed a second try"
         yield "peaks", _sizes(memory.by_phase)
         dry_run = probe.request.fidelity is Fidelity.PREDICTED
         yield "at the peak" if dry_run else "held", _sizes(memory.by_category)
 
 
+def _emulation_facts(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    """Computing and exposed communication apart, of the steps with most micro-batches."""
+    emulation = measurement.emulation
+    if emulation is None:
+        return
+    count = max(emulation.compute_s)
+    yield "computing", f"{time_text(median(emulation.compute_s[count]))} s of {_passes(count)}"
+    if emulation.unpriced:
+        yield "exposed", f"unknown: {emulation.unpriced}"
+        return
+    exposed = emulation.exposed_s[count]
+    interval = f"80% interval {time_text(exposed.low_s)} to {time_text(exposed.high_s)}"
+    yield "exposed", f"{time_text(exposed.value_s)} s of communication ({interval})"
+    if emulation.stands_in:
+        yield "device", "another kind than the cluster's: its time only predicts"
+
+
+def _passes(count: int) -> str:
+    return f"{count} micro-batch{'' if count == 1 else 'es'}"
+
+
 def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    yield from _emulation_facts(measurement)
     time = _step_time(study, probe, measurement)
     if time.value is None:
         return
@@ -139,8 +170,7 @@ def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterato
         yield "step", f"{time_text(time.value)} s ({interval}), by arithmetic"
         return
     steps = " and ".join(
-        f"{len(times)} of {count} micro-batch{'' if count == 1 else 'es'}"
-        for count, times in measurement.step_times_s.items()
+        f"{len(times)} of {_passes(count)}" for count, times in measurement.step_times_s.items()
     )
     yield "step", f"{time_text(time.value)} s ({interval}); steps timed: {steps}"
     losses = measurement.losses
@@ -154,14 +184,16 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 def _show_collectives(console: Console, measurement: Measurement) -> None:
     count = measurement.tracked_accumulation
-    title = f"Collectives of rank 0 in one step of {count} micro-batch{'' if count == 1 else 'es'}"
+    title = f"Collectives of rank 0 in one step of {_passes(count)}"
     console.print(Text(title, style="bold"))
     found = measurement.collectives
+    overlap = [Column("hidden", [one.overlap for one in found])] if found[0].overlap else []
     unit, divisor = size_unit(max(one.bytes for one in found))
     columns = (
         Column("collective", [one.op for one in found]),
         Column("axis", [one.axis for one in found]),
         Column("phase", [one.phase for one in found]),
+        *overlap,
         Column("calls", [str(one.count) for one in found], is_number=True),
         Column(unit, [size_number(one.bytes, divisor) for one in found], is_number=True),
     )

@@ -140,9 +140,11 @@ class Asked:
     fidelity: Annotated[
         str,
         _option(
-            "measured|predicted",
-            "How probes are run. measured: on all ranks of the cluster. predicted: as dry runs of"
-            " one rank, without a device; what they do not show is arithmetic.",
+            "measured|emulated|predicted|auto",
+            "How probes are run. measured: on all ranks of the cluster. emulated: as its rank 0,"
+            " alone on one device of its kind, or a larger one; communication is arithmetic."
+            " predicted: as dry runs of one rank, without a device; what they do not show is"
+            " arithmetic. auto: the first of these that this machine can.",
             BUDGET,
         ),
     ] = "measured"

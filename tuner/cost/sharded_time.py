@@ -1,33 +1,29 @@
 """Seconds of a step of torch, accelerate and trainer: DDP or FSDP2, and tensor parallelism.
 
-It prices the list of :func:`tuner.cost.collectives.step_collectives`. What is hidden: FSDP gathers
-a layer's parameters while the one before computes, and reduces its gradients while backward goes
-on, so each pass takes the longer of computing and communicating; the first gather and the last
-reduction stand alone. DDP reduces all but its last bucket beside backward. Tensor-parallel
-collectives are waited for. A GPU computes more slowly while it communicates. Experts are gathered
-or replicated, so there is no all-to-all. Constants: ``catalog/costs.toml``.
+What is computed is arithmetic; the list of :func:`tuner.cost.collectives.step_collectives` is
+priced by :mod:`tuner.cost.communication`. Experts are gathered or replicated, so there is no
+all-to-all. Constants: ``catalog/costs.toml``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster
-from tuner.cost.categories import Phase
 from tuner.cost.collectives import (
     FSDP,
     Axis,
     Op,
-    Overlap,
     Sizes,
     StepCollective,
     axis_sizes,
     reducing_passes,
     step_collectives,
 )
+from tuner.cost.communication import Computing, LinkSeconds, link_seconds, passes_s
 from tuner.cost.compute import stage_compute_s
 from tuner.cost.constants import Costs
-from tuner.cost.links import axis_group, ring_s
 from tuner.cost.memory import WEIGHT_BYTES
 from tuner.cost.stages import Stage
 from tuner.model import ModelConfig
@@ -38,94 +34,36 @@ _LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 _ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
 
 
-@dataclass(slots=True, kw_only=True)
-class StepSeconds:
-    """Seconds of one optimizer step on the GPU, and on its links."""
-
-    forward: float = 0.0
-    """Computing, over all passes."""
-    backward: float = 0.0
-    """The same, with forward again where activations are checkpointed."""
-    tensor_forward: float = 0.0
-    """Tensor-parallel collectives of forward and loss."""
-    tensor_backward: float = 0.0
-    """The same of backward."""
-    exposed: float = 0.0
-    """First gathers, last reductions."""
-    gathers_forward: float = 0.0
-    """Gathers behind forward."""
-    gathers_backward: float = 0.0
-    """Gathers behind backward."""
-    reductions: float = 0.0
-    """Reductions behind those backward passes that synchronize."""
-    replicas: float = 0.0
-    """The same between nodes under hybrid sharding: on other links."""
-    copied: float = 0.0
-    """Bytes that FSDP2 and DDP copy into and out of their buffers."""
-
-
 def sharded_step_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
     """Seconds of an optimizer step; rates of GPU and links must be known."""
-    s = _step_seconds(workload, settings, cluster, costs)
-    passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
-    busy = costs.time["overlap_cost"]
-    forward = _beside(s.forward + s.tensor_forward, s.gathers_forward, busy)
-    each, gather = (s.backward + s.tensor_backward) / passes, s.gathers_backward / passes
-    backward = (passes - synced) * _beside(each, gather, busy)
-    links = max(gather + s.reductions / synced, s.replicas / synced)
-    backward += synced * _beside(each, links, busy)
-    assert cluster.gpu.memory_bytes_per_s is not None
-    traffic = s.copied + _accumulated_bytes(workload, settings)
-    update = _update_s(workload, settings, cluster, costs)
-    return forward + backward + s.exposed + traffic / cluster.gpu.memory_bytes_per_s + update
-
-
-def _beside(computing: float, communicating: float, busy: float) -> float:
-    """Both at once: the longer, and what the one loses to the other while both go on."""
-    return max(computing, communicating) + busy * min(computing, communicating)
-
-
-def _step_seconds(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
-) -> StepSeconds:
-    """The step's collectives, each priced on its links, beside what is computed."""
     sizes = axis_sizes(settings, cluster)
-    found = StepSeconds()
-    _compute(found, workload, settings, cluster, costs)
-    for item in step_collectives(workload, settings, cluster):
-        seconds = _collective_s(item, sizes, cluster, costs)
-        if item.axis is Axis.TP:
-            if item.phase is Phase.BACKWARD:
-                found.tensor_backward += seconds
-            else:
-                found.tensor_forward += seconds
-            continue
-        if item.axis is not Axis.DP_REPLICATE:
-            found.copied += (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
-        if item.overlap is Overlap.EXPOSED:
-            found.exposed += seconds
-        elif item.axis is Axis.DP_REPLICATE:
-            found.replicas += seconds
-        elif item.op is not Op.ALL_GATHER:
-            found.reductions += seconds
-        elif item.phase is Phase.BACKWARD:
-            found.gathers_backward += seconds
-        else:
-            found.gathers_forward += seconds
+    collectives = step_collectives(workload, settings, cluster)
+    links = link_seconds(collectives, sizes, cluster, costs)
     if settings.cpu_offload:
-        _offload(found, workload, settings, sizes, cluster)
-    return found
+        links = _with_offload(links, workload, settings, sizes, cluster)
+    passed = passes_s(
+        _computing(workload, settings, cluster, costs),
+        links,
+        passes=settings.gradient_accumulation_steps,
+        synced=reducing_passes(settings),
+        costs=costs,
+    )
+    assert cluster.gpu.memory_bytes_per_s is not None
+    traffic = _copied_bytes(collectives) + _accumulated_bytes(workload, settings)
+    update = _update_s(workload, settings, cluster, costs)
+    return passed + traffic / cluster.gpu.memory_bytes_per_s + update
 
 
-def _collective_s(item: StepCollective, sizes: Sizes, cluster: Cluster, costs: Costs) -> float:
-    group = axis_group(item.axis, sizes, cluster)
-    twice = item.op is Op.ALL_REDUCE
-    return ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
+def _copied_bytes(collectives: Iterable[StepCollective]) -> float:
+    """Bytes that FSDP2 and DDP copy into and out of their buffers."""
+    return sum(
+        (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
+        for item in collectives
+        if item.axis not in (Axis.TP, Axis.DP_REPLICATE)
+    )
 
 
-def _compute(
-    found: StepSeconds, workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
-) -> None:
+def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> Computing:
     """Layers take the longer of the GPU's path and the host's, which launches kernels."""
     again = settings.activation_checkpointing is Checkpointing.FULL
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
@@ -133,7 +71,7 @@ def _compute(
     host = costs.time["torch_host_s"] / 3
     part = passes * layers * max(gpu, host)
     ends = passes * stage_compute_s(workload, settings, cluster, costs, _ENDS) / 3
-    found.forward, found.backward = part + ends, (2 + again) * part + 2 * ends
+    return Computing(forward=part + ends, backward=(2 + again) * part + 2 * ends)
 
 
 @lru_cache(maxsize=64)
@@ -153,17 +91,20 @@ def host_bytes_per_s(cluster: Cluster) -> float | None:
     return None if kind is None else kind.host_bytes_per_s
 
 
-def _offload(
-    found: StepSeconds, workload: Workload, settings: Settings, sizes: Sizes, cluster: Cluster
-) -> None:
+def _with_offload(
+    links: LinkSeconds, workload: Workload, settings: Settings, sizes: Sizes, cluster: Cluster
+) -> LinkSeconds:
     """Shards come from the host before each gather, reduced gradients go there."""
     rate = host_bytes_per_s(cluster)
     assert rate is not None
     shard = WEIGHT_BYTES[workload.precision] * _shard_parameters(workload, settings, sizes)
     once, passes = shard / rate, settings.gradient_accumulation_steps
-    found.gathers_forward += passes * once
-    found.gathers_backward += passes * once * (found.gathers_backward > 0)
-    found.reductions += reducing_passes(settings) * once
+    return replace(
+        links,
+        gathers_forward=links.gathers_forward + passes * once,
+        gathers_backward=links.gathers_backward + passes * once * (links.gathers_backward > 0),
+        reductions=links.reductions + reducing_passes(settings) * once,
+    )
 
 
 def _accumulated_bytes(workload: Workload, settings: Settings) -> float:

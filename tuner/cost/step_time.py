@@ -120,14 +120,21 @@ def missing_rate(workload: Workload, settings: Settings, cluster: Cluster, *, pi
         return f"the matrix rate {unknown}"
     if cluster.gpu.memory_bytes_per_s is None:
         return f"the memory's bandwidth {unknown}"
+    if missing := missing_link(settings, cluster, piped=piped):
+        return missing
+    if settings.cpu_offload and host_bytes_per_s(cluster) is None:
+        return f"the link to the host's memory {unknown}"
+    return ""
+
+
+def missing_link(settings: Settings, cluster: Cluster, *, piped: bool = False) -> str:
+    """What would have to be known of a link that is used; empty if nothing."""
     groups = list(_groups(settings, cluster, piped=piped))
     if cluster.intra_node.bytes_per_s is None and any(g.ranks_per_node > 1 for g in groups):
         return "the bandwidth of the link within a node is not known"
     over = any(g.nodes > 1 for g in groups) or (piped and spans_nodes(settings, cluster))
     if cluster.inter_node.bytes_per_s is None and over:
         return "the bandwidth of the link between nodes is not known"
-    if settings.cpu_offload and host_bytes_per_s(cluster) is None:
-        return f"the link to the host's memory {unknown}"
     return ""
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from tuner.measurement import Fidelity, Memory
 from tuner.planner.explain import explain
 from tuner.planner.knowledge import Finding, Knowledge, learn, total_measured
-from tuner.planner.other_fidelity import predicted_too
+from tuner.planner.other_fidelity import others_too
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.predicted import predicted_answer
 from tuner.planner.ranking import choose, pareto
 from tuner.planner.timing import speed_of
-from tuner.quantity import Provenance, Quantity
+from tuner.quantity import Quantity
 from tuner.study import Study
 from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
 
@@ -26,11 +26,11 @@ def answer(study: Study) -> Suggestion:
     """
     if study.terms.fidelity is Fidelity.PREDICTED:
         return predicted_answer(study)
-    return _measured_answer(study)
+    return _probed_answer(study)
 
 
-def _measured_answer(whole: Study) -> Suggestion:
-    study = whole.at(Fidelity.MEASURED)
+def _probed_answer(whole: Study) -> Suggestion:
+    study = whole.at(whole.terms.fidelity)
     known = learn(study)
     fitting = known.fitting
     choice = choose(fitting, study.terms.tolerance)
@@ -51,7 +51,7 @@ def _measured_answer(whole: Study) -> Suggestion:
         probes=_outcomes(study),
         wall_s=wall_s,
         device_s=device_s,
-        explanation=(*explain(known, choice), *predicted_too(whole, known)),
+        explanation=(*explain(known, choice), *others_too(whole, known)),
     )
 
 
@@ -60,8 +60,8 @@ def _candidate(known: Knowledge, finding: Finding) -> Candidate:
     return Candidate(
         settings=finding.settings,
         allocated_gib=finding.peak.scaled(1 / GIB),
-        reserved_gib=_range_gib([memory.reserved_bytes for memory in memories]),
-        device_gib=_range_gib([memory.device_bytes for memory in memories]),
+        reserved_gib=_range_gib(finding, [memory.reserved_bytes for memory in memories]),
+        device_gib=_range_gib(finding, [memory.device_bytes for memory in memories]),
         limit_gib=known.limit_bytes / GIB,
         breakdown_gib=_breakdown_gib(memories),
         tokens_per_s_per_gpu=speed_of(finding.step_time, known.study.question),
@@ -70,11 +70,11 @@ def _candidate(known: Knowledge, finding: Finding) -> Candidate:
     )
 
 
-def _range_gib(sizes: Sequence[int]) -> Quantity:
+def _range_gib(finding: Finding, sizes: Sequence[int]) -> Quantity:
     """The largest of the repetitions, with their range as interval."""
     largest = max(sizes) / GIB
     return Quantity(
-        value=largest, low=min(sizes) / GIB, high=largest, provenance=Provenance.MEASURED
+        value=largest, low=min(sizes) / GIB, high=largest, provenance=finding.peak.provenance
     )
 
 

@@ -5,7 +5,7 @@ by arithmetic, the class of the settings that lead is dry-run, and the space is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
 
@@ -15,6 +15,7 @@ from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
 from tuner.framework import FrameworkName
 from tuner.measurement import Fidelity, Outcome
+from tuner.planner.corrections import Corrections, corrections
 from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
 from tuner.planner.words import describe
 from tuner.quantity import Quantity
@@ -36,6 +37,8 @@ class Estimate:
     """The probe whose dry run says what they need; ``None`` where that is arithmetic."""
     late_bytes: float = 0.0
     """Bytes that the framework frees too late for anything else to use them."""
+    factor: float = 1.0
+    """What the predicted step time was multiplied by, for what probes took that ran steps."""
 
     @property
     def is_dry_run(self) -> bool:
@@ -176,22 +179,41 @@ def forecast(study: Study) -> Forecast:
     Raises:
         UsageError: the question has no legal settings.
     """
-    study = study.at(Fidelity.PREDICTED)
+    whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.terms.limit_bytes(study.question.cluster)
     profiles, failed = _dry_run_classes(study)
     asked = _Asked(study.question.identity, limit, study.question)
+    estimates = {
+        e.settings: _with_dry_run(e, study.question, limit, profiles)
+        for e in _by_arithmetic(asked)
+        if class_of(e.settings) not in failed
+    }
+    if whole is not study:
+        seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
+        estimates = {s: _corrected(e, seen) for s, e in estimates.items()}
     return Forecast(
         study=study,
         space=_space(asked),
         limit_bytes=limit,
         profiles=profiles,
         failed=failed,
-        estimates={
-            e.settings: _with_dry_run(e, study.question, limit, profiles)
-            for e in _by_arithmetic(asked)
-            if class_of(e.settings) not in failed
-        },
+        estimates=estimates,
     )
+
+
+def _corrected(found: Estimate, seen: Corrections) -> Estimate:
+    """An estimate after what was seen of settings like these."""
+    factor, why = seen.factor(found.settings), seen.why_not(found.settings)
+    prediction = found.prediction
+    if factor != 1.0 and prediction.step_time_s.value is not None:
+        prediction = replace(
+            prediction,
+            step_time_s=prediction.step_time_s.scaled(factor),
+            tokens_per_s_per_gpu=prediction.tokens_per_s_per_gpu.scaled(1 / factor),
+        )
+    if why and prediction.fits:
+        prediction = replace(prediction, fits=False, why=why)
+    return replace(found, prediction=prediction, factor=factor)
 
 
 def why_no_speed(question: Question, settings: Settings) -> str:

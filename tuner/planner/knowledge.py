@@ -36,6 +36,8 @@ class Finding:
     """The probes that ended well, by repetition."""
     step_time: Quantity
     """Seconds of an optimizer step; unknown when no time was taken."""
+    spread: Quantity
+    """The same with the interval of the timed steps alone, which tells settings apart."""
     peak: Quantity
     """Peak allocated bytes on the rank that needed most, over the repetitions."""
     overhead_bytes: int
@@ -192,17 +194,24 @@ def _finding(settings: Settings, probes: Sequence[Probe]) -> Finding:
         settings=settings,
         probes=ordered,
         step_time=step_time(measurements, count),
-        peak=_peak(memories),
+        spread=step_time(measurements, count, with_model=False),
+        peak=_peak(memories, memory_provenance(measurements)),
         overhead_bytes=max(memory.overhead_bytes for memory in memories),
         extrapolated=is_extrapolated(measurements, count),
     )
 
 
-def _peak(memories: Sequence[Memory]) -> Quantity:
+def memory_provenance(measurements: Iterable[Measurement]) -> Provenance:
+    """What stands behind the memory of probes: an allocator's truth, of all ranks or of one."""
+    emulated = any(m.emulation is not None for m in measurements)
+    return Provenance.EMULATED if emulated else Provenance.MEASURED
+
+
+def _peak(memories: Sequence[Memory], provenance: Provenance) -> Quantity:
     """The highest peak seen, with the smallest that a steady step reached as the lower end."""
     highest = max(memory.allocated_bytes for memory in memories)
     lowest = min(min(memory.allocated_low_bytes, highest) for memory in memories)
-    return Quantity(value=highest, low=lowest, high=highest, provenance=Provenance.MEASURED)
+    return Quantity(value=highest, low=lowest, high=highest, provenance=provenance)
 
 
 def _need_of(finding: Finding) -> Need:

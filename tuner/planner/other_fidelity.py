@@ -1,37 +1,38 @@
-"""What an answer of one fidelity says of the probes of the same question at the other."""
+"""What an answer of one fidelity says of the probes of the same question at the others."""
 
 from collections.abc import Iterator
 
 from tuner.measurement import Fidelity, Outcome
-from tuner.planner.estimates import Forecast, forecast
+from tuner.planner.corrections import PROBED
+from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learn
 from tuner.planner.words import describe, probes_text, seconds_text
 from tuner.sizes import size_text
 from tuner.study import Study
 
 
-def measured_too(study: Study, known: Forecast) -> Iterator[str]:
-    """For a predicted answer: what was measured, and how the prediction compares with it."""
-    measured = study.at(Fidelity.MEASURED)
-    done = [p for p in measured.probes if p.measurement]
-    if not done:
-        return
-    counted = "1 probe" if len(done) == 1 else f"{len(done)} probes"
-    yield f"{counted} of this question measured too; --fidelity measured answers from these."
-    fitting = learn(measured).fitting
-    found = known.estimates.get(fitting[0].settings) if fitting else None
-    if found is not None:
-        finding = fitting[0]
-        yield (
-            f"The fastest measured that fits, {describe(finding.settings)}, took"
-            f" {seconds_text(finding.seconds)} and needed {size_text(finding.needed_bytes)} (probe"
-            f" {probes_text(p.id for p in finding.probes)}); predicted of it are"
-            f" {_seconds(found.step_time.value)} and {size_text(found.expected_bytes)}."
-        )
+def probed_too(study: Study, known: Forecast) -> Iterator[str]:
+    """For a predicted answer: what was measured or emulated, and how predictions compare."""
+    for fidelity in PROBED:
+        yield from _probes_of(study, fidelity)
+        fitting = learn(study.at(fidelity)).fitting if _counted(study, fidelity) else ()
+        found = known.estimates.get(fitting[0].settings) if fitting else None
+        if found is not None:
+            finding = fitting[0]
+            yield (
+                f"The fastest {fidelity} that fits, {describe(finding.settings)}, took"
+                f" {seconds_text(finding.seconds)} and needed {size_text(finding.needed_bytes)}"
+                f" (probe {probes_text(p.id for p in finding.probes)}); without it,"
+                f" {_seconds(found)} and {size_text(found.expected_bytes)} are predicted of it."
+            )
 
 
-def predicted_too(study: Study, known: Knowledge) -> Iterator[str]:
-    """For a measured answer: what dry runs say of its best settings."""
+def others_too(study: Study, known: Knowledge) -> Iterator[str]:
+    """For a measured or emulated answer: what the other one, and dry runs, say."""
+    mine = study.terms.fidelity
+    for fidelity in PROBED:
+        if fidelity is not mine:
+            yield from _probes_of(study, fidelity)
     dry_runs = [
         p
         for p in study.at(Fidelity.PREDICTED).probes
@@ -46,9 +47,21 @@ def predicted_too(study: Study, known: Knowledge) -> Iterator[str]:
     if found is not None and found.probe is not None:
         yield (
             f"Of {describe(found.settings)} a dry run predicts {size_text(found.expected_bytes)}"
-            f" (probe #{found.probe.id}); measured are {size_text(fitting[0].needed_bytes)}."
+            f" (probe #{found.probe.id}); {mine} are {size_text(fitting[0].needed_bytes)}."
         )
 
 
-def _seconds(value: float | None) -> str:
-    return "no time" if value is None else seconds_text(value)
+def _probes_of(study: Study, fidelity: Fidelity) -> Iterator[str]:
+    if counted := _counted(study, fidelity):
+        probes = "1 probe" if counted == 1 else f"{counted} probes"
+        yield f"{probes} of this question {fidelity} too; --fidelity {fidelity} answers from these."
+
+
+def _counted(study: Study, fidelity: Fidelity) -> int:
+    return sum(1 for p in study.at(fidelity).probes if p.measurement)
+
+
+def _seconds(found: Estimate) -> str:
+    """The step time as predicted before it was corrected."""
+    value = found.step_time.value
+    return "no time" if value is None else seconds_text(value / found.factor)

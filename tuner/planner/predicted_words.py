@@ -6,7 +6,7 @@ from tuner.cost.explain import explain_memory
 from tuner.framework import same_release
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
-from tuner.planner.other_fidelity import measured_too
+from tuner.planner.other_fidelity import probed_too
 from tuner.planner.ranking import Choice, near
 from tuner.planner.words import change_text, describe, describe_class, seconds_text
 from tuner.sizes import size_text
@@ -35,7 +35,7 @@ def explain_prediction(
         choice: the answer.
     """
     sentences = list(_of_best(known, choice) if choice else _of_nothing(known))
-    return (*sentences, *_failures(known), *_grounds(known), *measured_too(study, known))
+    return (*sentences, *_failures(known), *_grounds(known), *probed_too(study, known))
 
 
 def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _beats(one: Ranked, other: Ranked) -> bool:
 
 def indistinguishable(one: Finding, other: Finding, tolerance: float) -> bool:
     """Whether two findings' speeds cannot be told apart."""
-    return near(one, other, tolerance) or alike(one.step_time, other.step_time)
+    return near(one, other, tolerance) or alike(one.spread, other.spread)
 
 
 def near(one: Ranked, other: Ranked, tolerance: float) -> bool:

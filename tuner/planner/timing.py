@@ -14,7 +14,7 @@ from math import comb, sqrt
 from statistics import median
 
 from tuner.measurement import Measurement
-from tuner.quantity import UNKNOWN, Provenance, Quantity
+from tuner.quantity import UNKNOWN, Provenance, Quantity, weakest
 from tuner.study import Question
 
 CONFIDENCE = 0.8
@@ -47,21 +47,29 @@ class _Interval:
     high: float
 
 
-def step_time(measurements: Iterable[Measurement], accumulation: int) -> Quantity:
+def step_time(
+    measurements: Iterable[Measurement], accumulation: int, *, with_model: bool = True
+) -> Quantity:
     """Seconds of one optimizer step, pooled over the repetitions of one probe.
+
+    What was emulated has communication from the cost model: its interval widens that of the
+    steps.
 
     Args:
         measurements: of the same settings; those that did not end well count for nothing.
         accumulation: micro-batches in the step that is asked for.
+        with_model: off for the interval of the timed steps alone. What the model is wrong by moves
+            all settings together, and tells none apart.
 
     Returns:
         From the steps that ran so many micro-batches, when there are any. Else the line
         through the two counts that were run, with its interval (:func:`is_extrapolated`);
         its provenance is ``predicted``. Unknown when neither is there.
     """
-    runs = [m.step_times_s for m in measurements if m.step_times_s]
+    timed = [m for m in measurements if m.step_times_s]
+    runs = [m.step_times_s for m in timed]
     found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
-    provenance = Provenance.MEASURED
+    provenance = weakest(_provenance(m) for m in timed)
     if found is None:
         provenance = Provenance.PREDICTED  # arithmetic: no step of this length was run
         counts = sorted({count for run in runs for count, steps in run.items() if steps})
@@ -73,7 +81,34 @@ def step_time(measurements: Iterable[Measurement], accumulation: int) -> Quantit
             (high, _pooled([run[high] for run in runs if run.get(high)])),
             accumulation,
         )
-    return Quantity(value=found.value, low=found.low, high=found.high, provenance=provenance)
+    down, up = _model_error(timed, accumulation) if with_model else (0.0, 0.0)
+    return Quantity(
+        value=found.value,
+        low=max(found.low - down, LEAST * found.low),
+        high=found.high + up,
+        provenance=provenance,
+    )
+
+
+def _provenance(measurement: Measurement) -> Provenance:
+    """What stands behind the steps of one probe."""
+    emulation = measurement.emulation
+    if emulation is None:
+        return Provenance.MEASURED
+    return Provenance.PREDICTED if emulation.stands_in else Provenance.EMULATED
+
+
+def _model_error(measurements: Iterable[Measurement], accumulation: int) -> tuple[float, float]:
+    """Seconds by which priced communication may be wrong, down and up; the largest of all."""
+    down = up = 0.0
+    for measurement in measurements:
+        exposed = measurement.emulation.exposed_s if measurement.emulation else {}
+        if exposed:
+            count = accumulation if accumulation in exposed else max(exposed)
+            share, one = accumulation / count, exposed[count]
+            down = max(down, share * (one.value_s - one.low_s))
+            up = max(up, share * (one.high_s - one.value_s))
+    return down, up
 
 
 def speed_of(step_time: Quantity, question: Question) -> Quantity:

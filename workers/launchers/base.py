@@ -24,6 +24,8 @@ class Job:
     """cpu or cuda."""
     deadline_s: float
     """Seconds after which all ranks are ended, whatever they do."""
+    sharing: int | None = None
+    """Ranks that share this machine's cores, where they are not those that are started."""
     peer_grace_s: float = 5.0
     """Seconds that the others get for their own records when one rank has failed: they may hang
     in a collective for good."""

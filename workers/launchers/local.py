@@ -199,7 +199,7 @@ def rank_environment(job: Job, rank: int, inherited: Mapping[str, str]) -> dict[
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(job.ranks),
         "LOCAL_WORLD_SIZE": str(job.ranks),
-        "OMP_NUM_THREADS": str(max(1, usable_cores() // job.ranks)),
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // (job.sharing or job.ranks))),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "USE_HUB_KERNELS": "NO",

@@ -11,7 +11,8 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
     """Tokens of one optimizer step of one data-parallel rank.
 
     All ranks draw the whole global batch of ``step`` from the same seed and take their own
-    rows, so that every settings trains on the same sequences in some order.
+    rows, so that every settings trains on the same sequences in some order. A rank that runs
+    alone draws its own only: nothing is compared with other ranks.
 
     Args:
         spec: the probe.
@@ -23,12 +24,13 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
         ``count`` int64 tensors of shape (micro_batch_size, sequence_length), on the CPU.
     """
     generator = torch.Generator().manual_seed(mixed_seed(spec.seed, step))
-    rows = spec.data_parallel_size * spec.settings.micro_batch_size * count
+    ranks = 1 if spec.is_emulated else spec.data_parallel_size
+    rows = ranks * spec.settings.micro_batch_size * count
     size = (rows, spec.sequence_length)
     tokens = torch.randint(0, int(spec.model["vocab_size"]), size, generator=generator)
-    grid = tokens.view(count, spec.data_parallel_size, -1, spec.sequence_length)
+    grid = tokens.view(count, ranks, -1, spec.sequence_length)
     # copies: a view would hold the tokens of all ranks
-    return [grid[index, data_rank].clone() for index in range(count)]
+    return [grid[index, data_rank % ranks].clone() for index in range(count)]
 
 
 def mixed_seed(seed: int, what: object) -> int:

@@ -3,14 +3,21 @@
 import contextlib
 import resource
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from workers.probe.tracker import INSTRUMENT, MemoryLimitError, Phase, StorageTracker
+
+NO_MEMORY = 2
+"""CUDA's error code of an allocation outside the caching allocator that failed
+(``cudaErrorMemoryAllocation`` in driver_types.h)."""
+PAUSE_CYCLES = 20_000_000
+"""Of the device's clock, about 10 ms: more than the launches that are queued behind it take."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,10 +66,12 @@ class CpuDevice:
     is_fake = False
     foreach: bool | None = None
 
-    def __init__(self, phase: Phase, *, local_rank: int, limit_bytes: int | None) -> None:
+    def __init__(
+        self, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
+    ) -> None:
         self.torch_device = torch.device("cpu")
         self.peaks = Peaks()
-        self.tracker = StorageTracker(phase, limit_bytes=limit_bytes)
+        self.tracker = StorageTracker(phase, limit_bytes=limit_bytes, over_gloo=alone)
 
     def memory(self) -> contextlib.AbstractContextManager[object]:
         """Tensors are real without further ado."""
@@ -70,6 +79,24 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back on a CPU."""
+
+    def mark(self) -> Any:
+        """A moment, for :meth:`seconds_between`."""
+        return time.perf_counter()
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        """Seconds from one marked moment to another."""
+        return float(second - first)
+
+    def seconds_of(self, work: Callable[[], object]) -> float:
+        """Seconds that ``work`` takes."""
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    def allocation_retries(self) -> int:
+        """Allocations that succeeded only after cached memory was given back: no such on CPU."""
+        return 0
 
     def start_steps(self) -> None:
         """Forget what building took: peaks are those of steps."""
@@ -118,7 +145,9 @@ class CudaDevice:
     is_fake = False
     foreach: bool | None = None
 
-    def __init__(self, phase: Phase, *, local_rank: int, limit_bytes: int | None) -> None:
+    def __init__(
+        self, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
+    ) -> None:
         self.torch_device = torch.device("cuda", local_rank)
         torch.cuda.set_device(self.torch_device)
         self.peaks = Peaks()
@@ -127,10 +156,11 @@ class CudaDevice:
         self._step_by_phase: Counter[str] = Counter()
         self._last_phase = phase.name
         self._shortage: OutOfMemory | None = None
-        self._limit_bytes = limit_bytes
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
-        if limit_bytes is not None and limit_bytes < total:
-            torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.torch_device)
+        self._limit_bytes = total if limit_bytes is None else min(limit_bytes, total)
+        if self._limit_bytes < total:
+            share = self._limit_bytes / total
+            torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
         # the one structured source of what was asked for, and of what was allocated then: while
         # an error rises out of backward, tensors die; not in CPU builds
         getattr(torch._C, "_cuda_attach_out_of_memory_observer")(self._note_shortage)  # noqa: B009
@@ -142,6 +172,28 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.torch_device)
+
+    def mark(self) -> Any:
+        """A moment on the current stream, for :meth:`seconds_between`."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        """Seconds from one marked moment to another, once the device has passed both."""
+        second.synchronize()
+        return float(first.elapsed_time(second)) / 1e3
+
+    def seconds_of(self, work: Callable[[], object]) -> float:
+        """Seconds that ``work`` takes the device, queued behind a pause: without its launches."""
+        torch.cuda._sleep(PAUSE_CYCLES)
+        first = self.mark()
+        work()
+        return self.seconds_between(first, self.mark())
+
+    def allocation_retries(self) -> int:
+        """Allocations that succeeded only after cached memory was given back."""
+        return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
     def start_steps(self) -> None:
         """Forget what building took: peaks are those of steps."""
@@ -180,7 +232,8 @@ class CudaDevice:
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
         """What ``error`` says of memory; ``None`` if it is another kind of error."""
-        if not isinstance(error, torch.OutOfMemoryError):
+        refused = isinstance(error, torch.AcceleratorError) and error_code(error) == NO_MEMORY
+        if not (refused or isinstance(error, torch.OutOfMemoryError)):
             return None
         return self._shortage or self._shortage_of(0)
 
@@ -193,12 +246,11 @@ class CudaDevice:
         self._shortage = self._shortage_of(size)
 
     def _shortage_of(self, requested_bytes: int) -> OutOfMemory:
-        properties = torch.cuda.get_device_properties(self.torch_device)
         return OutOfMemory(
             requested_bytes=requested_bytes,
             allocated_bytes=torch.cuda.memory_allocated(self.torch_device),
             reserved_bytes=torch.cuda.memory_reserved(self.torch_device),
-            limit_bytes=self._limit_bytes or properties.total_memory,
+            limit_bytes=self._limit_bytes,
         )
 
 
@@ -206,17 +258,30 @@ Device = CpuDevice | CudaDevice
 
 
 def open_device(
-    kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None
+    kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
 ) -> CpuDevice | CudaDevice:
     """The device of a rank.
+
+    Args:
+        kind: cpu or cuda.
+        phase: what the step is doing, kept current by the step.
+        local_rank: which of the machine's devices.
+        limit_bytes: that may be allocated.
+        alone: whether the rank's peers are not there.
 
     Raises:
         RuntimeError: there is no such CUDA device.
     """
     kinds = {"cpu": CpuDevice, "cuda": CudaDevice}
-    device = kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes)
+    device = kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
     assert isinstance(device, CpuDevice | CudaDevice)
     return device
+
+
+def error_code(error: torch.AcceleratorError) -> int | None:
+    """The device's own code of an error, where torch tells it."""
+    code: int | None = getattr(error, "error_code", None)
+    return code
 
 
 def _take_step(peaks: Peaks, peak: int, by_phase: Mapping[str, int]) -> None:

@@ -1,19 +1,16 @@
 """Start and end of one rank: its device, its process group, its record."""
 
-import datetime
 import os
 from pathlib import Path
 
 import torch.distributed as dist
 
 from workers.probe.device import open_device
+from workers.probe.group import join, join_fake_group, keep_own_parts
 from workers.probe.record import Record, versions
 from workers.probe.run import Rank
 from workers.probe.spec import read_spec
 from workers.probe.tracker import Phase
-
-COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
-"""Longer than any probe's deadline, which the supervisor keeps."""
 
 
 def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
@@ -33,11 +30,23 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
     device = None
     try:
         spec = read_spec(spec_path)
+        if spec.is_emulated:
+            see_one_gpu()
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         limit = spec.memory_limit_bytes
-        device = open_device(spec.device, phase, local_rank=local_rank, limit_bytes=limit)
+        device = open_device(
+            spec.device,
+            phase,
+            local_rank=local_rank,
+            limit_bytes=limit,
+            alone=spec.is_emulated,
+        )
         record.hardware = dict(device.hardware())
-        join(spec.world_size, rank, device.backend, init_method)
+        if spec.is_emulated:
+            join_fake_group(spec.world_size)
+            keep_own_parts()
+        else:
+            join(spec.world_size, rank, device.backend, init_method)
         Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
         dist.barrier()  # no rank leaves while another still talks to it
     except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
@@ -46,15 +55,10 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
     return record.outcome
 
 
-def join(world_size: int, rank: int, backend: str, init_method: str) -> None:
-    """Join the process group of the probe's ranks."""
-    # accelerate wants an address even where the process group is there already
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-    dist.init_process_group(
-        backend,
-        init_method=init_method,
-        rank=rank,
-        world_size=world_size,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
+def see_one_gpu() -> None:
+    """Leave this process the first of its GPUs, before any is used.
+
+    A mesh of ranks that are not there must not be compared with the GPUs that are.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    os.environ.update(CUDA_VISIBLE_DEVICES=visible.split(",")[0], LOCAL_RANK="0")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.probe.device import Device
+from workers.probe.device import Device, error_code
 from workers.probe.optimizers import OptimizerUnavailableError
 
 FORMAT = 1
@@ -47,6 +47,7 @@ class Record:
     expected_optimizer_steps: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    emulation: dict[str, Any] | None = None
 
     def fail(self, error: BaseException, phase: str, device: Device | None) -> None:
         """Set the outcome from the kind of ``error``; text is kept for people only."""
@@ -80,7 +81,7 @@ def _outcome_of(error: BaseException, phase: str) -> str:
         return "host_oom"
     if isinstance(error, NonFiniteLossError):
         return "non_finite"
-    if isinstance(error, torch.AcceleratorError) and _code(error) in DEVICE_LOST:
+    if isinstance(error, torch.AcceleratorError) and error_code(error) in DEVICE_LOST:
         return "device_lost"
     if isinstance(error, dist.DistError) or _raised_by_a_collective(error):
         return "communication_error"
@@ -89,11 +90,6 @@ def _outcome_of(error: BaseException, phase: str) -> str:
     if phase == "build" and isinstance(error, ValueError | NotImplementedError):
         return "invalid"
     return "crashed"
-
-
-def _code(error: torch.AcceleratorError) -> int | None:
-    code: int | None = getattr(error, "error_code", None)
-    return code
 
 
 def _raised_by_a_collective(error: BaseException) -> bool:

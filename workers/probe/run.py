@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 
 from workers.probe import mesh as meshes
+from workers.probe.alone import Alone, StepClock
 from workers.probe.data import micro_batches
 from workers.probe.device import Device
 from workers.probe.gradient_norm import total_gradient_norm
+from workers.probe.group import one_copy_gathers
 from workers.probe.record import NonFiniteLossError, Record
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
@@ -34,6 +36,7 @@ class Rank:
     record: Record
     _step: int = 0
     _gradient_bytes: int = 0
+    _alone: Alone | None = None
 
     def run(self) -> None:
         """Build the stack, run all steps, and fill the record.
@@ -45,9 +48,16 @@ class Rank:
             stack = build_stack(self.spec, self.device)
             for tensor in (*stack.model.parameters(), *stack.model.buffers()):
                 self.device.tracker.add(tensor)
+            if self.spec.is_emulated:
+                self._alone = Alone(device=self.device, axes=meshes.axis_names(stack.mesh))
             self._track(stack)
-        self._time(stack)
-        self.record.phase = "finish"
+        if self._alone is None:
+            self._time(stack)
+        else:
+            with one_copy_gathers():
+                self._time(stack)
+                self.record.emulation = self._alone.values()
+        self.phase.name = self.record.phase = "finish"
         self.record.optimizer_steps = stack.optimizer_steps
         self.record.expected_optimizer_steps = self._step
         self.record.outcome = "ok"
@@ -70,9 +80,18 @@ class Rank:
             self.device.end_step()
         self._note_losses(stack, losses)
         self.record.tracked_accumulation = count
-        self.record.collectives = summarize(calls, meshes.axis_names(stack.mesh))
         self.record.reducing_micro_batches = self._reducing(calls, stack)
         self.record.memory = self._memory(stack)
+        if self._alone is None:
+            self.record.collectives = summarize(calls, meshes.axis_names(stack.mesh))
+            return
+        self._alone.calls[count] = calls
+        self.record.collectives = self._alone.rows(count)
+        for other in self.spec.accumulation_counts[:-1]:
+            stack.set_accumulation(other)
+            self.device.tracker.calls.clear()
+            self._one_step(stack, other, norms=False)
+            self._alone.calls[other] = list(self.device.tracker.calls)
 
     def _time(self, stack: Stack) -> None:
         """Take the time of steps at every count, without instruments.
@@ -88,17 +107,31 @@ class Rank:
             steps = self._affordable(seconds[-1], len(counts), stack)
             times = [self._timed_step(stack, count, losses) for _ in range(steps)]
             self.record.step_times_s[str(count)] = times
+            if self._alone is not None:
+                del self._alone.seconds[count][:-steps]  # of warming up
         self._note_losses(stack, losses)
 
     def _timed_step(self, stack: Stack, count: int, losses: list[torch.Tensor]) -> float:
         batches = self._batches(count)
         self.phase.name = "time"
         self.device.synchronize()
+        if self._alone is not None:
+            return self._computing_s(stack, count, batches)
         started = time.perf_counter()
         losses.append(optimizer_step(stack, batches, _unseen))
         self.device.synchronize()
         self._step += 1
         return time.perf_counter() - started
+
+    def _computing_s(self, stack: Stack, count: int, batches: list[torch.Tensor]) -> float:
+        """Seconds of a step in which nothing is sent; phases are marked, and not waited for."""
+        assert self._alone is not None
+        clock = StepClock(self.device)
+        optimizer_step(stack, batches, clock.enter)
+        seconds = clock.stop()
+        self._step += 1
+        self._alone.seconds.setdefault(count, []).append(seconds)
+        return sum(seconds.values())
 
     def _affordable(self, step_s: float, counts: int, stack: Stack) -> int:
         """Measured steps that the time budget allows: the same number on every rank."""
@@ -127,15 +160,24 @@ class Rank:
         return [batch.to(self.device.torch_device) for batch in batches]
 
     def _look_at_gradients(self, stack: Stack) -> None:
-        """Note the total gradient norm and the bytes of gradients; nothing of it is counted."""
+        """Note the total gradient norm and the bytes of gradients; nothing of it is counted.
+
+        Without peers there is no norm: what they would have sent is not there.
+        """
         self._enter(INSTRUMENT)
-        norm = float(total_gradient_norm(stack.model.parameters()))
-        self.record.gradient_norms.append(norm)
+        if self._alone is None:
+            norm = float(total_gradient_norm(stack.model.parameters()))
+            self.record.gradient_norms.append(norm)
         gradients = [p.grad for p in stack.model.parameters() if p.grad is not None]
         self._gradient_bytes = self._held_bytes(gradients)
 
     def _note_losses(self, stack: Stack, losses: list[torch.Tensor]) -> None:
-        """Average over the data-parallel ranks, and refuse what is not finite."""
+        """Average over the data-parallel ranks, and refuse what is not finite.
+
+        Without peers a loss says nothing: parameters and gradients are this rank's alone.
+        """
+        if self._alone is not None:
+            return
         self.phase.name = INSTRUMENT
         means = torch.stack(losses).double()
         if self.spec.data_parallel_size > 1:
@@ -167,6 +209,7 @@ class Rank:
             "peak_reserved_bytes": peaks.reserved,
             "device_bytes": self.device.process_bytes(),
             "overhead_bytes": self.device.overhead_bytes(),
+            "allocation_retries": self.device.allocation_retries(),
             "by_phase": dict(peaks.by_phase),
             "by_category": {**held, "activations_and_temporaries": rest},
         }

@@ -1,11 +1,13 @@
 """What a rank is asked to do: the JSON file that crosses from the supervisor."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+FIDELITIES = ("measured", "emulated")
+"""With all ranks, or by rank 0 alone in a process group of which the others are not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class Spec:
     """Steps whose time is taken even when the time budget is short."""
     time_budget_s: float
     """Seconds for the measured steps of all counts."""
+    fidelity: str = "measured"
+    """How it is run, one of ``FIDELITIES``; of no meaning to a dry run."""
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -82,6 +86,13 @@ class Spec:
             raise ValueError("settings.pp_size: the probe program runs one pipeline stage")
         if not self.accumulation_counts:
             raise ValueError("accumulation_counts: must name at least one count")
+        if self.fidelity not in FIDELITIES:
+            raise ValueError(f"fidelity: got {self.fidelity!r}; must be one of {FIDELITIES}")
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether rank 0 runs alone."""
+        return self.fidelity == "emulated"
 
     @property
     def data_parallel_size(self) -> int:
@@ -126,7 +137,8 @@ def parse_spec(values: dict[str, Any]) -> Spec:
     Raises:
         ValueError: unknown or missing fields, or another format.
     """
-    odd = {f.name for f in fields(Spec)}.symmetric_difference(values)
-    if odd:
+    given, known = set(values), {f.name for f in fields(Spec)}
+    required = {f.name for f in fields(Spec) if f.default is MISSING}
+    if odd := (required - given) | (given - known):
         raise ValueError(f"unknown or missing fields {sorted(odd)}")
     return Spec(**{**values, "settings": Knobs(**values["settings"])})

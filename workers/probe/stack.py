@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from workers.probe import mesh as meshes
 from workers.probe import tensor_parallel
 from workers.probe.device import Place
+from workers.probe.group import is_fake_group
 from workers.probe.model import (
     WeightFiller,
     build_on_meta,
@@ -35,6 +36,7 @@ from workers.probe.model import (
     move_buffers,
 )
 from workers.probe.optimizers import make_optimizer
+from workers.probe.replica import Replica
 from workers.probe.spec import Spec
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -75,7 +77,7 @@ class Stack:
 
     def decoder_layers(self) -> list[nn.Module]:
         """The model's blocks, in order."""
-        inner: Any = getattr(self.model, "module", self.model)  # inside of DDP
+        inner: Any = getattr(self.model, "module", self.model)  # inside of DDP, or its stand-in
         return decoder_layers(inner)
 
     def state_tensors(self) -> list[torch.Tensor]:
@@ -150,11 +152,7 @@ def _with_optimizer(
     )
     wrapped: nn.Module = model
     if not spec.is_sharded and spec.settings.tp_size == 1:
-        if place.is_fake:
-            _leave_ddp(accelerator)
-        # autocast, and DDP on several ranks
-        wrapped = accelerator.prepare_model(model, device_placement=False)
-        _set_reduce_dtype(spec, wrapped)
+        wrapped = _replicated(spec, accelerator, model, place)
     stack = Stack(
         spec=spec,
         accelerator=accelerator,
@@ -168,6 +166,21 @@ def _with_optimizer(
 
     optimizer.register_step_post_hook(count)
     return stack
+
+
+def _replicated(
+    spec: Spec, accelerator: Accelerator, model: PreTrainedModel, place: Place
+) -> nn.Module:
+    """The model with autocast, and in DDP on several ranks, or in what stands for it."""
+    if not is_fake_group():
+        wrapped: nn.Module = accelerator.prepare_model(model, device_placement=False)
+        _set_reduce_dtype(spec, wrapped)
+        return wrapped
+    with _left_ddp(accelerator):
+        wrapped = accelerator.prepare_model(model, device_placement=False)
+    if place.is_fake or spec.data_parallel_size == 1:
+        return wrapped
+    return Replica(wrapped, _DTYPES[spec.reduce_dtype])
 
 
 def _accelerator(spec: Spec, place: Place) -> Accelerator:
@@ -206,15 +219,24 @@ def _enter_fsdp(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin
     plugin; and setting only one of the two states lets ``sync_each_batch`` silently do
     nothing, which is why collectives are counted.
     """
-    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-    accelerator.state.distributed_type = DistributedType.FSDP
+    _set_distributed_type(accelerator, DistributedType.FSDP)
     accelerator.state.fsdp_plugin = plugin
 
 
-def _leave_ddp(accelerator: Accelerator) -> None:
-    """Keep accelerate from wrapping in DDP, whose C++ reducer has no use for fake tensors."""
-    PartialState._shared_state["distributed_type"] = DistributedType.NO
-    accelerator.state.distributed_type = DistributedType.NO
+@contextlib.contextmanager
+def _left_ddp(accelerator: Accelerator) -> Iterator[None]:
+    """Under this, accelerate does not wrap in DDP, whose C++ reducer wants real peers."""
+    before = accelerator.state.distributed_type
+    _set_distributed_type(accelerator, DistributedType.NO)
+    try:
+        yield
+    finally:
+        _set_distributed_type(accelerator, before)
+
+
+def _set_distributed_type(accelerator: Accelerator, kind: DistributedType) -> None:
+    PartialState._shared_state["distributed_type"] = kind
+    accelerator.state.distributed_type = kind
 
 
 def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:

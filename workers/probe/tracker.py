@@ -67,6 +67,9 @@ class StorageTracker(TorchDispatchMode):
         phase: what the step is doing, kept current by the step.
         count_storages: off where the device's own allocator counts (CUDA).
         limit_bytes: bytes after which an allocation raises ``MemoryLimitError``.
+        over_gloo: whether nothing is sent, where gloo would send it: gloo scatters a copy of
+            what it reduces (``reduce_scatter`` in
+            torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), which is counted then.
 
     Under FSDP2 three things need care: DTensor learns the shape of an operator's output by
     running it on global shapes, storages are freed and grown by ``resize_`` (which is not
@@ -74,7 +77,12 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(
-        self, phase: Phase, *, count_storages: bool = True, limit_bytes: int | None = None
+        self,
+        phase: Phase,
+        *,
+        count_storages: bool = True,
+        limit_bytes: int | None = None,
+        over_gloo: bool = False,
     ) -> None:
         super().__init__()
         self.current_bytes = 0
@@ -84,6 +92,7 @@ class StorageTracker(TorchDispatchMode):
         self._phase = phase
         self._count_storages = count_storages
         self._limit_bytes = limit_bytes
+        self._over_gloo = over_gloo
         self._sizes: dict[int, int] = {}
         self._propagating = 0
         self._home_mode: object = None
@@ -151,6 +160,9 @@ class StorageTracker(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor):
                     self.add(leaf)
         self._note(func, args, kwargs, out)
+        if kind == "reduce_scatter" and self._over_gloo:
+            tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+            self._copy_for_gloo(max(tensors, key=torch.Tensor.numel))
         return out
 
     def _is_unseen(self) -> bool:
@@ -158,6 +170,9 @@ class StorageTracker(TorchDispatchMode):
         if self._propagating or self._phase.name == INSTRUMENT:
             return True
         return _fake_mode() is not self._home_mode
+
+    def _copy_for_gloo(self, whole: torch.Tensor) -> None:
+        self.add(torch.empty_like(whole))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)

@@ -50,13 +50,10 @@ BAD_OPTIONS: list[tuple[str, list[str], str]] = [
         r"framework_version: got 'accelerate=1\.10\.0'; accelerate .* is installed here",
     ),
     ("no version", ["--framework-version", "torch"], r"framework_version: got 'torch'; must look"),
-    *(
-        (
-            f"fidelity {word}",
-            ["--fidelity", word],
-            rf"fidelity: got '{word}'; must be one of measured, predicted$",
-        )
-        for word in ("auto", "emulated")
+    (
+        "fidelity",
+        ["--fidelity", "guessed"],
+        r"fidelity: got 'guessed'; must be one of auto, measured, emulated, predicted$",
     ),
     ("no probes", ["--max-probes", "0"], r"max_probes: got '0'; must be a positive"),
     ("budget", ["--budget", "soon"], r"budget: got 'soon'; must be a duration such as 90s"),

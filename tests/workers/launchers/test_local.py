@@ -228,6 +228,13 @@ def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job):
     assert "GLOO_SOCKET_IFNAME" not in environment
 
 
+def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch):
+    monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 16)
+    for ranks, sharing, threads in ((1, 8, "2"), (1, None, "16"), (4, None, "4"), (1, 64, "1")):
+        job = make_job({}, ranks=ranks, sharing=sharing)
+        assert rank_environment(job, 0, {})["OMP_NUM_THREADS"] == threads
+
+
 def test_the_command_of_a_probe():
     assert probe_argv(Path("/d")) == (
         *(sys.executable, "-P", "-m", "workers.probe", "--spec", "/d/spec.json", "--out", "/d"),

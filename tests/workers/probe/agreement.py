@@ -2,6 +2,7 @@
 
 Starting ranks costs seconds and a tiny model's steps cost milliseconds, so the ranks of one
 world size go through all specs of ``FOLDER/specs.json`` and rank 0 writes ``records.json``.
+Specs that are emulated are run by rank 0 alone.
 """
 
 import json
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from workers.probe.device import open_device
-from workers.probe.rank import join
+from workers.probe.group import join, join_fake_group
 from workers.probe.record import Record
 from workers.probe.run import Rank
 from workers.probe.spec import Knobs, Spec
@@ -25,7 +26,9 @@ def run(values: dict, rank: int) -> dict:
     """One spec on this rank, with the program's own parts; only the process group is shared."""
     spec = Spec(**{**values, "settings": Knobs(**values["settings"])})
     phase, record = Phase(), Record(rank=rank)
-    device = open_device(spec.device, phase, local_rank=rank, limit_bytes=None)
+    device = open_device(
+        spec.device, phase, local_rank=rank, limit_bytes=None, alone=spec.is_emulated
+    )
     Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
     return asdict(record)
 
@@ -34,8 +37,11 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     torch.set_num_threads(1)
     world_size = int(os.environ["WORLD_SIZE"])
-    join(world_size, rank, "gloo", f"file://{folder}/rendezvous")
     specs = json.loads((folder / "specs.json").read_text())
+    if specs[0].get("fidelity") == "emulated":
+        join_fake_group(world_size)
+    else:
+        join(world_size, rank, "gloo", f"file://{folder}/rendezvous")
     records = [run(spec, rank) for spec in specs]
     if rank == 0:
         (folder / "records.json").write_text(json.dumps(records))

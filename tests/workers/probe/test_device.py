@@ -17,7 +17,8 @@ class Allocator:
     """What CUDA's caching allocator would say."""
 
     def __init__(self) -> None:
-        self.allocated = self.peak = 0
+        self.allocated = self.peak = self.retries = 0
+        self.share: float | None = None
         self.observer: Any = None
 
     def hold(self, size: int) -> None:
@@ -40,7 +41,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
         "synchronize": lambda _: None,
         "empty_cache": lambda: None,
         "get_device_properties": lambda _: SimpleNamespace(total_memory=80 * MIB),
-        "set_per_process_memory_fraction": lambda *_: None,
+        "set_per_process_memory_fraction": lambda share, _: setattr(made, "share", share),
+        "memory_stats": lambda _: {"num_alloc_retries": made.retries},
         "max_memory_allocated": lambda _: made.peak,
         "max_memory_reserved": lambda _: made.peak,
         "memory_allocated": lambda _: made.allocated,
@@ -64,6 +66,34 @@ def test_a_shortage_is_what_was_allocated_when_it_happened(allocator: Allocator)
     assert shortage.allocated_bytes == 39 * MIB
     assert shortage.limit_bytes == 40 * MIB
     assert device.out_of_memory(RuntimeError("out of memory")) is None
+
+
+def test_a_limit_beyond_the_device_is_the_devices(allocator: Allocator) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=200 * MIB)
+    allocator.observer(0, 2 * MIB, 80 * MIB, MIB)
+    shortage = device.out_of_memory(torch.OutOfMemoryError())
+    assert shortage is not None
+    assert shortage.limit_bytes == 80 * MIB
+    assert allocator.share is None
+
+
+def test_a_smaller_limit_caps_the_allocator(allocator: Allocator) -> None:
+    CudaDevice(Phase(), local_rank=0, limit_bytes=20 * MIB)
+    assert allocator.share == 0.25
+
+
+@pytest.mark.parametrize(("code", "is_shortage"), [(2, True), (700, False)])
+def test_memory_that_cuda_itself_wants(allocator: Allocator, code: int, is_shortage: bool) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    error = torch.AcceleratorError("CUDA error")
+    error.error_code = code
+    assert (device.out_of_memory(error) is not None) is is_shortage
+
+
+def test_near_misses_are_the_allocators_second_tries(allocator: Allocator) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.retries = 3
+    assert device.allocation_retries() == 3
 
 
 def test_each_phase_has_its_own_peak(allocator: Allocator) -> None:

@@ -45,7 +45,7 @@ def run(folder: Path, values: dict) -> tuple[list[int], list[dict]]:
         sys.executable, "-P", "-m", "workers.probe", "--spec", str(folder / "spec.json"),
         "--out", str(folder), "--init-method", f"file://{folder}/rendezvous",
     ]  # fmt: skip
-    ranks = range(values["world_size"])
+    ranks = range(1 if values.get("fidelity") == "emulated" else values["world_size"])
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
         "WORLD_SIZE": str(len(ranks)),
@@ -101,6 +101,58 @@ def test_out_of_memory_says_where_and_how_much(tmp_path: Path) -> None:
     assert shortage["phase"] in PHASES
     assert shortage["limit_bytes"] == limit
     assert shortage["allocated_bytes"] <= limit
+    assert shortage["allocated_bytes"] + shortage["requested_bytes"] > limit
+
+
+EMULATED = {"fidelity": "emulated", "accumulation_counts": [2, 4]}
+
+
+def test_a_rank_alone_has_computing_and_collectives_apart(tmp_path: Path) -> None:
+    """Sixteen ranks on four nodes, played by one process."""
+    knobs = {"sharding": "hybrid_shard", "gradient_accumulation_steps": 8, "sync_each_batch": False}
+    codes, (record,) = run(tmp_path, spec(16, knobs, gpus_per_node=4, **EMULATED))
+    assert codes == [0], record["error"]
+    found = record["emulation"]
+    assert record["tracked_accumulation"] == 4
+    assert record["losses"] == record["gradient_norms"] == []
+    assert record["optimizer_steps"] == record["expected_optimizer_steps"]
+    assert record["memory"]["allocation_retries"] == 0
+    for count in ("2", "4"):
+        steps = found["phase_times_s"][count]
+        assert len(steps) == len(record["step_times_s"][count]) == 4
+        assert all(set(step) == PHASES for step in steps)
+        assert sum(steps[0].values()) == pytest.approx(record["step_times_s"][count][0])
+        copies = found["copies_s"][count]
+        assert set(copies) == {"forward", "backward"}
+        assert copies["forward"] > 0
+    # gathers grow with the micro-batches, reductions of the last one do not
+    calls = {
+        count: {
+            op: sum(row["count"] for row in rows if row["op"] == op)
+            for op in ("all_gather", "reduce_scatter", "all_reduce")
+        }
+        for count, rows in found["collectives"].items()
+    }
+    assert calls["4"]["all_gather"] == 2 * calls["2"]["all_gather"]
+    assert calls["4"]["reduce_scatter"] == calls["2"]["reduce_scatter"] > 0
+    assert calls["4"]["all_reduce"] == calls["2"]["all_reduce"] > 0
+    assert record["collectives"] == found["collectives"]["4"]
+
+
+def test_what_a_rank_alone_receives_is_not_judged(tmp_path: Path) -> None:
+    """Its loss is of other weights than anybody's: it may be anything, or nothing."""
+    values = spec(2, {"sharding": "full_shard"}, model={**TINY, "rms_norm_eps": -1.0}, **EMULATED)
+    codes, (record,) = run(tmp_path, values)
+    assert (codes, record["outcome"]) == ([0], "ok")
+
+
+def test_a_rank_alone_runs_out_of_memory_where_ranks_would(tmp_path: Path) -> None:
+    limit = 1_000_000
+    codes, (record,) = run(tmp_path, spec(2, memory_limit_bytes=limit, **EMULATED))
+    assert (codes, record["outcome"]) == ([10], "oom")
+    shortage = record["oom"]
+    assert shortage["phase"] in PHASES
+    assert shortage["allocated_bytes"] <= limit == shortage["limit_bytes"]
     assert shortage["allocated_bytes"] + shortage["requested_bytes"] > limit
 
 

@@ -54,6 +54,7 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
         ({k: v for k, v in values().items() if k != "seed"}, "seed"),
         (values(format=2), "format"),
         (values(accumulation_counts=[]), "accumulation_counts"),
+        (values(fidelity="predicted"), "fidelity"),
     ],
 )
 def test_refuses_another_form(tmp_path: Path, content: object, message: str) -> None:
@@ -105,6 +106,14 @@ def test_steps_differ() -> None:
 def test_a_rank_holds_its_own_tokens_only() -> None:
     for batch in micro_batches(spec(), step=0, count=3, data_rank=1):
         assert batch.untyped_storage().nbytes() == batch.nbytes
+
+
+def test_a_rank_alone_draws_as_many_tokens_as_among_others() -> None:
+    alone, among = (
+        micro_batches(spec(fidelity=fidelity), step=0, count=3, data_rank=0)
+        for fidelity in ("emulated", "measured")
+    )
+    assert [batch.shape for batch in alone] == [batch.shape for batch in among]
 
 
 def test_ddp_beside_tensor_parallelism_is_refused() -> None:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from workers.probe.dry.device import join_fake_group
 from workers.probe.dry.operators import operator_of
 from workers.probe.dry.request import Request, parse_request
 from workers.probe.dry.rules import RefusedError
 from workers.probe.dry.run import DryRun
+from workers.probe.group import join_fake_group
 from workers.probe.tensor_parallel import UnsupportedByTensorParallel
 
 

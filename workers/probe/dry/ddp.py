@@ -1,19 +1,16 @@
 """DDP's buckets by arithmetic: its reducer is C++ and does not run on fake tensors."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 
 from workers.probe.dry.ledger import Category, Change, Ledger
+from workers.probe.replica import assigned, buckets, bytes_of
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack
 from workers.probe.tracker import BLOCK_BYTES, Call
 
-FIRST_BUCKET_BYTES = 2**20
-"""``dist._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first reduction starts early."""
-BUCKET_BYTES = 25 * 2**20
-"""``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it."""
 DDP_NOTE = (
     "ddp_buckets: DDP's buckets and its collectives are arithmetic; where gradients are reduced in"
     " another dtype than their own, each bucket's cast is held until backward's end, though a"
@@ -41,7 +38,7 @@ class Casts:
         self._buckets: list[list[torch.Tensor]] = []
         if _scale(stack.spec) == 1:
             return
-        self._buckets = assignment(_reduced(stack))
+        self._buckets = assigned(_reduced(stack))
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket:
                 parameter.register_post_accumulate_grad_hook(self._count(index))
@@ -63,37 +60,10 @@ class Casts:
                 self._stack.accelerator.sync_gradients or self._stack.spec.settings.sync_each_batch
             )
             if self._missing[index] == 0 and reduces:
-                size = int(_bytes(self._buckets[index]) * _scale(self._stack.spec))
+                size = int(bytes_of(self._buckets[index]) * _scale(self._stack.spec))
                 self._held.append(self._ledger.hold(size, Category.DDP_BUCKETS))
 
         return count
-
-
-def assignment(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Parameters of each of DDP's buckets, in the order of their reductions.
-
-    Gradients are ready from the last parameter to the first. A bucket of one dtype is closed
-    by the gradient that brings it to its cap (``compute_bucket_assignment_by_size`` in
-    torch/csrc/distributed/c10d/reducer.cpp), so a large gradient makes a large bucket.
-
-    Args:
-        parameters: that need gradients, in the model's order, each once.
-    """
-    closed: list[list[torch.Tensor]] = []
-    filling: dict[torch.dtype, list[torch.Tensor]] = {}
-    caps: dict[torch.dtype, int] = {}
-    for parameter in reversed(list(parameters)):
-        dtype = parameter.dtype
-        filling.setdefault(dtype, []).append(parameter)
-        if _bytes(filling[dtype]) >= caps.get(dtype, FIRST_BUCKET_BYTES):
-            closed.append(filling.pop(dtype))
-            caps[dtype] = BUCKET_BYTES
-    return closed + list(filling.values())
-
-
-def buckets(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Bytes of DDP's buckets, in the order of their reductions."""
-    return [_bytes(bucket) for bucket in assignment(parameters)]
 
 
 def held_bytes(stack: Stack) -> int:
@@ -141,7 +111,3 @@ def _reduced(stack: Stack) -> list[torch.Tensor]:
 def _scale(spec: Spec) -> float:
     """Bytes that are reduced for each byte of gradients."""
     return _REDUCED_BYTES[spec.reduce_dtype] / (2 if spec.precision == "bf16" else 4)
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

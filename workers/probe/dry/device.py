@@ -1,14 +1,11 @@
-"""A device without memory, and the process group of ranks that are not there."""
+"""A device without memory."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.probe.dry.ledger import Ledger
 from workers.probe.tracker import Phase
@@ -59,11 +56,3 @@ class FakeDevice:
         """Under this, new tensors have shapes and no values."""
         mode: AbstractContextManager[object] = self._mode
         return mode
-
-
-def join_fake_group(world_size: int) -> None:
-    """Become rank 0 of ``world_size`` ranks, of which there is only this one."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
-    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())

@@ -87,8 +87,7 @@ class Ledger(StorageTracker):
 
     Args:
         phase: what the step is doing.
-        over_gloo: whether collectives are gloo's, which scatters a copy of what it reduces
-            (``reduce_scatter`` in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+        over_gloo: whether collectives would be gloo's, as of ``StorageTracker``.
 
     Attributes:
         vocabulary: sizes of the last dimension of logits on this rank.
@@ -98,8 +97,7 @@ class Ledger(StorageTracker):
     """
 
     def __init__(self, phase: Phase, *, over_gloo: bool = False) -> None:
-        super().__init__(phase)
-        self._over_gloo = over_gloo
+        super().__init__(phase, over_gloo=over_gloo)
         self.vocabulary: frozenset[int] = frozenset()
         self.data_groups: frozenset[str] = frozenset()
         self.log: Log = []
@@ -205,8 +203,6 @@ class Ledger(StorageTracker):
             return
         if collectives.group_of(args, kwargs) in self.data_groups:
             self._note_data_parallel(kind, _tensors((args, kwargs)))
-        if kind == "reduce_scatter" and self._over_gloo:
-            self._copy_for_gloo(max(_tensors((args, kwargs)), key=torch.Tensor.numel))
 
     def _note_data_parallel(self, kind: str, tensors: list[torch.Tensor]) -> None:
         whole, part = _ROLES.get(kind, (None, None))

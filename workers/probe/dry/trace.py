@@ -7,16 +7,15 @@ rounded as the allocator rounds it.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
 from workers.probe import mesh as meshes
 from workers.probe.dry.ddp import DDP_NOTE, ddp_calls, held_bytes
 from workers.probe.dry.envelope import Line, lines
 from workers.probe.dry.ledger import Category, Segment
-from workers.probe.dry.overlap import overlaps
 from workers.probe.dry.request import Request
 from workers.probe.dry.turning_points import CATEGORIES, Point
 from workers.probe.dry.units import largest_block_bytes
+from workers.probe.group import group_of_name
+from workers.probe.overlap import overlaps
 from workers.probe.record import versions
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack
@@ -111,12 +110,7 @@ def _summary(spec: Spec, stack: Stack, calls: Sequence[Call]) -> list[dict[str, 
 
 def _axis_sizes(steps: Sequence[Mapping[str, Any]], axes: Mapping[str, str]) -> dict[str, int]:
     used = {row["axis"] for step in steps for row in step["collectives"]}
-    return {axis: _group_size(name) for name, axis in axes.items() if axis in used}
-
-
-def _group_size(name: str) -> int:
-    resolve: Any = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009
-    return int(resolve(name).size())
+    return {axis: group_of_name(name).size() for name, axis in axes.items() if axis in used}
 
 
 def _notes(spec: Spec, *, has_buckets: bool) -> list[str]:

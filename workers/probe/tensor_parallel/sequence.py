@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from workers.probe.group import gather_into, reduce_scatter_into
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -42,7 +44,7 @@ def all_gather_sequence(shard: Tensor, axis: Axis) -> Tensor:
     """(batch, sequence / size, features) on each rank to (batch, sequence, features) on all."""
     batch, length, *features = shard.shape
     gathered = shard.new_empty((axis.size * batch, length, *features))
-    _gather_into(gathered, shard.contiguous(), group=axis.group)
+    gather_into(gathered, shard.contiguous(), group=axis.group)
     by_rank = gathered.view(axis.size, batch, length, *features)
     return by_rank.transpose(0, 1).reshape(batch, axis.size * length, *features)
 
@@ -59,18 +61,8 @@ def reduce_scatter_sequence(partial: Tensor, axis: Axis) -> Tensor:
     length = sequence // axis.size
     by_rank = partial.reshape(batch, axis.size, length, *features).transpose(0, 1).contiguous()
     shard = partial.new_empty((batch, length, *features))
-    _reduce_scatter_into(shard, by_rank.flatten(0, 1), group=axis.group)
+    reduce_scatter_into(shard, by_rank.flatten(0, 1), group=axis.group)
     return shard
-
-
-def _gather_into(out: Tensor, shard: Tensor, *, group: dist.ProcessGroup) -> None:
-    gather: Any = getattr(dist, "all_gather_single", None)  # its name from torch 2.13 on
-    (gather or dist.all_gather_into_tensor)(out, shard, group=group)
-
-
-def _reduce_scatter_into(out: Tensor, whole: Tensor, *, group: dist.ProcessGroup) -> None:
-    scatter: Any = getattr(dist, "reduce_scatter_single", None)  # its name from torch 2.13 on
-    (scatter or dist.reduce_scatter_tensor)(out, whole, group=group)
 
 
 class ReduceScatterSequence(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Specs of tiny models, measured on CPU ranks and dry-run, side by side."""
+"""Specs of tiny models, measured on CPU ranks, emulated by one, and dry-run, side by side."""
 
 import itertools
 import json
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).parents[1] / "agreement.py"
+PROGRAM = Path(__file__).with_name("agreement.py")
 SHAPE = {
     "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 256, "vocab_size": 512, "max_position_embeddings": 128,
@@ -69,14 +69,14 @@ def combinations(ranks: int) -> list[dict]:
 
 
 def measure(folder: Path, ranks: int, specs: list[dict]) -> list[dict]:
-    """Records of real CPU ranks."""
+    """Records of real CPU ranks; of one alone, where the specs are emulated."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "specs.json").write_text(json.dumps(specs))
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
                    "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}  # fmt: skip
     command = [sys.executable, str(PROGRAM), str(folder)]
     processes = []
-    for rank in range(ranks):
+    for rank in range(1 if specs[0].get("fidelity") == "emulated" else ranks):
         with (folder / f"{rank}.log").open("w") as log:
             mine = {**environment, "RANK": str(rank)}
             processes.append(subprocess.Popen(command, env=mine, stdout=log, stderr=log))

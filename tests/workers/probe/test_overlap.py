@@ -1,6 +1,6 @@
 """What hides collectives, on planted steps."""
 
-from workers.probe.dry.overlap import overlaps
+from workers.probe.overlap import overlaps
 from workers.probe.tracker import Call
 
 AXES = {"0": "dp_shard", "1": "tp", "2": "dp"}

@@ -2,7 +2,7 @@
 
 import torch
 
-from workers.probe.dry.ddp import buckets
+from workers.probe.replica import buckets
 
 MIB = 2**20
 

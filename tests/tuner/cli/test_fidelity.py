@@ -1,0 +1,100 @@
+"""Which fidelity a question is answered at, and what is refused at which."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.cli.asked import read_budget, read_inquiry
+from tuner.cli.options import SuggestAsked
+from tuner.errors import UsageError
+from tuner.machine import ReportedGpu
+from tuner.measurement import Fidelity
+
+A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
+Has = Callable[..., None]
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> Has:
+    def set_up(*gpus: ReportedGpu) -> None:
+        monkeypatch.setattr("tuner.machine.visible_gpus", lambda: gpus)
+
+    return set_up
+
+
+@pytest.fixture
+def asked(tiny: str) -> SuggestAsked:
+    return SuggestAsked(
+        model=tiny, global_batch_size="8", sequence_length="32", cluster="4xa100-80gb"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fidelity", "most"), [(4, "measured", 20), (1, "emulated", 20), (0, "predicted", 3)]
+)
+def test_auto_is_the_strongest_that_there_is(
+    has: Has,
+    asked: SuggestAsked,
+    capsys: pytest.CaptureFixture[str],
+    gpus: int,
+    fidelity: str,
+    most: int,
+) -> None:
+    has(*(A100,) * gpus)
+    auto = replace(asked, fidelity="auto")
+    terms = read_inquiry(auto, **read_budget(auto)).terms
+    assert (terms.fidelity, terms.max_probes) == (fidelity, most)
+    assert capsys.readouterr().err.startswith(f"fidelity {fidelity}: this machine has ")
+    few = replace(auto, max_probes="7")
+    assert read_inquiry(few, **read_budget(few)).terms.max_probes == 7
+
+
+def test_what_is_measured_by_default_is_not_chosen(has: Has, asked: SuggestAsked) -> None:
+    has(A100)
+    with pytest.raises(UsageError, match="probes run here"):
+        read_inquiry(asked)
+
+
+def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
+    has: Has, asked: SuggestAsked
+) -> None:
+    has(A100)
+    for cluster in ("4xa100-80gb", "16x8xa100-80gb", "8xa100-40gb"):
+        question = replace(asked, fidelity="emulated", cluster=cluster, global_batch_size="128")
+        assert read_inquiry(question).terms.fidelity is Fidelity.EMULATED
+    with pytest.raises(UsageError, match="one here"):
+        read_inquiry(replace(asked, fidelity="emulated", cluster="8xh200"))
+
+
+def test_links_that_are_not_known_are_refused(asked: SuggestAsked) -> None:
+    with pytest.raises(UsageError, match=r"link within a node is not known, .* state it in a"):
+        read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
+
+
+@pytest.mark.parametrize("framework", ["nanotron"])
+def test_what_is_not_probed_is_not_emulated(asked: SuggestAsked, framework: str) -> None:
+    with pytest.raises(UsageError, match="is not probed here"):
+        read_inquiry(replace(asked, fidelity="emulated", framework=framework))
+
+
+def test_an_emulated_probe_shows_its_parts(cli: Any, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        "nodes = 1\ngpus_per_node = 4\n"
+        f'[gpu]\nname = "cpu"\ndevice = "cpu"\nmemory_bytes = {2**28}\n'
+        "[intra_node]\nbytes_per_s = 1e9\nlatency_s = 1e-5\n"
+    )
+    arguments = [
+        *("--model", tiny, "--cluster", str(path), "--fidelity", "emulated"),
+        *("--global-batch-size", "8", "--sequence-length", "32"),
+        *("--settings", "sharding=full_shard,micro_batch_size=1"),
+    ]
+    shown = cli("probe", *arguments)
+    assert shown.code == 0, shown.err
+    for words in ("emulated: memory and computing of rank 0 alone", "computing", "exposed"):
+        assert words in shown.out
+    assert "prefetched" in shown.out
+    assert "loss" not in shown.out

@@ -1,0 +1,121 @@
+"""What this machine can do for a question; the machine is stood in for."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner import machine
+from tuner.catalog.models import read
+from tuner.cluster import Cluster, Link, parse_cluster
+from tuner.errors import UsageError
+from tuner.framework import Framework, framework
+from tuner.here import best_fidelity, is_here, stands_in, why_not_emulated
+from tuner.machine import ReportedGpu
+from tuner.measurement import Fidelity
+from tuner.study import Question
+from tuner.workload import Workload
+
+GIB = 2**30
+A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
+H200 = ReportedGpu(name="NVIDIA H200", memory_mib=143771)
+SetUp = Callable[..., None]
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> SetUp:
+    def set_up(*gpus: ReportedGpu, memory_gib: int = 16) -> None:
+        monkeypatch.setattr(machine, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(machine, "memory_bytes", lambda: memory_gib * GIB)
+
+    return set_up
+
+
+def question(cluster: str | Cluster, stack: Framework | None = None) -> Question:
+    return Question(
+        workload=Workload(model=read("llama-3.2-1b"), sequence_length=1024, global_batch_size=64),
+        cluster=parse_cluster(cluster) if isinstance(cluster, str) else cluster,
+        framework=stack or framework("torch"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cluster", "expected"),
+    [
+        ((A100, A100), "2xa100-80gb", Fidelity.MEASURED),
+        ((A100, A100), "a100-80gb", Fidelity.MEASURED),
+        ((A100,), "8xa100-80gb", Fidelity.EMULATED),
+        ((A100, A100), "2x1xa100-80gb", Fidelity.EMULATED),
+        ((H200,), "8xa100-80gb", Fidelity.PREDICTED),
+        ((), "8xa100-80gb", Fidelity.PREDICTED),
+        ((), "cpu:2", Fidelity.MEASURED),
+        ((A100,), "cpu:2", Fidelity.MEASURED),
+    ],
+)
+def test_the_strongest_that_there_is(
+    has: SetUp, gpus: tuple[ReportedGpu, ...], cluster: str, expected: Fidelity
+) -> None:
+    has(*gpus)
+    fidelity, why = best_fidelity(question(cluster))
+    assert fidelity is expected
+    assert cluster in why or fidelity is Fidelity.PREDICTED
+
+
+def cpu_cluster(ranks: int, gib: int, link: Link) -> Cluster:
+    values = {
+        "nodes": 1,
+        "gpus_per_node": ranks,
+        "gpu": {"name": "cpu", "device": "cpu", "memory_bytes": gib * GIB},
+        "intra_node": {"bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s},
+    }
+    return Cluster.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("gib", "link", "expected"),
+    [
+        (2, Link(), Fidelity.MEASURED),
+        (8, Link(bytes_per_s=1e9), Fidelity.EMULATED),
+        (8, Link(), Fidelity.PREDICTED),
+        (32, Link(bytes_per_s=1e9), Fidelity.PREDICTED),
+    ],
+)
+def test_cpu_ranks_by_memory_and_what_is_known_of_their_link(
+    has: SetUp, gib: int, link: Link, expected: Fidelity
+) -> None:
+    has(memory_gib=16)
+    assert best_fidelity(question(cpu_cluster(4, gib, link)))[0] is expected
+
+
+def test_nanotron_and_other_versions_are_predicted(has: SetUp) -> None:
+    has(A100)
+    nanotron, old = framework("nanotron"), framework("torch", {"torch": "2.11.9"})
+    for stack, why in ((nanotron, "nanotron"), (old, "torch 2.11.9")):
+        found = best_fidelity(question("a100-80gb", stack))
+        assert found[0] is Fidelity.PREDICTED
+        assert why in found[1]
+
+
+def test_a_driver_that_does_not_answer_leaves_predictions(
+    has: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise UsageError("cluster", "local", "nvidia-smi did not answer within 20 s")
+
+    monkeypatch.setattr(machine, "visible_gpus", fail)
+    fidelity, why = best_fidelity(question("a100-80gb"))
+    assert fidelity is Fidelity.PREDICTED
+    assert "did not answer" in why
+
+
+def test_a_larger_gpu_stands_in(has: SetUp) -> None:
+    has(H200)
+    cluster = parse_cluster("8xa100-80gb")
+    assert why_not_emulated(cluster) == ""
+    assert stands_in(cluster)
+    assert not is_here(cluster)
+    has(A100)
+    assert why_not_emulated(cluster) == ""
+    assert not stands_in(cluster)
+    assert "80.0 GiB" in why_not_emulated(parse_cluster("8xh200-141gb"))
+    has()
+    assert "shows none here" in why_not_emulated(cluster)

@@ -1,0 +1,80 @@
+"""Emulated studies from asking to answer: one process plays rank 0 of a cluster."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.cluster import Cluster
+from tuner.measurement import Fidelity, Outcome
+from tuner.planner import answer
+from tuner.quantity import Provenance
+from tuner.settings import parse_settings
+from tuner.store import Store
+from tuner.study import ProbeRequest, Question, Study, StudyState, Terms
+from workers.stop import StopRequest
+from workers.worker import Options, Worker
+
+CLUSTER = {
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "gpu": {"name": "cpu", "device": "cpu", "memory_bytes": 2**30},
+    "intra_node": {"bytes_per_s": 2e9, "latency_s": 1e-5},
+    "inter_node": {"bytes_per_s": 1e9, "latency_s": 5e-5},
+}
+
+
+@pytest.fixture
+def asked(question: Question) -> Question:
+    workload = replace(question.workload, global_batch_size=16)
+    return replace(question, workload=workload, cluster=Cluster.from_dict(CLUSTER))
+
+
+def emulate(store: Store, asked: Question, folder: Path, *texts: str, **terms: object) -> Study:
+    """Probe some settings of a new study, and nothing else."""
+    study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, **terms))
+    for text in texts:
+        request = ProbeRequest(settings=parse_settings(text), fidelity=Fidelity.EMULATED)
+        limit = study.terms.limit_bytes(asked.cluster)
+        assert store.enter_probe(study.id, store.study(study.id).revision, request, limit)
+    options = Options(
+        queued_only=True,
+        fidelity=Fidelity.EMULATED,
+        folder=folder / "probes",
+        lock=folder / "probes.lock",
+    )
+    assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+    return store.study(study.id)
+
+
+def test_a_probe_of_eight_ranks_on_two_nodes(store: Store, asked: Question, tmp_path: Path) -> None:
+    text = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=2"
+    study = emulate(store, asked, tmp_path, text)
+    assert study.state is StudyState.DONE
+    (probe,) = study.probes
+    found = probe.measurement
+    assert found is not None
+    assert found.outcome is Outcome.OK, found.detail
+    assert found.memory is not None
+    assert len(found.memory.per_rank_bytes) == 1
+    assert found.device_s == found.wall_s
+    assert found.emulation is not None
+    assert not found.emulation.stands_in
+    exposed = found.emulation.exposed_s[2]
+    compute = found.emulation.compute_s[2]
+    assert found.step_times_s[2] == pytest.approx([one + exposed.value_s for one in compute])
+    suggestion = answer(study)
+    assert suggestion.best is not None
+    assert suggestion.best.allocated_gib.provenance is Provenance.EMULATED
+    assert suggestion.best.step_time_s.provenance is Provenance.EMULATED
+    assert any(c.overlap == "prefetched" for c in found.collectives)
+
+
+def test_out_of_memory_is_an_answer(store: Store, asked: Question, tmp_path: Path) -> None:
+    text = "sharding=ddp,micro_batch_size=2"
+    study = emulate(store, asked, tmp_path, text, memory_limit_bytes=150_000_000)
+    (probe,) = study.probes
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.OOM, probe.measurement.detail
+    assert probe.measurement.oom is not None
+    assert probe.measurement.oom.limit_bytes == 150_000_000

@@ -1,0 +1,162 @@
+"""Seconds that a step spends in collectives, and what of them computing does not hide.
+
+One price for the collectives that arithmetic lists and for those that a rank was seen to make. What
+is hidden: FSDP gathers a layer's parameters while the one before computes, and reduces its
+gradients while backward goes on, so each pass takes the longer of computing and communicating; the
+first gather and the last reduction stand alone. DDP reduces all but its last bucket beside
+backward. Tensor-parallel collectives are waited for. A GPU computes more slowly while it
+communicates. Constants: ``catalog/costs.toml``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from tuner.cluster import Cluster
+from tuner.cost.categories import Phase
+from tuner.cost.collectives import (
+    Axis,
+    Op,
+    Overlap,
+    Sizes,
+    StepCollective,
+    axis_sizes,
+)
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.links import axis_group, ring_s
+from tuner.quantity import Provenance, Quantity
+from tuner.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSeconds:
+    """Seconds of one optimizer step on the links, by what runs at the same time."""
+
+    tensor_forward: float = 0.0
+    """Tensor-parallel collectives of forward and loss."""
+    tensor_backward: float = 0.0
+    """The same of backward."""
+    exposed: float = 0.0
+    """First gathers, last reductions."""
+    gathers_forward: float = 0.0
+    """Gathers behind forward."""
+    gathers_backward: float = 0.0
+    """Gathers behind backward."""
+    reductions: float = 0.0
+    """Reductions behind those backward passes that synchronize."""
+    replicas: float = 0.0
+    """The same between nodes under hybrid sharding: on other links."""
+
+    def scaled(self, factor: float) -> "LinkSeconds":
+        """On links so many times as slow."""
+        return replace(self, **{f.name: factor * getattr(self, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Seconds of one optimizer step on the device, over all its micro-batches."""
+
+    forward: float
+    """Forward, with the loss."""
+    backward: float
+    """Backward, with forward again where activations are checkpointed."""
+
+
+def link_seconds(
+    collectives: Iterable[StepCollective], sizes: Sizes, cluster: Cluster, costs: Costs
+) -> LinkSeconds:
+    """The collectives of one optimizer step, each priced on its links.
+
+    Args:
+        collectives: of rank 0.
+        sizes: ranks on each axis.
+        cluster: where; the bandwidth of the links that are used must be known.
+        costs: constants.
+    """
+    found = dict.fromkeys((f.name for f in fields(LinkSeconds)), 0.0)
+    for item in collectives:
+        group = axis_group(item.axis, sizes, cluster)
+        twice = item.op is Op.ALL_REDUCE
+        seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
+        found[_beside_what(item)] += seconds
+    return LinkSeconds(**found)
+
+
+def _beside_what(item: StepCollective) -> str:
+    """Which field of :class:`LinkSeconds` collectives belong to."""
+    backward = item.phase is Phase.BACKWARD
+    if item.axis is Axis.TP:
+        return "tensor_backward" if backward else "tensor_forward"
+    if item.overlap is Overlap.EXPOSED:
+        return "exposed"
+    if item.axis is Axis.DP_REPLICATE:
+        return "replicas"
+    if item.op is not Op.ALL_GATHER:
+        return "reductions"
+    return "gathers_backward" if backward else "gathers_forward"
+
+
+def passes_s(
+    computing: Computing, links: LinkSeconds, *, passes: int, synced: int, costs: Costs
+) -> float:
+    """Seconds of a step's forward and backward passes, with what computing waits for.
+
+    Args:
+        computing: what the device does.
+        links: what is sent meanwhile.
+        passes: micro-batches.
+        synced: those of them whose backward reduces gradients.
+        costs: constants.
+    """
+    busy = costs.time["overlap_cost"]
+    forward = _beside(computing.forward + links.tensor_forward, links.gathers_forward, busy)
+    each = (computing.backward + links.tensor_backward) / passes
+    gather = links.gathers_backward / passes
+    backward = (passes - synced) * _beside(each, gather, busy)
+    sent = max(gather + links.reductions / synced, links.replicas / synced)
+    backward += synced * _beside(each, sent, busy)
+    return forward + backward + links.exposed
+
+
+def _beside(computing: float, communicating: float, busy: float) -> float:
+    """Both at once: the longer, and what the one loses to the other while both go on."""
+    return max(computing, communicating) + busy * min(computing, communicating)
+
+
+def exposed_s(
+    computing: Computing,
+    collectives: Iterable[StepCollective],
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    passes: int,
+    costs: Costs | None = None,
+) -> Quantity:
+    """Seconds by which communication makes a step longer than its computing.
+
+    The interval is that of links as much faster and slower as predicted steps that nothing was
+    fitted on.
+
+    Args:
+        computing: of the step, as timed.
+        collectives: of the step, as seen.
+        settings: of the step.
+        cluster: where; the bandwidth of the links that are used must be known.
+        passes: micro-batches in it.
+        costs: constants, if not the catalogue's.
+    """
+    costs = default_costs() if costs is None else costs
+    links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
+    synced = passes if settings.sync_each_batch else 1
+    alone = computing.forward + computing.backward
+
+    def longer(factor: float) -> float:
+        slow = links.scaled(factor)
+        taken = passes_s(computing, slow, passes=passes, synced=synced, costs=costs)
+        return max(0.0, taken - alone)
+
+    return Quantity(
+        value=longer(1.0),
+        low=longer(costs.time["low_unfitted"]),
+        high=longer(costs.time["high_unfitted"]),
+        provenance=Provenance.PREDICTED,
+    )

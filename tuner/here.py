@@ -1,0 +1,108 @@
+"""What this machine can do for a question: be its cluster, or one device of it.
+
+All functions look at the machine when they are called; a driver that does not answer, or GPUs that
+differ, raise ``UsageError``.
+"""
+
+from tuner import machine
+from tuner.cluster import Cluster, Device, local_cluster
+from tuner.cost.step_time import missing_link
+from tuner.errors import UsageError
+from tuner.framework import FrameworkName, installed_versions
+from tuner.measurement import Fidelity
+from tuner.space import enumerate_space
+from tuner.study import Question
+
+SAME_MEMORY = 0.02
+"""Relative difference between two readings of one GPU's memory: driver releases differ by it."""
+
+
+def is_here(cluster: Cluster) -> bool:
+    """Whether this machine has all of the cluster: its GPUs, or memory for its CPU ranks."""
+    if cluster.gpu.device is Device.CPU:
+        return cluster.gpu.memory_bytes * cluster.world_size <= machine.memory_bytes()
+    here = local_cluster()
+    enough = cluster.nodes == 1 and cluster.gpus_per_node <= here.gpus_per_node
+    return enough and _is_of_kind(cluster, here)
+
+
+def has_one(cluster: Cluster) -> bool:
+    """Whether this machine has one device of the cluster's kind."""
+    if cluster.gpu.device is Device.CPU:
+        return cluster.gpu.memory_bytes <= machine.memory_bytes()
+    return _is_of_kind(cluster, local_cluster())
+
+
+def why_not_emulated(cluster: Cluster) -> str:
+    """Why no device of this machine can play one of the cluster's; empty if one can.
+
+    A GPU of another kind can, if it has as much memory: what it may allocate is capped.
+    """
+    if has_one(cluster):
+        return ""
+    if cluster.gpu.device is Device.CPU:
+        return (
+            f"a rank of {cluster.name} has {cluster.gpu.memory_bytes / 2**30:.1f} GiB; this machine"
+            f" has {machine.memory_bytes() / 2**30:.1f} GiB"
+        )
+    here = local_cluster()
+    if here.gpu.device is not Device.CUDA:
+        return f"one GPU plays rank 0 of {cluster.name}; nvidia-smi shows none here"
+    if not _is_roomy(cluster, here):
+        return (
+            f"a GPU of {cluster.name} has {cluster.gpu.memory_bytes / 2**30:.1f} GiB; one here"
+            f" ({here.gpu.name}) has {here.gpu.memory_bytes / 2**30:.1f} GiB"
+        )
+    return ""
+
+
+def stands_in(cluster: Cluster) -> bool:
+    """Whether the device here is of another kind than the cluster's, and only as large."""
+    return not has_one(cluster)
+
+
+def best_fidelity(question: Question) -> tuple[Fidelity, str]:
+    """The strongest fidelity that this machine has for a question, and why it is that one.
+
+    Measured where the machine is the cluster, else emulated where it has one device of its kind,
+    else predicted.
+    """
+    cluster = question.cluster
+    if why := _why_not_probed(question):
+        return Fidelity.PREDICTED, why
+    try:
+        whole, one = is_here(cluster), has_one(cluster)
+    except UsageError as error:
+        return Fidelity.PREDICTED, str(error)
+    if whole:
+        return Fidelity.MEASURED, f"this machine has all of {cluster.name}"
+    if not one:
+        return Fidelity.PREDICTED, f"this machine has no device of {cluster.name}"
+    if why := why_unpriced(question):
+        return Fidelity.PREDICTED, why
+    return Fidelity.EMULATED, f"this machine has one device of {cluster.name}"
+
+
+def why_unpriced(question: Question) -> str:
+    """Why the communication of none of the settings has a price; empty if that of some has."""
+    whys = [missing_link(s, question.cluster) for s in enumerate_space(question).legal]
+    return "" if "" in whys else whys[0]
+
+
+def _why_not_probed(question: Question) -> str:
+    if question.framework.name is FrameworkName.NANOTRON:
+        return "nanotron's settings are not probed here"
+    here = installed_versions()
+    for package, version in question.framework.versions.items():
+        if here.get(package) != version:
+            return f"{package} {version} is asked about, and {here.get(package, 'none')} is here"
+    return ""
+
+
+def _is_of_kind(cluster: Cluster, here: Cluster) -> bool:
+    same = here.gpu.device is Device.CUDA and here.gpu.name == cluster.gpu.name
+    return same and _is_roomy(cluster, here)
+
+
+def _is_roomy(cluster: Cluster, here: Cluster) -> bool:
+    return here.gpu.memory_bytes * (1 + SAME_MEMORY) >= cluster.gpu.memory_bytes

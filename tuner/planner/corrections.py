@@ -1,0 +1,81 @@
+"""What probes that ran steps say of predictions: how long steps took, and what did not run.
+
+A prediction of the settings like those that were run is off by as much: their class by its own
+probes, all others by what is typical, so that the same error moves all of them together.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+
+from tuner.measurement import Fidelity
+from tuner.planner.knowledge import Finding, Knowledge, learn
+from tuner.settings import Settings
+from tuner.study import Study
+
+PROBED = (Fidelity.MEASURED, Fidelity.EMULATED)
+"""Fidelities whose probes run steps, the stronger first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """What was seen of a question's settings."""
+
+    factors: Mapping[Settings, float] = field(default_factory=dict)
+    """Seconds taken over seconds predicted, by class."""
+    typical: float = 1.0
+    """The same for classes of which no step was timed."""
+    seen: tuple[Knowledge, ...] = ()
+    """What probes of each fidelity taught, the stronger first."""
+
+    def factor(self, settings: Settings) -> float:
+        """What the predicted seconds of a step are multiplied by."""
+        return self.factors.get(settings.settings_class, self.typical)
+
+    def why_not(self, settings: Settings) -> str:
+        """Why settings are no answer, whatever is predicted; the strongest fidelity decides."""
+        for known in self.seen:
+            fidelity = known.study.terms.fidelity
+            finding = known.findings.get(settings)
+            if finding is not None and known.fits(finding):
+                return ""
+            if known.is_infeasible(settings):
+                return f"did not fit when they, or smaller ones, were {fidelity}"
+            closed = known.closed_classes.get(settings.settings_class)
+            if closed := closed or known.closed.get(settings):
+                return f"ended as {closed} when {fidelity}"
+        return ""
+
+
+def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Corrections:
+    """What a study's probes that ran steps say of its predictions.
+
+    Args:
+        study: with the probes of all fidelities.
+        predicted_s: seconds of a step; infinite where they are unknown.
+    """
+    seen = tuple(learn(_at(study, f)) for f in PROBED if study.at(f).probes)
+    taken: dict[Settings, float] = {}
+    for known in reversed(seen):  # what was measured replaces what was emulated
+        taken |= {s: f.seconds for s, f in known.findings.items() if _tells_time(f)}
+    ratios: dict[Settings, list[float]] = defaultdict(list)
+    for settings, seconds in taken.items():
+        expected = predicted_s.get(settings, inf)
+        if 0 < expected < inf:
+            ratios[settings.settings_class].append(seconds / expected)
+    factors = {key: median(found) for key, found in ratios.items()}
+    return Corrections(
+        factors=factors, typical=median(factors.values()) if factors else 1.0, seen=seen
+    )
+
+
+def _at(study: Study, fidelity: Fidelity) -> Study:
+    return replace(study.at(fidelity), terms=replace(study.terms, fidelity=fidelity))
+
+
+def _tells_time(finding: Finding) -> bool:
+    """Whether steps were timed on a device of the cluster's kind."""
+    emulations = (p.measurement.emulation for p in finding.probes if p.measurement)
+    return finding.seconds < inf and not any(e is not None and e.stands_in for e in emulations)

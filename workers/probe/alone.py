@@ -1,0 +1,115 @@
+"""What rank 0 notes when it runs alone: computing by phase, and every step's collectives.
+
+Nothing is sent, so a timed step is computing, and the collectives that it would have waited for
+are priced by whoever started the probe. A gather and a scatter still copy on this device, in the
+place of what they would have received; where the step waits for that, it is timed by itself, to
+be taken off.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from workers.probe.device import Device
+from workers.probe.group import gather_into, group_of_name, reduce_scatter_into
+from workers.probe.overlap import Overlap, overlaps
+from workers.probe.summary import summarize
+from workers.probe.tracker import Call
+
+TIMES = 5
+"""Copies of one size that are timed; the first warms up, and the median of the others counts."""
+
+
+class StepClock:
+    """Seconds of each phase of one step, by marks on the device that nothing waits for.
+
+    Args:
+        device: what computes.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, Any]] = []
+
+    def enter(self, phase: str) -> None:
+        """A phase begins, and the one before ends."""
+        self._marks.append((phase, self._device.mark()))
+
+    def stop(self) -> dict[str, float]:
+        """End the last phase; seconds of each, over all micro-batches."""
+        self.enter("")
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for (phase, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[phase] += self._device.seconds_between(begin, end)
+        return dict(seconds)
+
+
+@dataclass(slots=True, kw_only=True)
+class Alone:
+    """Findings of a rank without peers."""
+
+    device: Device
+    """What it runs on."""
+    axes: Mapping[str, str]
+    """Name of the mesh axis of each process group."""
+    seconds: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+    """Of each phase in each timed step, by accumulation count."""
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+    """Of one step of each accumulation count."""
+
+    def rows(self, count: int) -> list[dict[str, object]]:
+        """The collectives of a step by kind, with what hides them."""
+        calls = self.calls[count]
+        return summarize(calls, self.axes, [str(x) for x in overlaps(calls, self.axes)])
+
+    def values(self) -> dict[str, Any]:
+        """For the record, by accumulation count."""
+        return {
+            "phase_times_s": {str(count): steps for count, steps in self.seconds.items()},
+            "copies_s": {str(count): copies for count, copies in self._copies_s().items()},
+            "collectives": {str(count): self.rows(count) for count in self.calls},
+        }
+
+    def _copies_s(self) -> dict[int, dict[str, float]]:
+        """Seconds that a step of each count waits for copies, by phase."""
+        known: dict[tuple[str, str, int], float] = {}
+        found: dict[int, dict[str, float]] = {}
+        for count, calls in self.calls.items():
+            seconds: dict[str, float] = defaultdict(float)
+            for call in self._waited_for(calls):
+                kind = call.op, call.group, call.bytes
+                if kind not in known:
+                    known[kind] = self._copy_s(call)
+                seconds[call.phase] += known[kind]
+            found[count] = dict(seconds)
+        return found
+
+    def _waited_for(self, calls: Sequence[Call]) -> list[Call]:
+        """Calls whose copies are in line with computing; a CPU has one line only."""
+        hidden = overlaps(calls, self.axes)
+        return [
+            call
+            for call, overlap in zip(calls, hidden, strict=True)
+            if call.op in ("all_gather", "reduce_scatter")
+            and (overlap is Overlap.EXPOSED or self.device.type == "cpu")
+        ]
+
+    def _copy_s(self, call: Call) -> float:
+        group = group_of_name(call.group)
+        each = call.bytes // group.size()
+        whole, part = (
+            torch.empty(size, dtype=torch.uint8, device=self.device.torch_device)
+            for size in (each * group.size(), each)
+        )
+
+        def copy() -> None:
+            if call.op == "all_gather":
+                gather_into(whole, part, group=group)
+            else:
+                reduce_scatter_into(part, whole, group=group)
+
+        return median([self.device.seconds_of(copy) for _ in range(TIMES)][1:])
