@@ -1,0 +1,161 @@
+"""What a twin's training says of its settings: they train the same, or they do not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tuner.guard.counts import caused, counted, difference, inactive_knob
+from tuner.guard.twin import STEPS, Twin
+from tuner.measurement import Measurement, Outcome
+from tuner.workload import Precision
+
+TOLERANCE: Mapping[Precision, float] = {
+    Precision.FP32: 1e-5,
+    Precision.BF16: 2e-2,
+    Precision.BF16_MIXED: 2e-2,
+}
+"""Largest relative difference of a loss or gradient norm from the reference's.
+
+fp32: agreement is within 5e-7, and faults were 7e-4 and more.
+"""
+FORMAT = 1
+
+
+class Ruling(StrEnum):
+    """What is known of settings."""
+
+    PASSED = "passed"  # they train what one process trains
+    FAILED = "failed"  # they do not, or a knob does not act
+    NOT_CHECKED = "not_checked"  # nothing was trained, or it could not be judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far a twin is from its reference."""
+
+    relative: float
+    """Of the worst loss or gradient norm of the step."""
+    quantity: str
+    """``loss`` or ``gradient norm``."""
+    step: int
+    """Optimizer step, from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found by training a twin."""
+
+    key: str
+    """Of the twin in these versions (:meth:`tuner.guard.twin.Twin.key`)."""
+    family: str
+    """Of the model's structure and versions (:func:`tuner.guard.twin.family_of`)."""
+    ruling: Ruling
+    """The verdict."""
+    outcome: Outcome
+    """Of the twin, as a probe has one: ``ok``, ``wrong_result``, ``knob_inactive``, ..."""
+    detail: str = ""
+    """Why it failed, or was not judged, in one line."""
+    structure: str = ""
+    """What was trained, in words."""
+    worst: float | None = None
+    """The largest relative difference of all compared steps; ``None`` where none was compared."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the stack that trained."""
+    notes: tuple[str, ...] = ()
+    """What the twin leaves out."""
+    date: str | None = None
+    """When it was kept, UTC in ISO 8601."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = asdict(self)
+        named = {"ruling": str(self.ruling), "outcome": str(self.outcome)}
+        return {"format": FORMAT, **values, **named, "notes": list(self.notes)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
+        """The reverse of :meth:`as_dict`.
+
+        Raises:
+            ValueError: it is of another format.
+        """
+        known = dict(values)
+        if known.pop("format", None) != FORMAT:
+            raise ValueError("a verdict of another format")
+        known["ruling"], known["outcome"] = Ruling(known["ruling"]), Outcome(known["outcome"])
+        return cls(**{**known, "notes": tuple(known["notes"])})
+
+
+def judge(twin: Twin, found: Measurement, reference: Measurement) -> tuple[Outcome, str]:
+    """The outcome of a twin, and why; the steps first, for what is not trained has no counts.
+
+    Args:
+        twin: what was trained.
+        found: what its ranks found.
+        reference: what one process found.
+    """
+    if found.outcome is not Outcome.OK:
+        return found.outcome, found.detail
+    why = _knobs(twin, found)
+    if why:
+        return Outcome.KNOB_INACTIVE, why
+    worst = first_deviation(found, reference, TOLERANCE[twin.workload.precision])
+    if worst is None:
+        return Outcome.OK, ""
+    return Outcome.WRONG_RESULT, (
+        f"{worst.quantity} of optimizer step {worst.step} is off by {worst.relative:.1e} of one"
+        f" process's, {TOLERANCE[twin.workload.precision]:.0e} at most"
+    )
+
+
+def first_deviation(
+    found: Measurement, reference: Measurement, tolerance: float
+) -> Deviation | None:
+    """The worst of the first step that differs by more than the tolerance; ``None`` if none."""
+    for step in deviations(found, reference):
+        if not step.relative <= tolerance:  # NaN is no agreement
+            return step
+    return None
+
+
+def deviations(found: Measurement, reference: Measurement) -> list[Deviation]:
+    """The worst difference of each compared optimizer step, in order."""
+    losses = _relative(found.losses, reference.losses)
+    norms = _relative(found.gradient_norms, reference.gradient_norms)
+    pairs = enumerate(zip(losses, norms, strict=True))
+    return [
+        Deviation(
+            relative=max(loss, norm), quantity="loss" if loss >= norm else "gradient norm", step=i
+        )
+        for i, (loss, norm) in pairs
+    ]
+
+
+def ruling_of(outcome: Outcome) -> Ruling:
+    """What an outcome says of the settings; accidents say nothing."""
+    if outcome is Outcome.OK:
+        return Ruling.PASSED
+    wrong = (Outcome.WRONG_RESULT, Outcome.KNOB_INACTIVE, Outcome.NON_FINITE)
+    return Ruling.FAILED if outcome in wrong else Ruling.NOT_CHECKED
+
+
+def _knobs(twin: Twin, found: Measurement) -> str:
+    """Why the twin's collectives are not those of its settings; empty when they are."""
+    workload, settings, cluster = twin.workload, twin.settings, twin.cluster
+    expected, seen = caused(workload, settings, cluster), counted(found.collectives)
+    why = difference(expected, seen)
+    other = why and inactive_knob(workload, settings, cluster, seen)
+    if not other:
+        return why
+    knob, value = other
+    return f"{knob} acts as {str(value).lower()}: {why}"
+
+
+def _relative(found: Sequence[float], wanted: Sequence[float]) -> list[float]:
+    """Relative differences of the compared steps; infinite where a step is missing."""
+    got = list(found[:STEPS]) + [float("inf")] * (STEPS - len(found))
+    return [
+        abs(a - b) / abs(b) if b else float("inf")
+        for a, b in zip(got, wanted[:STEPS], strict=True)
+    ]

@@ -1,0 +1,194 @@
+"""Trains twins on CPU processes of this machine, and says what that shows of their settings."""
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tuner.framework import installed_versions
+from tuner.guard import Ruling, Twin, Verdict, family, judge, ruling_of, stack_of
+from tuner.guard.verdict import deviations
+from tuner.measurement import Measurement, Outcome
+from workers.files import SPEC, write_spec
+from workers.folders import default_probes_folder, make_folder, remove_folder
+from workers.launchers.base import WATCH_FD, Ended, Job, Launcher, RankEnd, Why
+from workers.launchers.local import LocalLauncher
+from workers.merge import merge
+from workers.records import BadRecord, read_records
+
+DEADLINE_S = 240.0
+"""For all twins of one number of ranks. One takes 10 to 20 s on two cores, most of it imports."""
+POLL_S = 0.1
+
+
+def series_argv(directory: Path) -> tuple[str, ...]:
+    """The command of every rank of the twins in ``directory``."""
+    rendezvous = ("--init-method", f"file://{directory}/rendezvous")
+    program = (sys.executable, "-P", "-m", "workers.probe.series", "--out", str(directory))
+    return (*program, *rendezvous, "--watch-fd", WATCH_FD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A twin to be judged."""
+
+    twin: Twin
+    """What to train."""
+    fingerprint: str
+    """Of the small model without tensor parallelism: the verdict's family."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """Trains twins, and remembers their references."""
+
+    pause: Callable[[float], str]
+    """Waits for so many seconds; why the guard must stop, empty while it must not."""
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    """Starts ranks."""
+    folder: Path = field(default_factory=default_probes_folder)
+    """For the folders of twins."""
+    argv: Callable[[Path], tuple[str, ...]] = series_argv
+    """The command of a rank."""
+    deadline_s: float = DEADLINE_S
+    """For all twins of one number of ranks."""
+    _references: dict[str, Measurement] = field(default_factory=dict)
+
+    def check(self, asked: Sequence[Asked]) -> list[Verdict]:
+        """The verdicts on twins, in their order. Those of equal ranks share processes.
+
+        A twin that could not be trained to its end is ``not_checked``, with the reason.
+        """
+        versions = stack_of(installed_versions())
+        found = self._train([one.twin for one in asked], versions)
+        return [
+            self._verdict(one, versions, found[one.twin.key(versions)]) for one in asked
+        ]
+
+    def _verdict(
+        self, asked: Asked, versions: Mapping[str, str], found: Measurement
+    ) -> Verdict:
+        twin = asked.twin
+        outcome, detail, worst = found.outcome, found.detail, None
+        if outcome is Outcome.OK:
+            reference = self._references[twin.reference.key(versions)]
+            if reference.outcome is Outcome.OK:
+                outcome, detail = judge(twin, found, reference)
+                worst = max(step.relative for step in deviations(found, reference))
+            else:
+                detail = f"one process could not train it: {reference.detail}"
+                outcome = Outcome.CRASHED
+        return Verdict(
+            key=twin.key(versions),
+            family=family(asked.fingerprint, versions),
+            ruling=ruling_of(outcome),
+            outcome=outcome,
+            detail=detail,
+            structure=twin.structure,
+            worst=worst if worst is not None and math.isfinite(worst) else None,
+            versions={**versions, **stack_of(found.versions)},
+            notes=twin.notes,
+        )
+
+    def _train(
+        self, twins: Sequence[Twin], versions: Mapping[str, str]
+    ) -> dict[str, Measurement]:
+        """What twins found, by key; their references are trained where they are not known."""
+        references = {t.reference.key(versions): t.reference for t in twins}
+        unknown = [t for key, t in references.items() if key not in self._references]
+        by_ranks: dict[int, list[Twin]] = defaultdict(list)
+        for twin in (*unknown, *twins):
+            by_ranks[twin.cluster.world_size].append(twin)
+        found: dict[str, Measurement] = {}
+        for ranks in sorted(by_ranks):
+            distinct = {t.key(versions): t for t in by_ranks[ranks]}
+            found |= dict(zip(distinct, self._run(list(distinct.values())), strict=True))
+        kept = {k: m for k, m in found.items() if k in references}
+        self._references |= kept
+        return found | {k: self._references[k] for k in references}
+
+    def _run(self, twins: Sequence[Twin]) -> list[Measurement]:
+        """Train twins of one number of ranks; those after one that failed in new processes."""
+        done: list[Measurement] = []
+        while len(done) < len(twins):
+            done += self._launch(twins[len(done) :])
+        return done
+
+    def _launch(self, twins: Sequence[Twin]) -> list[Measurement]:
+        """Measurements of the first ones of ``twins``: up to one that failed, or all."""
+        folder = make_folder(self.folder, "guard")
+        try:
+            return self._launch_in(folder, twins)
+        except OSError as error:
+            detail = f"the ranks could not be started: {error}"
+            return [Measurement(outcome=Outcome.CRASHED, detail=detail)]
+        finally:
+            remove_folder(folder)
+
+    def _launch_in(self, folder: Path, twins: Sequence[Twin]) -> list[Measurement]:
+        ranks = twins[0].cluster.world_size
+        places = [folder / f"{i:03d}" for i in range(len(twins))]
+        for place, twin in zip(places, twins, strict=True):
+            place.mkdir()
+            write_spec(place, twin.spec())
+        job = Job(
+            argv=self.argv(folder),
+            directory=folder,
+            ranks=ranks,
+            device="cpu",
+            deadline_s=self.deadline_s,
+        )
+        run = self.launcher.start(job)
+        try:
+            while (ended := run.poll()) is None:
+                if self.pause(POLL_S):
+                    ended = run.cancel()
+                    break
+        except BaseException:
+            run.cancel()
+            raise
+        return list(_measurements(places, ranks, ended, run.logs(), self.deadline_s))
+
+
+def not_checked(twin: Twin, fingerprint: str, versions: Mapping[str, str], why: str) -> Verdict:
+    """A verdict on what was not trained."""
+    return Verdict(
+        key=twin.key(versions),
+        family=family(fingerprint, versions),
+        ruling=Ruling.NOT_CHECKED,
+        outcome=Outcome.CANCELLED,
+        detail=why,
+        structure=twin.structure,
+        versions=dict(versions),
+    )
+
+
+def _measurements(
+    places: Iterable[Path],
+    ranks: int,
+    ended: Ended,
+    logs: Mapping[int, str],
+    deadline_s: float,
+) -> Iterable[Measurement]:
+    """What each twin found, up to the first whose ranks did not all come to its end."""
+    for place in places:
+        assert (place / SPEC).exists()
+        records = read_records(place, ranks)
+        complete = all(
+            not isinstance(record, BadRecord) and record.outcome is Outcome.OK
+            for record in records
+        )
+        how = _well(ended) if complete else ended
+        yield merge(how, records, logs, deadline_s=deadline_s)
+        if not complete:
+            return
+
+
+def _well(ended: Ended) -> Ended:
+    """As if the ranks had ended with this twin, which all of them did to its end."""
+    ranks = tuple(
+        RankEnd(rank=end.rank, code=0, ended_at=end.ended_at, stopped=False) for end in ended.ranks
+    )
+    return replace(ended, why=Why.ENDED, ranks=ranks)
