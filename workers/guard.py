@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.framework import installed_versions
-from tuner.guard import Ruling, Twin, Verdict, family, judge, ruling_of, stack_of
-from tuner.guard.verdict import deviations
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import Twin, family, stack_of
+from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
 from tuner.measurement import Measurement, Outcome
 from workers.files import SPEC, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
@@ -85,6 +86,7 @@ class Guard:
             family=family(asked.fingerprint, versions),
             ruling=ruling_of(outcome),
             outcome=outcome,
+            model_type=twin.workload.model.model_type,
             detail=detail,
             structure=twin.structure,
             worst=worst if worst is not None and math.isfinite(worst) else None,
@@ -159,6 +161,7 @@ def not_checked(twin: Twin, fingerprint: str, versions: Mapping[str, str], why: 
         family=family(fingerprint, versions),
         ruling=Ruling.NOT_CHECKED,
         outcome=Outcome.CANCELLED,
+        model_type=twin.workload.model.model_type,
         detail=why,
         structure=twin.structure,
         versions=dict(versions),

@@ -1,18 +1,6 @@
-"""The guard against wrong results: small twins of settings, trained against one process."""
+"""The guard against wrong results: small twins of settings, trained against one process.
 
-from tuner.guard.shrink import NoTwinError
-from tuner.guard.twin import Twin, family, family_of, stack_of, twin_of
-from tuner.guard.verdict import Ruling, Verdict, judge, ruling_of
-
-__all__ = [
-    "NoTwinError",
-    "Ruling",
-    "Twin",
-    "Verdict",
-    "family",
-    "family_of",
-    "judge",
-    "ruling_of",
-    "stack_of",
-    "twin_of",
-]
+A twin (:mod:`tuner.guard.twin`) has the knobs of the settings and the architecture of the model,
+and so few channels and ranks that CPU processes train it in seconds. Its verdict
+(:mod:`tuner.guard.verdict`) is kept for every study of the same structure and versions.
+"""

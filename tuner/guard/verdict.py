@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from tuner.guard.counts import caused, counted, difference, inactive_knob
+from tuner.guard.ruling import Ruling
 from tuner.guard.twin import STEPS, Twin
 from tuner.measurement import Measurement, Outcome
 from tuner.workload import Precision
@@ -20,14 +20,6 @@ TOLERANCE: Mapping[Precision, float] = {
 fp32: agreement is within 5e-7, and faults were 7e-4 and more.
 """
 FORMAT = 1
-
-
-class Ruling(StrEnum):
-    """What is known of settings."""
-
-    PASSED = "passed"  # they train what one process trains
-    FAILED = "failed"  # they do not, or a knob does not act
-    NOT_CHECKED = "not_checked"  # nothing was trained, or it could not be judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +46,8 @@ class Verdict:
     """The verdict."""
     outcome: Outcome
     """Of the twin, as a probe has one: ``ok``, ``wrong_result``, ``knob_inactive``, ..."""
+    model_type: str = ""
+    """The architecture, as transformers spells it."""
     detail: str = ""
     """Why it failed, or was not judged, in one line."""
     structure: str = ""

@@ -16,6 +16,7 @@ from tuner.dryrun.plan import PACKAGES
 from tuner.framework import FrameworkName
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
+from tuner.planner import verdicts
 from tuner.planner.words import describe
 from tuner.quantity import Quantity
 from tuner.settings import Settings
@@ -171,6 +172,7 @@ def forecast(study: Study) -> Forecast:
     limit = study.terms.limit_bytes(study.question.cluster)
     profiles, failed = _dry_run_classes(study)
     asked = _Asked(study.question.identity, limit, study.question)
+    wrong = verdicts.failed(study, _space(asked).legal)
     return Forecast(
         study=study,
         space=_space(asked),
@@ -180,7 +182,7 @@ def forecast(study: Study) -> Forecast:
         estimates={
             e.settings: _with_dry_run(e, study.question, limit, profiles)
             for e in _by_arithmetic(asked)
-            if class_of(e.settings) not in failed
+            if class_of(e.settings) not in failed and e.settings not in wrong
         },
     )
 

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tuner.store.records import Event, EventKind, StudySummary
 from tuner.store.tables import (
     DryRunRow,
     EventRow,
+    GuardRow,
     MeasurementRow,
     ProbeRow,
     StudyRow,
@@ -25,6 +27,7 @@ from tuner.study import Probe, ProbeRequest, Question, Study, Terms
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
+    from tuner.guard.verdict import Verdict
 
 
 def clock(session: Session) -> datetime:
@@ -57,7 +60,8 @@ def read_study(session: Session, row: StudyRow) -> Study:
     try:
         probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
-        return _study(row, probes, read_dry_runs(session, named))
+        study = _study(row, probes, read_dry_runs(session, named))
+        return replace(study, guards=_guards(session, study.question))
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error
@@ -75,6 +79,26 @@ def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]
         with suppress(ValueError, KeyError, TypeError):  # another version's: it is made anew
             found[row.key] = DryRun.from_dict(row.record)
     return found
+
+
+def read_verdicts(session: Session, family: str | None = None) -> "dict[str, Verdict]":
+    """The verdicts of a family, or of all, by key; none of another format."""
+    query = select(GuardRow).order_by(GuardRow.created_at, GuardRow.key)
+    rows = session.scalars(query if family is None else query.where(GuardRow.family == family))
+    found: dict[str, Verdict] = {}
+    for row in rows:
+        from tuner.guard.verdict import Verdict
+
+        with suppress(ValueError, KeyError, TypeError):  # another version's: it is found anew
+            found[row.key] = replace(Verdict.from_dict(row.record), date=iso(row.created_at))
+    return found
+
+
+def _guards(session: Session, question: Question) -> "dict[str, Verdict]":
+    from tuner.guard.twin import family_of
+
+    family = family_of(question)
+    return read_verdicts(session, family) if family else {}
 
 
 def _study(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tuner.errors import UnknownNameError, UsageError
+from tuner.guard.ruling import Ruling
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
 from tuner.store.asking import ID_PREFIX, asked_study, renew
@@ -35,10 +36,11 @@ from tuner.store.rows import (
     measurement_row,
     probe_of,
     read_dry_runs,
+    read_verdicts,
     read_study,
     read_summaries,
 )
-from tuner.store.tables import DryRunRow, EventRow, ProbeRow, StudyRow
+from tuner.store.tables import DryRunRow, EventRow, GuardRow, ProbeRow, StudyRow
 from tuner.study import (
     STUDY_TRANSITIONS,
     Probe,
@@ -52,6 +54,7 @@ from tuner.study import (
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
+    from tuner.guard.verdict import Verdict
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> "Store":
@@ -325,6 +328,33 @@ class Store:
                     session.add(row)
             elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
                 row.record, row.created_at = dry_run.as_dict(), clock(session)
+
+    # Verdicts of the guard
+
+    def verdicts(self, family: str | None = None) -> "dict[str, Verdict]":
+        """The verdicts of one family, or of all, by key, oldest first."""
+        with self._read() as session:
+            return read_verdicts(session, family)
+
+    def keep_verdict(self, verdict: "Verdict") -> None:
+        """Keeps a verdict for all studies, in the place of an earlier one of its key.
+
+        One that could not be reached replaces none.
+        """
+        with self._write() as session:
+            row = session.get(GuardRow, verdict.key, with_for_update=True)
+            undecided = Ruling.NOT_CHECKED
+            if row is not None and verdict.ruling is undecided is not row.ruling:
+                return
+            values = {"ruling": verdict.ruling, "record": verdict.as_dict()}
+            if row is None:
+                row = GuardRow(
+                    key=verdict.key, family=verdict.family, created_at=clock(session), **values
+                )
+                with suppress(IntegrityError), session.begin_nested():  # another was quicker
+                    session.add(row)
+                return
+            row.ruling, row.record, row.created_at = *values.values(), clock(session)
 
     # Transactions
 

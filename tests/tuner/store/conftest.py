@@ -78,7 +78,7 @@ def url(request: pytest.FixtureRequest) -> str:
     shared = str(request.getfixturevalue("shared_postgresql"))
     engine = create_engine(shared)
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE studies RESTART IDENTITY CASCADE"))
+        connection.execute(text("TRUNCATE studies, guards RESTART IDENTITY CASCADE"))
     engine.dispose()
     return shared
 
