@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,9 +10,13 @@ from pathlib import Path
 
 from tuner.framework import installed_versions
 from tuner.guard.ruling import Ruling
-from tuner.guard.twin import Twin, family, stack_of
+from tuner.guard.twin import Twin, family_of, stack_of
 from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
 from tuner.measurement import Measurement, Outcome
+from tuner.planner import to_guard
+from tuner.planner.knowledge import learn
+from tuner.planner.verdicts import twins_of
+from tuner.study import Study
 from workers.files import SPEC, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
 from workers.launchers.base import WATCH_FD, Ended, Job, Launcher, RankEnd, Why
@@ -37,8 +42,13 @@ class Asked:
 
     twin: Twin
     """What to train."""
-    fingerprint: str
-    """Of the small model without tensor parallelism: the verdict's family."""
+    family: str
+    """Of its verdict (:func:`tuner.guard.twin.family_of`)."""
+
+    @property
+    def key(self) -> str:
+        """Of its verdict, in the versions that are installed."""
+        return self.twin.key(installed_versions())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,12 +66,21 @@ class Guard:
     deadline_s: float = DEADLINE_S
     """For all twins of one number of ranks."""
     _references: dict[str, Measurement] = field(default_factory=dict)
+    _until: float = math.inf
 
-    def check(self, asked: Sequence[Asked]) -> list[Verdict]:
+    def check(self, asked: Sequence[Asked], *, deadline_s: float = math.inf) -> list[Verdict]:
         """The verdicts on twins, in their order. Those of equal ranks share processes.
 
         A twin that could not be trained to its end is ``not_checked``, with the reason.
+
+        Args:
+            asked: the twins.
+            deadline_s: seconds for all of them.
+
+        Raises:
+            ProbeError: there is no place for their files.
         """
+        self._until = time.monotonic() + deadline_s
         versions = stack_of(installed_versions())
         found = self._train([one.twin for one in asked], versions)
         return [
@@ -83,7 +102,7 @@ class Guard:
                 outcome = Outcome.CRASHED
         return Verdict(
             key=twin.key(versions),
-            family=family(asked.fingerprint, versions),
+            family=asked.family,
             ruling=ruling_of(outcome),
             outcome=outcome,
             model_type=twin.workload.model.model_type,
@@ -135,12 +154,13 @@ class Guard:
         for place, twin in zip(places, twins, strict=True):
             place.mkdir()
             write_spec(place, twin.spec())
+        deadline_s = max(1.0, min(self.deadline_s, self._until - time.monotonic()))
         job = Job(
             argv=self.argv(folder),
             directory=folder,
             ranks=ranks,
             device="cpu",
-            deadline_s=self.deadline_s,
+            deadline_s=deadline_s,
         )
         run = self.launcher.start(job)
         try:
@@ -151,21 +171,25 @@ class Guard:
         except BaseException:
             run.cancel()
             raise
-        return list(_measurements(places, ranks, ended, run.logs(), self.deadline_s))
+        return list(_measurements(places, ranks, ended, run.logs(), deadline_s))
 
 
-def not_checked(twin: Twin, fingerprint: str, versions: Mapping[str, str], why: str) -> Verdict:
-    """A verdict on what was not trained."""
-    return Verdict(
-        key=twin.key(versions),
-        family=family(fingerprint, versions),
-        ruling=Ruling.NOT_CHECKED,
-        outcome=Outcome.CANCELLED,
-        model_type=twin.workload.model.model_type,
-        detail=why,
-        structure=twin.structure,
-        versions=dict(versions),
-    )
+def asked_for(study: Study) -> list[Asked]:
+    """The twins of a study's finalists that have no verdict yet.
+
+    None where other versions are asked about than those that are installed: what trains here says
+    nothing of them.
+    """
+    question = study.question
+    if stack_of(question.framework.versions) != stack_of(installed_versions()):
+        return []
+    wanted = {
+        twin.key(question.framework.versions): Asked(twin=twin, family=family_of(question))
+        for settings in to_guard(learn(study.at(study.terms.fidelity)))
+        for twin in twins_of(question, settings)
+    }
+    decided = {k for k, v in study.guards.items() if v.ruling is not Ruling.NOT_CHECKED}
+    return [one for key, one in wanted.items() if key not in decided]
 
 
 def _measurements(

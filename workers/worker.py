@@ -33,6 +33,7 @@ from workers.folders import (
     remove_folder,
     remove_leftovers,
 )
+from workers.guard import Guard, asked_for, series_argv
 from workers.knobs import check_knobs
 from workers.launchers.base import Ended, Job, Launcher, Run
 from workers.launchers.local import LocalLauncher, probe_argv
@@ -84,6 +85,10 @@ class Options:
     """The command of a rank of the probe in a folder."""
     dry_runner: Callable[[], DryRunner] = DryRunner
     """Makes the process that dry-runs."""
+    guards: bool = True
+    """Train a small twin of each finalist of a measured study, unless its verdict is kept."""
+    twin_argv: Callable[[Path], tuple[str, ...]] = series_argv
+    """The command of a rank of the twins in a folder."""
 
 
 class Worker:
@@ -107,6 +112,10 @@ class Worker:
         self._turn = Turn(self._options.lock)
         self._dry_runs = DryRuns(self._options.dry_runner)
         self._started = time.monotonic()
+        self._guard = Guard(
+            pause=self._stop.wait, folder=self._options.folder, argv=self._options.twin_argv
+        )
+        self._guarded: set[str] = set()
         self._waiting = False
         self._began = False
         self._checked = False
@@ -170,6 +179,8 @@ class Worker:
                 return self._finish(study, *end)
         plan = next_probe(study)
         if isinstance(plan, Stop):
+            if self._guard_finalists(study):
+                return None  # what failed is not suggested, and another may lead now
             if plan.nothing_fits:
                 reason = f"{plan.reason}: {plan.nothing_fits}"
                 return self._finish(study, StudyState.FAILED, reason)
@@ -181,6 +192,31 @@ class Worker:
         enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
         self._patiently(enter)
         return None
+
+    def _guard_finalists(self, study: Study) -> bool:
+        """Train the twins of the answer and of its rivals; whether the study must be read again.
+
+        Each is trained once by this worker, whatever comes of it.
+        """
+        if not self._options.guards or study.terms.fidelity is not Fidelity.MEASURED:
+            return False
+        asked = [one for one in asked_for(study) if one.key not in self._guarded]
+        if not asked or self._stop.wait(0):
+            return bool(self._stop.wait(0))
+        if not self._take_turn():
+            return True
+        try:
+            log.info("training %d small twins of the finalists", len(asked))
+            verdicts = self._guard.check(asked, deadline_s=self._time_left_s(study))
+        finally:
+            self._turn.give()
+        if self._stop.wait(0):
+            return True  # what was cut short says nothing
+        for one, verdict in zip(asked, verdicts, strict=True):
+            self._guarded.add(one.key)
+            self._patiently(partial(self._store.keep_verdict, verdict))
+            log.info("%s: %s %s", verdict.ruling, verdict.structure, verdict.detail)
+        return True
 
     def _run_out(self, study: Study) -> int | None:
         """Nothing is queued, and nothing is to be planned."""

@@ -34,6 +34,7 @@ def main() -> int:
         lock=Path(folder).with_suffix(".lock"),
         argv=argv,
         dry_runner=partial(DryRunner, command=command),
+        guards=False,
     )
     with open_store(url, create=False) as store:
         return Worker(store, study, stop=stop, options=options).run()

@@ -29,6 +29,7 @@ def work(store, tmp_path, stand_in_argv):
             "folder": tmp_path / "probes",
             "lock": tmp_path / "probes.lock",
             "argv": lambda out: stand_in_argv(out, script),
+            "guards": False,
         }
         plan = Options(**{**known, **options})
         return Worker(store, study_id, stop=stop or StopRequest(), options=plan).run()

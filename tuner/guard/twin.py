@@ -48,10 +48,11 @@ class Twin:
 
     @property
     def reference(self) -> "Twin":
-        """One process that trains the same, with every knob off."""
-        alone = Settings(
-            micro_batch_size=GLOBAL_BATCH // ACCUMULATION, gradient_accumulation_steps=ACCUMULATION
-        )
+        """One process that trains the same, every knob off, with all sequences in one batch.
+
+        It accumulates nothing: a fault of accumulation must not be in what shows it.
+        """
+        alone = Settings(micro_batch_size=GLOBAL_BATCH, sync_each_batch=False)
         return replace(self, cluster=_processes(1, 1), settings=alone)
 
     @property
@@ -139,8 +140,9 @@ def twin_of(question: Question, settings: Settings, precision: Precision | None 
 
 
 def family_of(question: Question) -> str:
-    """What all verdicts that may say something of a question share: model structure, versions.
+    """What all verdicts that may say something of a question share, as SHA-256 in hex.
 
+    That is the small model's structure, without tensor parallelism, and the stack's versions.
     Empty where there are no such verdicts: a version of the stack is not known, or there is no
     small model.
     """
@@ -151,12 +153,7 @@ def family_of(question: Question) -> str:
         model, _ = small_model(question.workload.model, 1)
     except NoTwinError:
         return ""
-    return family(model.fingerprint, versions)
-
-
-def family(fingerprint: str, versions: Mapping[str, str]) -> str:
-    """The family of a small model's fingerprint in some versions: SHA-256, in hex."""
-    return _hash([FORMAT, fingerprint, stack_of(versions)])
+    return _hash([FORMAT, model.fingerprint, stack_of(versions)])
 
 
 def stack_of(versions: Mapping[str, str]) -> dict[str, str]:
