@@ -327,7 +327,7 @@ class Worker:
         ended = self._supervise(run, lease)
         records = read_records(folder, cluster.world_size)
         measurement = merge(ended, records, run.logs(), deadline_s=deadline_s)
-        return check_knobs(claim.probe.request.settings, cluster.world_size, measurement)
+        return check_knobs(study.question, claim.probe.request.settings, measurement)
 
     def _supervise(self, run: Run, lease: Lease) -> Ended:
         try:
