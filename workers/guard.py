@@ -10,17 +10,20 @@ from pathlib import Path
 
 from tuner.framework import installed_versions
 from tuner.guard.ruling import Ruling
-from tuner.guard.twin import Twin, family_of, stack_of
+from tuner.guard.twin import Twin, family_of, stack_of, twin_of
+from tuner.guard.usual import usual_cases
 from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
 from tuner.measurement import Measurement, Outcome
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learn
 from tuner.planner.verdicts import twins_of
+from tuner.store import Store
 from tuner.study import Study
 from workers.files import SPEC, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
 from workers.launchers.base import WATCH_FD, Ended, Job, Launcher, RankEnd, Why
 from workers.launchers.local import LocalLauncher
+from workers.machine import Turn, default_lock_path
 from workers.merge import merge
 from workers.records import BadRecord, read_records
 
@@ -108,6 +111,7 @@ class Guard:
             model_type=twin.workload.model.model_type,
             detail=detail,
             structure=twin.structure,
+            settings=twin.settings.as_dict(),
             worst=worst if worst is not None and math.isfinite(worst) else None,
             versions={**versions, **stack_of(found.versions)},
             notes=twin.notes,
@@ -172,6 +176,35 @@ class Guard:
             run.cancel()
             raise
         return list(_measurements(places, ranks, ended, run.logs(), deadline_s))
+
+
+def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
+    """Train the twins of a usual model for every knob, and keep their verdicts.
+
+    Returns:
+        Whether it came to its end before it had to stop.
+
+    Raises:
+        StoreError: the database fails.
+        ProbeError: there is no place for the twins' files.
+    """
+    turn = Turn(default_lock_path())
+    while not turn.take():
+        if pause(POLL_S):
+            return False
+    asked = [
+        Asked(twin=twin_of(question, settings), family=family_of(question))
+        for question, settings in usual_cases()
+    ]
+    try:
+        verdicts = Guard(pause=pause).check(asked)
+    finally:
+        turn.give()
+    if pause(0):
+        return False
+    for verdict in verdicts:
+        store.keep_verdict(verdict)
+    return True
 
 
 def asked_for(study: Study) -> list[Asked]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf, isfinite
 from typing import Any
 
 from tuner.guard.counts import caused, counted, difference, inactive_knob
@@ -52,6 +53,8 @@ class Verdict:
     """Why it failed, or was not judged, in one line."""
     structure: str = ""
     """What was trained, in words."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The twin's (``Settings.as_dict``)."""
     worst: float | None = None
     """The largest relative difference of all compared steps; ``None`` where none was compared."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +111,7 @@ def first_deviation(
 ) -> Deviation | None:
     """The worst of the first step that differs by more than the tolerance; ``None`` if none."""
     for step in deviations(found, reference):
-        if not step.relative <= tolerance:  # NaN is no agreement
+        if step.relative > tolerance:
             return step
     return None
 
@@ -147,9 +150,7 @@ def _knobs(twin: Twin, found: Measurement) -> str:
 
 
 def _relative(found: Sequence[float], wanted: Sequence[float]) -> list[float]:
-    """Relative differences of the compared steps; infinite where a step is missing."""
-    got = list(found[:STEPS]) + [float("inf")] * (STEPS - len(found))
-    return [
-        abs(a - b) / abs(b) if b else float("inf")
-        for a, b in zip(got, wanted[:STEPS], strict=True)
-    ]
+    """Relative differences of the compared steps; infinite where there is no number."""
+    got = list(found[:STEPS]) + [inf] * (STEPS - len(found))
+    pairs = zip(got, wanted[:STEPS], strict=True)
+    return [abs(a - b) / abs(b) if b and isfinite(a) else inf for a, b in pairs]
