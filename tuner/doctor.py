@@ -221,7 +221,7 @@ def _has(verdict: Verdict, knob: str, value: object) -> bool:
     if settings.get(knob) != value:
         return False
     if knob == "tp_recompute_allgather":
-        return settings["tp_size"] > 1
+        return bool(settings["tp_size"] > 1)
     if knob == "sync_each_batch":
         return settings["gradient_accumulation_steps"] > 1 and _is_parallel(verdict)
     return knob != "sharding" or _is_parallel(verdict)
@@ -229,7 +229,8 @@ def _has(verdict: Verdict, knob: str, value: object) -> bool:
 
 def _is_parallel(verdict: Verdict) -> bool:
     """A twin with tensor parallelism under ddp has no data-parallel ranks."""
-    return verdict.settings["tp_size"] == 1 or verdict.settings["sharding"] != Sharding.DDP
+    settings = verdict.settings
+    return bool(settings["tp_size"] == 1 or settings["sharding"] != Sharding.DDP)
 
 
 def _rules(versions: Mapping[str, str]) -> Iterator[VersionRule]:

@@ -18,8 +18,9 @@ from tuner.errors import TunerError
 from tuner.measurement import Fidelity
 from tuner.store import open_store
 from workers.guard import check_knobs_here
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import INTERRUPTED, Options, Worker
+from workers.worker import INTERRUPTED, Worker
 
 log = logging.getLogger("workers")
 

@@ -9,16 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.framework import installed_versions
-from tuner.guard.ruling import Ruling
 from tuner.guard.twin import Twin, family_of, stack_of, twin_of
 from tuner.guard.usual import usual_cases
 from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
 from tuner.measurement import Measurement, Outcome
-from tuner.planner import to_guard
-from tuner.planner.knowledge import learn
-from tuner.planner.verdicts import twins_of
 from tuner.store import Store
-from tuner.study import Study
 from workers.files import SPEC, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
 from workers.launchers.base import WATCH_FD, Ended, Job, Launcher, RankEnd, Why
@@ -86,13 +81,9 @@ class Guard:
         self._until = time.monotonic() + deadline_s
         versions = stack_of(installed_versions())
         found = self._train([one.twin for one in asked], versions)
-        return [
-            self._verdict(one, versions, found[one.twin.key(versions)]) for one in asked
-        ]
+        return [self._verdict(one, versions, found[one.twin.key(versions)]) for one in asked]
 
-    def _verdict(
-        self, asked: Asked, versions: Mapping[str, str], found: Measurement
-    ) -> Verdict:
+    def _verdict(self, asked: Asked, versions: Mapping[str, str], found: Measurement) -> Verdict:
         twin = asked.twin
         outcome, detail, worst = found.outcome, found.detail, None
         if outcome is Outcome.OK:
@@ -117,9 +108,7 @@ class Guard:
             notes=twin.notes,
         )
 
-    def _train(
-        self, twins: Sequence[Twin], versions: Mapping[str, str]
-    ) -> dict[str, Measurement]:
+    def _train(self, twins: Sequence[Twin], versions: Mapping[str, str]) -> dict[str, Measurement]:
         """What twins found, by key; their references are trained where they are not known."""
         references = {t.reference.key(versions): t.reference for t in twins}
         unknown = [t for key, t in references.items() if key not in self._references]
@@ -207,24 +196,6 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
     return True
 
 
-def asked_for(study: Study) -> list[Asked]:
-    """The twins of a study's finalists that have no verdict yet.
-
-    None where other versions are asked about than those that are installed: what trains here says
-    nothing of them.
-    """
-    question = study.question
-    if stack_of(question.framework.versions) != stack_of(installed_versions()):
-        return []
-    wanted = {
-        twin.key(question.framework.versions): Asked(twin=twin, family=family_of(question))
-        for settings in to_guard(learn(study.at(study.terms.fidelity)))
-        for twin in twins_of(question, settings)
-    }
-    decided = {k for k, v in study.guards.items() if v.ruling is not Ruling.NOT_CHECKED}
-    return [one for key, one in wanted.items() if key not in decided]
-
-
 def _measurements(
     places: Iterable[Path],
     ranks: int,
@@ -237,8 +208,7 @@ def _measurements(
         assert (place / SPEC).exists()
         records = read_records(place, ranks)
         complete = all(
-            not isinstance(record, BadRecord) and record.outcome is Outcome.OK
-            for record in records
+            not isinstance(record, BadRecord) and record.outcome is Outcome.OK for record in records
         )
         how = _well(ended) if complete else ended
         yield merge(how, records, logs, deadline_s=deadline_s)

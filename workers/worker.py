@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from tuner.advance import (
     measurement_of,
     plan_here,
 )
-from tuner.dryrun import DryRunner, NotDryRunError
+from tuner.dryrun import NotDryRunError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import Stop, Wait, next_probe
@@ -26,29 +25,27 @@ from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
 from tuner.study import ProbeState, Study, StudyState
 from workers.dry_runs import DryRuns, StoppedError
 from workers.files import write_result, write_spec
+from workers.finalists import Finalists
 from workers.folders import (
-    default_probes_folder,
     keep_folder,
     make_folder,
     remove_folder,
     remove_leftovers,
 )
-from workers.guard import Guard, asked_for, series_argv
+from workers.guard import Guard
 from workers.knobs import check_knobs
 from workers.launchers.base import Ended, Job, Launcher, Run
-from workers.launchers.local import LocalLauncher, probe_argv
+from workers.launchers.local import LocalLauncher
 from workers.lease import Lease
-from workers.machine import Turn, check_machine, default_lock_path
+from workers.machine import Turn, check_machine
 from workers.merge import merge
+from workers.options import Options
 from workers.records import read_records
 from workers.spec import probe_spec
 from workers.stop import StopRequest
 
 T = TypeVar("T")
 
-PROBE_DEADLINE_S = 600.0
-"""For one probe. Its timed steps take 10 s or three steps; a model that needs minutes for a step
-cannot be tuned by running it, and a hang must not take the night."""
 POLL_S = 0.1
 """Between two looks at the ranks: much less than a rank's start, and cheap."""
 PAUSE_S = 0.5
@@ -65,30 +62,6 @@ INTERRUPTED = 130
 """Exit code after a request to stop, as shells have it for Ctrl-C."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a worker runs probes."""
-
-    queued_only: bool = False
-    """Run what is queued and plan nothing."""
-    fidelity: Fidelity | None = None
-    """Run probes of this one; by default of the one that the study's terms name."""
-    folder: Path = field(default_factory=default_probes_folder)
-    """For the folders of probes."""
-    lock: Path = field(default_factory=default_lock_path)
-    """Held while ranks run."""
-    deadline_s: float = PROBE_DEADLINE_S
-    """Seconds for one probe."""
-    argv: Callable[[Path], tuple[str, ...]] = probe_argv
-    """The command of a rank of the probe in a folder."""
-    dry_runner: Callable[[], DryRunner] = DryRunner
-    """Makes the process that dry-runs."""
-    guards: bool = True
-    """Train a small twin of each finalist of a measured study, unless its verdict is kept."""
-    twin_argv: Callable[[Path], tuple[str, ...]] = series_argv
-    """The command of a rank of the twins in a folder."""
 
 
 class Worker:
@@ -112,10 +85,9 @@ class Worker:
         self._turn = Turn(self._options.lock)
         self._dry_runs = DryRuns(self._options.dry_runner)
         self._started = time.monotonic()
-        self._guard = Guard(
-            pause=self._stop.wait, folder=self._options.folder, argv=self._options.twin_argv
+        self._finalists = Finalists(
+            Guard(pause=stop.wait, folder=self._options.folder, argv=self._options.twin_argv)
         )
-        self._guarded: set[str] = set()
         self._waiting = False
         self._began = False
         self._checked = False
@@ -194,28 +166,19 @@ class Worker:
         return None
 
     def _guard_finalists(self, study: Study) -> bool:
-        """Train the twins of the answer and of its rivals; whether the study must be read again.
-
-        Each is trained once by this worker, whatever comes of it.
-        """
-        if not self._options.guards or study.terms.fidelity is not Fidelity.MEASURED:
+        """Train the twins of the answer and of its rivals; whether to read the study again."""
+        asked = self._finalists.wanted(study) if self._options.guards else []
+        if not asked:
             return False
-        asked = [one for one in asked_for(study) if one.key not in self._guarded]
-        if not asked or self._stop.wait(0):
-            return bool(self._stop.wait(0))
         if not self._take_turn():
             return True
         try:
-            log.info("training %d small twins of the finalists", len(asked))
-            verdicts = self._guard.check(asked, deadline_s=self._time_left_s(study))
+            verdicts = self._finalists.train(asked, self._time_left_s(study))
         finally:
             self._turn.give()
-        if self._stop.wait(0):
-            return True  # what was cut short says nothing
-        for one, verdict in zip(asked, verdicts, strict=True):
-            self._guarded.add(one.key)
-            self._patiently(partial(self._store.keep_verdict, verdict))
-            log.info("%s: %s %s", verdict.ruling, verdict.structure, verdict.detail)
+        if not self._stop.wait(0):  # what was cut short says nothing
+            for verdict in verdicts:
+                self._patiently(partial(self._store.keep_verdict, verdict))
         return True
 
     def _run_out(self, study: Study) -> int | None:

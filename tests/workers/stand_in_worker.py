@@ -11,8 +11,9 @@ from pathlib import Path
 from tuner.dryrun import DryRunner
 from tuner.store import open_store
 from workers.launchers.base import WATCH_FD
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import Options, Worker
+from workers.worker import Worker
 
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
 STAND_IN_DRY = Path(__file__).parent / "stand_in_dry.py"

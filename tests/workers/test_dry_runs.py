@@ -24,7 +24,8 @@ from tuner.study import ProbeRequest, ProbeState, Question, Study, StudyState, T
 from workers.dry_runs import DryRuns, StoppedError
 from workers.machine import Turn
 from workers.stop import StopRequest
-from workers.worker import INTERRUPTED, Options, Worker
+from workers.options import Options
+from workers.worker import INTERRUPTED, Worker
 
 STAND_IN = Path(__file__).parent / "stand_in_dry.py"
 PREDICTED = Terms(fidelity=Fidelity.PREDICTED, max_probes=3)

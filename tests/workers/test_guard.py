@@ -1,6 +1,5 @@
 """Twins pass in the stack as it is, and each planted fault is caught with its outcome."""
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,9 +32,7 @@ def question(cluster: str = "8xa100-80gb") -> Question:
     workload = Workload(
         model=load_model("tinyllama-1.1b"), sequence_length=128, global_batch_size=64
     )
-    return Question(
-        workload=workload, cluster=parse_cluster(cluster), framework=framework("torch")
-    )
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
 
 
 def argv_with(fault: str) -> Callable[[Path], tuple[str, ...]]:

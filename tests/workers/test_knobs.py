@@ -22,9 +22,7 @@ TENSOR = "sharding=full_shard,tp_size=2,gradient_accumulation_steps=4,tp_recompu
 
 def question(model: str = "llama-3.2-1b", cluster: str = "8xh100-80gb") -> Question:
     workload = Workload(model=load_model(model), sequence_length=512, global_batch_size=64)
-    return Question(
-        workload=workload, cluster=parse_cluster(cluster), framework=framework("torch")
-    )
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
 
 
 def counts(settings: Settings, asked: Question | None = None) -> Counts:

@@ -14,8 +14,9 @@ from tuner.settings import Sharding
 from tuner.study import StudyState, Terms
 from workers import worker as worker_module
 from workers.guard import Asked
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import Options, Worker
+from workers.worker import Worker
 
 OK = {"*": ["ok"]}
 

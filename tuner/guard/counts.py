@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from tuner.cluster import Cluster
 from tuner.cost.categories import Phase
@@ -60,7 +59,7 @@ def inactive_knob(
     """
     best, found = _distance(caused(workload, settings, cluster), seen), None
     for knob, value in _others(settings, cluster):
-        other = replace(settings, **{knob: value})
+        other = Settings.from_dict({**settings.as_dict(), knob: value})
         distance = _distance(caused(workload, other, cluster), seen)
         if distance < best:
             best, found = distance, (knob, value)

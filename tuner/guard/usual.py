@@ -41,9 +41,7 @@ def usual_cases() -> Iterator[tuple[Question, Settings]]:
 def _question(cluster: str) -> Question:
     model = load_model(MODEL)
     workload = Workload(model=model, sequence_length=512, global_batch_size=64)
-    return Question(
-        workload=workload, cluster=parse_cluster(cluster), framework=framework("torch")
-    )
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
 
 
 def _with(**knobs: object) -> Settings:

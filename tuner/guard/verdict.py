@@ -13,12 +13,24 @@ from tuner.workload import Precision
 
 TOLERANCE: Mapping[Precision, float] = {
     Precision.FP32: 1e-5,
-    Precision.BF16: 2e-2,
-    Precision.BF16_MIXED: 2e-2,
+    Precision.BF16: 1e-2,
+    Precision.BF16_MIXED: 1e-2,
 }
 """Largest relative difference of a loss or gradient norm from the reference's.
 
-fp32: agreement is within 5e-7, and faults were 7e-4 and more.
+In fp32 agreement is within 5e-7, and faults were 7e-4 and more. The largest that were seen of the
+classes of two ranks (three shardings with gradients put off and not, tensor parallelism with
+recomputation and not; torch 2.13, accelerate 1.15, transformers 5.23, on a CPU):
+
+==============  =======  =======  ==========
+twin of         fp32     bf16     bf16_mixed
+==============  =======  =======  ==========
+tinyllama-1.1b  1.7e-07  1.0e-03  1.2e-03
+mixtral-8x7b    2.0e-07  2.2e-03  1.3e-03
+==============  =======  =======  ==========
+
+Against a reference that accumulated as the twins do it was 3.7e-3 at most. So bf16 shows faults of
+casting, and of other kinds the large ones only: fp32 decides.
 """
 FORMAT = 1
 

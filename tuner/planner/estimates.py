@@ -15,8 +15,8 @@ from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs
 from tuner.dryrun.plan import PACKAGES
 from tuner.framework import FrameworkName
 from tuner.measurement import Fidelity, Outcome
-from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
 from tuner.planner import verdicts
+from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
 from tuner.planner.words import describe
 from tuner.quantity import Quantity
 from tuner.settings import Settings

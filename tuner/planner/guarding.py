@@ -1,4 +1,4 @@
-"""What the guard knows of a study's settings, and what it should look at before an answer stands."""
+"""What the guard knows of a study's settings, and what it should look at before the end."""
 
 from collections.abc import Mapping
 
@@ -33,9 +33,7 @@ def guard_of(
     if worst.ruling is Ruling.NOT_CHECKED:
         return Guard(versions=dict(versions), date=date, why=worst.detail)
     why = worst.detail if worst.ruling is Ruling.FAILED else "; ".join(worst.notes)
-    return Guard(
-        verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why
-    )
+    return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
 
 
 def to_guard(known: Knowledge) -> list[Settings]:

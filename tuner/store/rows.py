@@ -13,33 +13,20 @@ from sqlalchemy.orm import Session
 from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import parse_settings
+from tuner.store.clock import iso
 from tuner.store.records import Event, EventKind, StudySummary
 from tuner.store.tables import (
     DryRunRow,
     EventRow,
-    GuardRow,
     MeasurementRow,
     ProbeRow,
     StudyRow,
-    UtcNow,
 )
+from tuner.store.verdicts import guards_of
 from tuner.study import Probe, ProbeRequest, Question, Study, Terms
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
-    from tuner.guard.verdict import Verdict
-
-
-def clock(session: Session) -> datetime:
-    """The database's clock now."""
-    return session.scalars(select(UtcNow())).one()
-
-
-def iso(moment: datetime | None) -> str | None:
-    """ISO 8601 with milliseconds and ``Z``."""
-    if moment is None:
-        return None
-    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
@@ -61,7 +48,7 @@ def read_study(session: Session, row: StudyRow) -> Study:
         probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
         study = _study(row, probes, read_dry_runs(session, named))
-        return replace(study, guards=_guards(session, study.question))
+        return replace(study, guards=guards_of(session, study.question))
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error
@@ -79,26 +66,6 @@ def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]
         with suppress(ValueError, KeyError, TypeError):  # another version's: it is made anew
             found[row.key] = DryRun.from_dict(row.record)
     return found
-
-
-def read_verdicts(session: Session, family: str | None = None) -> "dict[str, Verdict]":
-    """The verdicts of a family, or of all, by key; none of another format."""
-    query = select(GuardRow).order_by(GuardRow.created_at, GuardRow.key)
-    rows = session.scalars(query if family is None else query.where(GuardRow.family == family))
-    found: dict[str, Verdict] = {}
-    for row in rows:
-        from tuner.guard.verdict import Verdict
-
-        with suppress(ValueError, KeyError, TypeError):  # another version's: it is found anew
-            found[row.key] = replace(Verdict.from_dict(row.record), date=iso(row.created_at))
-    return found
-
-
-def _guards(session: Session, question: Question) -> "dict[str, Verdict]":
-    from tuner.guard.twin import family_of
-
-    family = family_of(question)
-    return read_verdicts(session, family) if family else {}
 
 
 def _study(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:

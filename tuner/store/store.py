@@ -15,10 +15,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tuner.errors import UnknownNameError, UsageError
-from tuner.guard.ruling import Ruling
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
 from tuner.store.asking import ID_PREFIX, asked_study, renew
+from tuner.store.clock import clock
 from tuner.store.engine import (
     default_url,
     is_sqlite,
@@ -31,16 +31,15 @@ from tuner.store.identity import WorkerIdentity
 from tuner.store.records import Claim, Event, EventKind, StudySummary
 from tuner.store.rows import (
     add_event,
-    clock,
     event_of,
     measurement_row,
     probe_of,
     read_dry_runs,
-    read_verdicts,
     read_study,
     read_summaries,
 )
-from tuner.store.tables import DryRunRow, EventRow, GuardRow, ProbeRow, StudyRow
+from tuner.store.tables import DryRunRow, EventRow, ProbeRow, StudyRow
+from tuner.store.verdicts import keep_verdict, read_verdicts
 from tuner.study import (
     STUDY_TRANSITIONS,
     Probe,
@@ -337,24 +336,9 @@ class Store:
             return read_verdicts(session, family)
 
     def keep_verdict(self, verdict: "Verdict") -> None:
-        """Keeps a verdict for all studies, in the place of an earlier one of its key.
-
-        One that could not be reached replaces none.
-        """
+        """Keeps a verdict for all studies; one that was not reached replaces none that was."""
         with self._write() as session:
-            row = session.get(GuardRow, verdict.key, with_for_update=True)
-            undecided = Ruling.NOT_CHECKED
-            if row is not None and verdict.ruling is undecided is not row.ruling:
-                return
-            values = {"ruling": verdict.ruling, "record": verdict.as_dict()}
-            if row is None:
-                row = GuardRow(
-                    key=verdict.key, family=verdict.family, created_at=clock(session), **values
-                )
-                with suppress(IntegrityError), session.begin_nested():  # another was quicker
-                    session.add(row)
-                return
-            row.ruling, row.record, row.created_at = *values.values(), clock(session)
+            keep_verdict(session, verdict)
 
     # Transactions
 

@@ -71,7 +71,10 @@ def test_settings_that_differ_in_sizes_only_have_one_twin() -> None:
         twin_of(question(cluster), settings(text)).key(VERSIONS)
         for cluster, text in (
             ("8xa100-80gb", FULL),
-            ("4x8xh100-80gb", "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2"),
+            (
+                "4x8xh100-80gb",
+                "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2",
+            ),
         )
     )
     assert one == other

@@ -20,9 +20,7 @@ FULL = "sharding=full_shard,gradient_accumulation_steps=4"
 
 
 def twin(precision: Precision = Precision.FP32, text: str = FULL) -> Twin:
-    workload = Workload(
-        model=load_model("llama-3.1-8b"), sequence_length=512, global_batch_size=64
-    )
+    workload = Workload(model=load_model("llama-3.1-8b"), sequence_length=512, global_batch_size=64)
     asked = Question(
         workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
     )
