@@ -23,8 +23,8 @@ from tuner.store import Store
 from tuner.study import ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from workers.dry_runs import DryRuns, StoppedError
 from workers.machine import Turn
-from workers.stop import StopRequest
 from workers.options import Options
+from workers.stop import StopRequest
 from workers.worker import INTERRUPTED, Worker
 
 STAND_IN = Path(__file__).parent / "stand_in_dry.py"
