@@ -81,32 +81,7 @@ class Guard:
         self._until = time.monotonic() + deadline_s
         versions = stack_of(installed_versions())
         found = self._train([one.twin for one in asked], versions)
-        return [self._verdict(one, versions, found[one.twin.key(versions)]) for one in asked]
-
-    def _verdict(self, asked: Asked, versions: Mapping[str, str], found: Measurement) -> Verdict:
-        twin = asked.twin
-        outcome, detail, worst = found.outcome, found.detail, None
-        if outcome is Outcome.OK:
-            reference = self._references[twin.reference.key(versions)]
-            if reference.outcome is Outcome.OK:
-                outcome, detail = judge(twin, found, reference)
-                worst = max(step.relative for step in deviations(found, reference))
-            else:
-                detail = f"one process could not train it: {reference.detail}"
-                outcome = Outcome.CRASHED
-        return Verdict(
-            key=twin.key(versions),
-            family=asked.family,
-            ruling=ruling_of(outcome),
-            outcome=outcome,
-            model_type=twin.workload.model.model_type,
-            detail=detail,
-            structure=twin.structure,
-            settings=twin.settings.as_dict(),
-            worst=worst if worst is not None and math.isfinite(worst) else None,
-            versions={**versions, **stack_of(found.versions)},
-            notes=twin.notes,
-        )
+        return [_verdict(one, versions, found) for one in asked]
 
     def _train(self, twins: Sequence[Twin], versions: Mapping[str, str]) -> dict[str, Measurement]:
         """What twins found, by key; their references are trained where they are not known."""
@@ -119,16 +94,18 @@ class Guard:
         for ranks in sorted(by_ranks):
             distinct = {t.key(versions): t for t in by_ranks[ranks]}
             found |= dict(zip(distinct, self._run(list(distinct.values())), strict=True))
-        kept = {k: m for k, m in found.items() if k in references}
-        self._references |= kept
-        return found | {k: self._references[k] for k in references}
+        good = {k: m for k, m in found.items() if k in references and m.outcome is Outcome.OK}
+        self._references |= good
+        return self._references | found
 
     def _run(self, twins: Sequence[Twin]) -> list[Measurement]:
         """Train twins of one number of ranks; those after one that failed in new processes."""
         done: list[Measurement] = []
-        while len(done) < len(twins):
+        why = ""
+        while len(done) < len(twins) and not (why := self.pause(0)):
             done += self._launch(twins[len(done) :])
-        return done
+        rest = len(twins) - len(done)
+        return done + [Measurement(outcome=Outcome.CANCELLED, detail=why)] * rest if rest else done
 
     def _launch(self, twins: Sequence[Twin]) -> list[Measurement]:
         """Measurements of the first ones of ``twins``: up to one that failed, or all."""
@@ -167,6 +144,34 @@ class Guard:
         return list(_measurements(places, ranks, ended, run.logs(), deadline_s))
 
 
+def _verdict(
+    asked: Asked, versions: Mapping[str, str], all_found: Mapping[str, Measurement]
+) -> Verdict:
+    """What a twin and its reference have found."""
+    twin = asked.twin
+    found, reference = (all_found[t.key(versions)] for t in (twin, twin.reference))
+    outcome, detail, worst = found.outcome, found.detail, None
+    if reference.outcome is not Outcome.OK and outcome in (Outcome.OK, Outcome.NON_FINITE):
+        outcome = Outcome.CRASHED  # what one process cannot train shows nothing of the settings
+        detail = f"one process could not train it: {reference.outcome} {reference.detail}"
+    elif outcome is Outcome.OK:
+        outcome, detail = judge(twin, found, reference)
+        worst = max(step.relative for step in deviations(found, reference))
+    return Verdict(
+        key=twin.key(versions),
+        family=asked.family,
+        ruling=ruling_of(outcome),
+        outcome=outcome,
+        model_type=twin.workload.model.model_type,
+        detail=detail,
+        structure=twin.structure,
+        settings=twin.settings.as_dict(),
+        worst=worst if worst is not None and math.isfinite(worst) else None,
+        versions={**versions, **stack_of(found.versions)},
+        notes=twin.notes,
+    )
+
+
 def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
     """Train the twins of a usual model for every knob, and keep their verdicts.
 
@@ -189,11 +194,10 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
         verdicts = Guard(pause=pause).check(asked)
     finally:
         turn.give()
-    if pause(0):
-        return False
     for verdict in verdicts:
-        store.keep_verdict(verdict)
-    return True
+        if verdict.outcome is not Outcome.CANCELLED:
+            store.keep_verdict(verdict)
+    return not pause(0)
 
 
 def _measurements(

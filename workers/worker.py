@@ -176,8 +176,8 @@ class Worker:
             verdicts = self._finalists.train(asked, self._time_left_s(study))
         finally:
             self._turn.give()
-        if not self._stop.wait(0):  # what was cut short says nothing
-            for verdict in verdicts:
+        for verdict in verdicts:
+            if verdict.outcome is not Outcome.CANCELLED:
                 self._patiently(partial(self._store.keep_verdict, verdict))
         return True
 

@@ -15,7 +15,7 @@ from tuner.framework import FrameworkName
 from tuner.guard.shrink import NoTwinError, small_model
 from tuner.settings import Settings, Sharding
 from tuner.study import Question
-from tuner.workload import Optimizer, Precision, Workload
+from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
 
 FORMAT = 1
 """Of what a twin is and how it is judged; verdicts of another are of no use."""
@@ -127,6 +127,7 @@ def twin_of(question: Question, settings: Settings, precision: Precision | None 
             global_batch_size=GLOBAL_BATCH,
             optimizer=Optimizer.ADAMW,
             precision=precision or Precision.FP32,
+            reduce_dtype=_reduce_dtype(question.workload, precision),
         ),
         cluster=cluster,
         settings=replace(
@@ -166,6 +167,12 @@ def _processes(nodes: int, ranks_per_node: int) -> Cluster:
     return Cluster(
         nodes=nodes, gpus_per_node=ranks_per_node, gpu=share, intra_node=Link(), inter_node=Link()
     )
+
+
+def _reduce_dtype(workload: Workload, precision: Precision | None) -> ReduceDtype | None:
+    """The workload's own beside its number format; in fp32 nothing is rounded more."""
+    own = precision is workload.precision and precision is not Precision.FP32
+    return workload.reduce_dtype if own else None
 
 
 def _smallest_factor(number: int) -> int:
