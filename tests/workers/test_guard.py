@@ -73,6 +73,7 @@ def check(tmp_path: Path) -> Check:
 
 def test_the_stack_as_it_is_passes(check: Check) -> None:
     verdicts = check("", f"{SYNC}=true", f"{SYNC}=false", f"{TENSOR}=true")
+    # without a detail: the collectives are those of the cost model's list, to the last one
     assert [(v.ruling, v.outcome, v.detail) for v in verdicts] == [
         (Ruling.PASSED, Outcome.OK, "")
     ] * 3

@@ -32,7 +32,7 @@ def guard_of(
     worst = max(found, key=lambda verdict: _ORDER.index(verdict.ruling))
     if worst.ruling is Ruling.NOT_CHECKED:
         return Guard(versions=dict(versions), date=date, why=worst.detail)
-    why = worst.detail if worst.ruling is Ruling.FAILED else "; ".join(worst.notes)
+    why = "; ".join(filter(None, (worst.detail, *worst.notes)))
     return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
 
 
