@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in one query more, and another one for dry runs that it names.
+    """The whole study, in two queries more, and another one for dry runs that it names.
 
     The row is read first: should a probe change between the two, the revision is the older one,
     and a plan made from it is not entered.
