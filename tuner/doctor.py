@@ -12,6 +12,7 @@ from tuner.framework import (
     framework,
     installed_versions,
     knob_rules,
+    same_release,
     version_notes,
 )
 from tuner.guard.ruling import Ruling
@@ -141,7 +142,7 @@ def diagnose(
     known = installed_versions() if versions is None else dict(versions)
     place, trouble = _place(cluster)
     missing = [package for package in STACK if package not in known]
-    here = [v for v in verdicts if _releases(v.versions) == stack_of(known)]
+    here = [v for v in verdicts if _is_of(known, v)]
     checks = tuple(_checks(here))
     problems = [*_missing(missing), *_of_devices(trouble), *_of_guard(checks, missing)]
     problems += _of_versions(known, missing)
@@ -166,8 +167,12 @@ def _place(cluster: Callable[[], Cluster]) -> tuple[Cluster | None, str]:
         return None, str(error)
 
 
-def _releases(versions: Mapping[str, str]) -> dict[str, str]:
-    return {name: text.partition("+")[0] for name, text in stack_of(versions).items()}
+def _is_of(versions: Mapping[str, str], verdict: Verdict) -> bool:
+    """Whether a verdict is on the stack of these versions."""
+    stack, theirs = stack_of(versions), stack_of(verdict.versions)
+    return stack.keys() == theirs.keys() and all(
+        same_release(version, theirs[package]) for package, version in stack.items()
+    )
 
 
 def _checks(verdicts: Sequence[Verdict]) -> Iterator[KnobCheck]:

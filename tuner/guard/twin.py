@@ -13,6 +13,7 @@ from typing import Any
 from tuner.cluster import Cluster, Device, Gpu, Link
 from tuner.framework import FrameworkName
 from tuner.guard.shrink import NoTwinError, small_model
+from tuner.rank_spec import rank_spec
 from tuner.settings import Settings, Sharding
 from tuner.study import Question
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
@@ -64,22 +65,11 @@ class Twin:
 
     def spec(self) -> dict[str, Any]:
         """The spec that the probe program reads: all compared steps are tracked, few are timed."""
-        workload, settings = self.workload, self.settings
         return {
-            "format": 1,
-            "model": workload.model.as_config(),
-            "settings": settings.as_dict(),
-            "sequence_length": workload.sequence_length,
-            "global_batch_size": workload.global_batch_size,
-            "optimizer": str(workload.optimizer),
-            "precision": str(workload.precision),
-            "reduce_dtype": str(workload.reduce_dtype),
-            "world_size": self.cluster.world_size,
-            "gpus_per_node": self.cluster.gpus_per_node,
-            "device": str(self.cluster.gpu.device),
+            **rank_spec(self.workload, self.settings, self.cluster),
             "memory_limit_bytes": None,
             "seed": SEED,
-            "accumulation_counts": [settings.gradient_accumulation_steps],
+            "accumulation_counts": [self.settings.gradient_accumulation_steps],
             "warmup_steps": STEPS,
             "tracked_steps": STEPS,
             "measured_steps": 1,
