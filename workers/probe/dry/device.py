@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.probe.dry.ledger import Ledger
+from workers.probe.dry.progress import Progress
 from workers.probe.tracker import Phase
 
 
@@ -45,14 +46,15 @@ class FakeDevice:
     Args:
         phase: what the step is doing, kept current by the step.
         kind: cpu or cuda.
+        progress: told each operator.
     """
 
     is_fake = True
 
-    def __init__(self, phase: Phase, kind: str) -> None:
+    def __init__(self, phase: Phase, kind: str, progress: Progress) -> None:
         self.torch_device = torch.device("cpu")
         self.foreach: bool | None = True if kind == "cuda" else None
-        self.tracker = Ledger(phase, over_gloo=kind == "cpu")
+        self.tracker = Ledger(phase, progress, over_gloo=kind == "cpu")
         self._mode = _FakeMode(allow_non_fake_inputs=True)
 
     def memory(self) -> AbstractContextManager[object]:
