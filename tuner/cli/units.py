@@ -87,7 +87,7 @@ def read_size(field: str, text: str) -> int:
         raise UsageError(field, text, "must be a size such as 4GiB, 500MiB or 80GB")
     size = int(float(found[1]) * BYTES[found[2]])
     if not found[2] and 1 <= size < LEAST_WITHOUT_UNIT:
-        raise UsageError(field, text, f"must have a unit, such as {found[1]}GiB")
+        raise UsageError(field, text, f"must have a unit, as {found[1]}GiB or {found[1]}B has")
     if not 1 <= size <= LARGEST_BYTES:
         raise UsageError(field, text, "must be from 1 byte to 1024TiB")
     return size

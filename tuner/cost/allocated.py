@@ -10,7 +10,7 @@ from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs
 from tuner.cost.memory import step_memory
 from tuner.cost.pipeline_memory import stage_memory
-from tuner.cost.script import PLAIN, Script, script_bytes
+from tuner.cost.script import Script, script_bytes
 from tuner.framework import Framework, FrameworkName, same_release
 from tuner.quantity import Provenance, Quantity
 from tuner.settings import Settings
@@ -112,9 +112,9 @@ def allocated_tensors(
     if is_piped(framework):
         return _pipeline_bytes(workload, settings, cluster, costs)
     tensors = _torch_bytes(workload, settings, cluster, framework, costs, profile)
-    if script == PLAIN:
-        return tensors
-    return tensors.with_script(script_bytes(workload, settings, framework, script))
+    extra = script_bytes(workload, settings, framework, script)
+    held = any(size for sizes in extra.values() for size in sizes.values())
+    return tensors.with_script(extra) if held else tensors
 
 
 def is_piped(framework: Framework | FrameworkName) -> bool:

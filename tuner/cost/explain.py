@@ -90,7 +90,7 @@ def explain_memory(
         cluster: where.
         framework: with which stack.
         settings: legal ones.
-        profiles: dry runs by class (:func:`tuner.dryrun.class_of`).
+        profiles: dry runs by class (:attr:`tuner.settings.Settings.settings_class`).
     """
     if isinstance(framework, FrameworkName):
         framework = Framework(name=framework)
