@@ -11,10 +11,11 @@ from pathlib import Path
 
 from tuner.errors import ProbeError
 from tuner.machine import usable_cores
-from workers.files import SPEC, log_path, record_path
+from workers.files import log_path, record_path
 from workers.launchers.base import WATCH_FD, Ended, Job, RankEnd, Why
 from workers.launchers.hostmemory import oom_kills
 from workers.launchers.logs import log_tail
+from workers.probe.orders import SPEC
 
 FEED_S = 1.0
 """Seconds between two bytes to a rank."""

@@ -26,7 +26,6 @@ class Between:
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
-        self._seed = torch.initial_seed()
         self._threads = torch.get_num_threads()
         self._outside: int | None = None
 
@@ -58,10 +57,9 @@ class Between:
         return growth if growth > LOADED_BYTES else 0
 
     def _restore_process(self) -> None:
-        """Variables (accelerate sets some, and reads them later), random numbers, threads."""
+        """Variables (accelerate sets some, and reads them later), threads, casts that are kept."""
         os.environ.clear()
         os.environ.update(self._environment)
-        torch.manual_seed(self._seed)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         torch.clear_autocast_cache()

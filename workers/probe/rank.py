@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from workers.probe.device import Device, open_device
@@ -55,6 +56,7 @@ def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]
             alone=spec.is_emulated,
         )
         record.hardware = dict(device.hardware())
+        torch.manual_seed(spec.seed)  # dropout's; by itself torch draws other ones in each process
         if spec.is_emulated:
             join_fake_group(spec.world_size)
             keep_own_parts()

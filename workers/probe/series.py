@@ -1,5 +1,6 @@
 """One rank of several probes, one after the other: starting a rank takes seconds."""
 
+import sys
 from pathlib import Path
 
 from workers.probe.between import Between
@@ -28,7 +29,8 @@ def run_series(out: Path) -> Record:
     """
     between, record = Between(), None
     for place in orders(out):
-        print(header(place.name), end="", flush=True)
+        sys.stdout.write(header(place.name))
+        sys.stdout.flush()
         record, device = run_probe(place / SPEC, f"file://{place}/rendezvous")
         if record.outcome == "ok":
             assert device is not None
