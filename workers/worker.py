@@ -216,7 +216,7 @@ class Worker:
 
         It is kept for as long as there are ranks, which hold memory; not while another wants it.
         """
-        if self._turn.wanted:
+        if self._ranks.alive and self._turn.wanted:
             self._ranks.end()
             self._turn.give()
             self._stop.wait(ROOM_S)

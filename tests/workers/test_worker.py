@@ -227,7 +227,7 @@ def test_another_studys_turn_is_waited_for(store, question, work, tmp_path, capl
 
 
 def ready(tmp_path: Path) -> bool:
-    return len(list((tmp_path / "probes").glob("*/ready-*"))) == 2
+    return len(list((tmp_path / "probes").glob("*/*/ready-*"))) == 2
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
