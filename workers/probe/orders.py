@@ -13,7 +13,7 @@ SPEC = "spec.json"
 END = "end"
 """The supervisor's file: no order follows those that are there."""
 SPENT = "spent"
-"""A rank's file: what a probe took has not come back, so all ranks must make room for new ones."""
+"""A rank's file: what a probe took has not come back, so no rank waits for another order."""
 POLL_S = 0.02
 """Between two looks: little beside a probe's seconds, and no load."""
 
@@ -21,8 +21,9 @@ POLL_S = 0.02
 def orders(folder: Path) -> Iterator[Path]:
     """The folders of orders as they come, until the supervisor ends them or a rank is spent."""
     last = ""
-    while not (folder / SPENT).exists():
-        ended = (folder / END).exists()  # before the look at orders, so that none is missed
+    while True:
+        # before the look at orders, so that every rank runs all of them
+        ended = (folder / END).exists() or (folder / SPENT).exists()
         rest = [spec.parent for spec in folder.glob(f"*/{SPEC}") if spec.parent.name > last]
         if rest:
             order = min(rest)
