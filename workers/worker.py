@@ -109,12 +109,15 @@ class Worker:
             if self._began:
                 self._move(StudyState.FAILED, str(error))
             raise
+        finally:
+            self._turn.give()
         log.info("%s", why)
         self._move(StudyState.QUEUED, "interrupted")
         return INTERRUPTED
 
     def _step(self) -> int | None:
         """Do the next thing; an exit code when there is nothing more to do."""
+        self._make_room()
         self._patiently(self._store.reap)
         study = self._patiently(lambda: self._store.study(self._id))
         if study.state is StudyState.QUEUED:
@@ -211,15 +214,17 @@ class Worker:
             if not self._ranks.alive:
                 self._turn.give()
 
-    def _take_turn(self) -> bool:
-        """Whether it is our turn now, or soon; the study may change while we wait for longer.
-
-        It is kept for as long as there are ranks, which hold memory; not while another wants it.
-        """
-        if self._ranks.alive and self._turn.wanted:
+    def _make_room(self) -> None:
+        """Give the turn when there are no ranks, which hold memory; end them if another waits."""
+        if not self._ranks.alive:
+            self._turn.give()
+        elif self._turn.wanted:
             self._ranks.end()
             self._turn.give()
             self._stop.wait(ROOM_S)
+
+    def _take_turn(self) -> bool:
+        """Whether it is our turn now, or soon; the study may change while we wait for longer."""
         until = time.monotonic() + TURN_S
         while not self._turn.take():
             if not self._waiting:
