@@ -86,8 +86,8 @@ def act(word: str, out: Path) -> None:
         nap = "import time; time.sleep(600)"
         child = subprocess.Popen([sys.executable, "-c", nap], env={**os.environ})
         (out / "child.pid").write_text(str(child.pid))
-    elif name == "ready":
-        (out / f"ready-{RANK}").touch()
+    elif name in ("ready", "cut", "spent"):
+        leave(name, out)
     elif name == "exit":
         os._exit(int(argument))
     elif name == "signal":
@@ -96,14 +96,19 @@ def act(word: str, out: Path) -> None:
     elif name == "hang":
         while True:
             time.sleep(600)
-    elif name == "cut":
-        record_path(out).write_text('{"format": 1, "rank"')
-    elif name == "spent":
-        (out.parent / "spent").touch()
     else:
         record(out, name)
         if name != "ok":
             follow_no_more(out, 10)
+
+
+def leave(name: str, out: Path) -> None:
+    if name == "ready":
+        (out / f"ready-{RANK}").touch()
+    elif name == "cut":
+        record_path(out).write_text('{"format": 1, "rank"')
+    else:
+        (OUT / "spent").touch()
 
 
 def follow_no_more(place: Path, code: int) -> None:
