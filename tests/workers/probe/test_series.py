@@ -12,7 +12,7 @@ import pytest
 
 from workers.launchers.base import Ended, Job
 from workers.launchers.local import LocalLauncher, probe_argv, series_argv
-from workers.probe.orders import END, SPEC
+from workers.probe.orders import END, SPEC, SPENT
 
 GPT2 = {
     "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128,
@@ -81,7 +81,7 @@ def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> Non
     """Run all in one series, and the last two by themselves too."""
     ended, places = warm(tmp_path / "warm", specs, ranks)
     assert [end.code for end in ended.ranks] == [0] * ranks, records(places[0], ranks)
-    assert not (tmp_path / "warm" / "spent").exists()
+    assert not (tmp_path / "warm" / SPENT).exists()
     for number in (-2, -1):
         alone = cold(tmp_path / f"cold{number}", specs[number], ranks)
         for mine, other in zip(records(places[number], ranks), alone, strict=True):
@@ -135,6 +135,27 @@ def test_emulated_probes_after_others(tmp_path: Path, spec: Spec) -> None:
         spec(16, sharded, **{**alone, "global_batch_size": 128}),
     ]
     assert_alike(tmp_path, specs, 1)
+
+
+LEAKS = """
+import workers.probe.run as run
+from workers.probe.__main__ import main
+kept, build = [], run.build_stack
+run.build_stack = lambda *given: kept.append(build(*given)) or kept[-1]
+main()
+"""
+
+
+def test_a_process_with_memory_left_behind_waits_for_nothing(tmp_path: Path, spec: Spec) -> None:
+    """No end is ordered: it goes by itself."""
+    place = tmp_path / "0001"
+    place.mkdir()
+    (place / SPEC).write_text(json.dumps(spec(1, model={**GPT2, "vocab_size": 40_000})))
+    argv = series_argv(tmp_path)
+    ended = run((*argv[:2], "-c", LEAKS, *argv[4:]), tmp_path, 1)
+    assert [end.code for end in ended.ranks] == [0]
+    assert records(place, 1)[0]["outcome"] == "ok"
+    assert (tmp_path / SPENT).exists()
 
 
 def test_nothing_follows_a_probe_that_failed(tmp_path: Path, spec: Spec) -> None:
