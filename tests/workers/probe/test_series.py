@@ -44,7 +44,7 @@ def spec() -> Spec:
 
 
 def run(argv: tuple[str, ...], folder: Path, ranks: int) -> Ended:
-    job = Job(argv=argv, directory=folder, ranks=ranks, device="cpu", deadline_s=300, sharing=2)
+    job = Job(argv=argv, directory=folder, ranks=ranks, device="cpu", deadline_s=900, sharing=2)
     launched = LocalLauncher().start(job)
     while (ended := launched.poll()) is None:
         time.sleep(0.05)
@@ -118,8 +118,8 @@ def test_measured_probes_on_two_axes_after_others(tmp_path: Path, spec: Spec) ->
 
 @pytest.mark.slow
 def test_compiled_optimizers_after_others(tmp_path: Path, spec: Spec) -> None:
-    """More shapes than torch compiles one function for in a process."""
-    models = [{**GPT2, "n_embd": 64 + 16 * i, "vocab_size": 128 + i} for i in range(5)]
+    """The second finds nothing compiled, and compiles for its own shapes."""
+    models = [{**GPT2, "n_embd": width} for width in (64, 96)]
     specs = [spec(1, model=model, optimizer="adamw_8bit") for model in models]
     assert_alike(tmp_path, specs, 1)
 
