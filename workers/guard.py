@@ -18,7 +18,7 @@ from workers.launchers.local import LocalLauncher, series_argv
 from workers.machine import Turn, default_lock_path
 from workers.warm import Kind, WarmRanks
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 """For one twin. The first takes 10 to 20 s on two cores, most of it imports; others share those."""
 POLL_S = 0.1
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,8 +40,7 @@ def spec() -> Spec:
     assert found.loader is not None
     module: ModuleType = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
-    made: Spec = module.spec
-    return made
+    return partial(module.spec, time_budget_s=1e4)  # the same number of steps at any load
 
 
 def run(argv: tuple[str, ...], folder: Path, ranks: int) -> Ended:
@@ -62,14 +62,38 @@ def cold(folder: Path, spec: Mapping[str, Any], ranks: int) -> Records:
     return records(folder, ranks)
 
 
+COUNTS = """
+import gc
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from workers.probe.__main__ import main
+from workers.probe.between import Between
+clean_up = Between.clean_up
+def counted(*given):
+    left = clean_up(*given)
+    kinds = (DeviceMesh, ProcessGroup)
+    print("left:", left, *(sum(isinstance(o, k) for o in gc.get_objects()) for k in kinds))
+    return left
+Between.clean_up = counted
+main()
+"""
+LEFT = "left: 0 0 0"
+"""Bytes, meshes, process groups."""
+
+
 def warm(folder: Path, specs: list[dict[str, Any]], ranks: int) -> tuple[Ended, list[Path]]:
-    """All specs as orders that are there from the start."""
+    """All specs as orders that are there from the start; what is left after each is counted."""
     places = [folder / f"{number:04d}" for number in range(1, len(specs) + 1)]
     for place, spec in zip(places, specs, strict=True):
         place.mkdir(parents=True)
         (place / SPEC).write_text(json.dumps(spec))
     (folder / END).touch()
-    return run(series_argv(folder), folder, ranks), places
+    return run(in_place_of_the_program(COUNTS, folder), folder, ranks), places
+
+
+def in_place_of_the_program(text: str, folder: Path) -> tuple[str, ...]:
+    argv = series_argv(folder)
+    return (*argv[:2], "-c", text, *argv[4:])
 
 
 def memory(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +106,9 @@ def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> Non
     ended, places = warm(tmp_path / "warm", specs, ranks)
     assert [end.code for end in ended.ranks] == [0] * ranks, records(places[0], ranks)
     assert not (tmp_path / "warm" / SPENT).exists()
+    for rank in range(ranks):
+        said = (tmp_path / "warm" / f"rank-{rank:05d}.log").read_text().splitlines()
+        assert [line for line in said if line.startswith("left:")] == [LEFT] * len(specs)
     for number in (-2, -1):
         alone = cold(tmp_path / f"cold{number}", specs[number], ranks)
         for mine, other in zip(records(places[number], ranks), alone, strict=True):
@@ -151,8 +178,7 @@ def test_a_process_with_memory_left_behind_waits_for_nothing(tmp_path: Path, spe
     place = tmp_path / "0001"
     place.mkdir()
     (place / SPEC).write_text(json.dumps(spec(1, model={**GPT2, "vocab_size": 40_000})))
-    argv = series_argv(tmp_path)
-    ended = run((*argv[:2], "-c", LEAKS, *argv[4:]), tmp_path, 1)
+    ended = run(in_place_of_the_program(LEAKS, tmp_path), tmp_path, 1)
     assert [end.code for end in ended.ranks] == [0]
     assert records(place, 1)[0]["outcome"] == "ok"
     assert (tmp_path / SPENT).exists()
