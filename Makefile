@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all check format clean
-.PHONY: bench bench-cli bench-predict bench-suggest bench-cpu-probes bench-extrapolation
+.PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes bench-extrapolation
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (
 
 bench-suggest: $(INSTALLED)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py
+
+bench-warm: $(INSTALLED)  ## probes that share rank processes against those that do not (10 minutes)
+	@$(BIN)/python benchmarks/warm.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml

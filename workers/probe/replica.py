@@ -5,6 +5,7 @@ done here by hooks, so that memory and time hold it.
 """
 
 import contextlib
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -95,15 +96,23 @@ class Replica(nn.Module):
             dist.broadcast(torch.cat(some), src=0)
 
     def _hook(self, bucket: "_Bucket", index: int) -> Callable[[torch.Tensor], None]:
+        """For a parameter, which must not keep what keeps it: the collector sees no such cycle."""
+        own, its = weakref.ref(self), weakref.ref(bucket)
+
         def ready(_: torch.Tensor) -> None:
-            if self._syncs and bucket.take(index):
-                self._waiting -= 1
-                if self._waiting == 0:
-                    self._waiting = len(self._buckets)
-                    for done in self._buckets:
-                        done.give_back()
+            replica, filling = own(), its()
+            if replica is not None and filling is not None:
+                replica._ready(filling, index)
 
         return ready
+
+    def _ready(self, bucket: "_Bucket", index: int) -> None:
+        if self._syncs and bucket.take(index):
+            self._waiting -= 1
+            if self._waiting == 0:
+                self._waiting = len(self._buckets)
+                for done in self._buckets:
+                    done.give_back()
 
 
 class _Bucket:

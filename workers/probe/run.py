@@ -226,7 +226,7 @@ def local_bytes(tensors: Iterable[torch.Tensor], device_type: str) -> int:
     """Bytes of this rank's distinct storages on its device; what is offloaded is not there."""
     sizes = {}
     for tensor in tensors:
-        for plain in plain_tensors(tensor.detach()):
+        for plain in plain_tensors(tensor):  # to detach torchao's copies a part of it
             storage = plain.untyped_storage()
             if storage.device.type == device_type:
                 sizes[storage._cdata] = storage.nbytes()

@@ -48,6 +48,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
         "memory_allocated": lambda _: made.allocated,
         "memory_reserved": lambda _: made.allocated,
         "reset_peak_memory_stats": made.reset,
+        "reset_accumulated_memory_stats": lambda _: setattr(made, "retries", 0),
     }
     for name, function in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, function)
@@ -68,13 +69,40 @@ def test_a_shortage_is_what_was_allocated_when_it_happened(allocator: Allocator)
     assert device.out_of_memory(RuntimeError("out of memory")) is None
 
 
+def test_a_probe_after_another_has_its_own_limit_and_shortage(allocator: Allocator) -> None:
+    CudaDevice(Phase(), local_rank=0, limit_bytes=40 * MIB)
+    first, allocator.retries = allocator.observer, 3
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    assert allocator.share == 1.0
+    assert device.allocation_retries() == 0
+    first(0, 2 * MIB, 40 * MIB, MIB)  # observers stay, and the device of this one is gone
+    allocator.observer(0, 4 * MIB, 40 * MIB, MIB)
+    shortage = device.out_of_memory(torch.OutOfMemoryError())
+    assert shortage is not None
+    assert shortage.requested_bytes == 4 * MIB
+
+
+def test_what_is_only_cached_goes_back(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.hold(5 * MIB)
+    given = []
+    for name, size in (("_cuda_clearCublasWorkspaces", 3 * MIB), ("_host_emptyCache", 5 * MIB)):
+        give = lambda size=size: (given.append(size), allocator.hold(size))  # noqa: E731
+        monkeypatch.setattr(torch._C, name, give, raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: allocator.hold(MIB))
+    assert device.give_back() == MIB
+    assert len(given) == 2
+
+
 def test_a_limit_beyond_the_device_is_the_devices(allocator: Allocator) -> None:
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=200 * MIB)
     allocator.observer(0, 2 * MIB, 80 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
     assert shortage is not None
     assert shortage.limit_bytes == 80 * MIB
-    assert allocator.share is None
+    assert allocator.share == 1.0
 
 
 def test_a_smaller_limit_caps_the_allocator(allocator: Allocator) -> None:
