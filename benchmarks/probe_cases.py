@@ -3,6 +3,7 @@
 Each line is a case; what it leaves out has the default of :class:`Case`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
 from tuner.framework import Framework, framework
+from tuner.measurement import Fidelity
 from tuner.model import ModelConfig, read_model_config
 from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings
-from tuner.study import Question
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
+from workers.spec import probe_spec
 
 MOE = {
     "model_type": "mixtral",
@@ -156,6 +159,31 @@ def case(line: str) -> Case:
     given = [part.partition("=")[0] for part in knobs.split(",")]
     legal = check_settings(_question(workload, cluster), settings, given=given)
     return Case(text=" ".join(line.split()), workload=workload, cluster=cluster, settings=legal)
+
+
+def spec_of(
+    case: Case,
+    fidelity: Fidelity,
+    steps: Mapping[str, Any],
+    *,
+    counts: tuple[int, ...] = (),
+    limit_bytes: int | None = None,
+) -> dict[str, Any]:
+    """The spec with which a worker would probe a case, but for its number of steps.
+
+    Args:
+        case: what to probe.
+        fidelity: measured or emulated.
+        steps: fields of the spec that say how many steps are run.
+        counts: accumulation counts that are run; by default the settings' own.
+        limit_bytes: what one rank may allocate.
+    """
+    request = ProbeRequest(settings=case.settings, fidelity=fidelity, accumulation_counts=counts)
+    probe = Probe(id=1, request=request, state=ProbeState.RUNNING, memory_limit_bytes=limit_bytes)
+    study = Study(
+        id="st-benchmark", question=case.question, terms=Terms(), state=StudyState.RUNNING
+    )
+    return {**probe_spec(study, probe), **steps}
 
 
 def _question(workload: Workload, cluster: Cluster) -> Question:
