@@ -33,6 +33,18 @@ MOE = {
 }
 """A mixture of experts that is small: 14 million parameters, 9.4 of them in experts."""
 
+TINY = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+}
+"""A model that takes a moment: for trying out how something is run."""
+
 CASES = """
 stories15m  cpu:2  sharding=ddp
 stories15m  cpu:2  sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2
@@ -192,4 +204,5 @@ def _question(workload: Workload, cluster: Cluster) -> Question:
 
 @cache
 def _model(name: str) -> ModelConfig:
-    return read_model_config(MOE, "moe") if name == "moe" else read(name)
+    own = {"moe": MOE, "tiny": TINY}
+    return read_model_config(own[name], name) if name in own else read(name)
