@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from common import RESULTS, as_rows, show
-from dry import LIMIT_S, Dried, dry_run_all
+from dry import Dried, dry_run_all
 
 from gpu import warm
 from gpu.calibration import calibration
@@ -26,6 +26,7 @@ from gpu.warm import NotAvailableError
 from tuner.cluster import Device
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError
+from tuner.machine import usable_cores
 from tuner.measurement import Outcome
 
 MINUTES = 7.5
@@ -34,6 +35,8 @@ DEADLINE_S = 180.0
 """Of one probe; a real one takes a tenth of it."""
 SLOWER = 1.25
 """A case may take so many times as long as those before it."""
+JOBS = 4
+"""Dry runs at the same time: a class is two or four of them."""
 DRY_RUN_PARTS = frozenset({Part.MEMORY, Part.SEED, Part.RECOMPUTE})
 """Parts that are about memory. Their cases are dry-run meanwhile, on other cores."""
 QUIET = frozenset({Part.RECOMPUTE})
@@ -64,30 +67,40 @@ class Run:
         known = self.file.expected_s(self.part, found.case.workload.model.name)
         return self.left_s > SLOWER * known
 
-    def row(self, found: GpuCase, way: Callable[[GpuCase, float], Probed]) -> dict[str, Any] | None:
-        """Run a case; ``None`` if the time was up in the middle of it."""
+    def row(self, found: GpuCase, way: Callable[[GpuCase, float], Probed]) -> dict[str, Any]:
+        """Run a case.
+
+        Raises:
+            TimeoutError: the time was up in the middle of it, which says nothing of the case.
+        """
         started = time.monotonic()
-        dried = self._dry_run(found)
-        if dried is not None and self.part in QUIET:
-            dried.result()
-        probed, why_not = None, why_not_here(found)
-        if not why_not:
-            deadline_s = min(DEADLINE_S, max(1.0, self.left_s))
-            probed = way(found, deadline_s)
-            if probed.measurement.outcome is Outcome.TIMEOUT and deadline_s < DEADLINE_S:
-                return None
+        dry_runs = self._dry_runs(found)
+        if self.part in QUIET:
+            dry_runs.result(self.left_s)
+        why_not = why_not_here(found)
         tried = Tried(
             found=found,
-            probed=probed,
+            probed=None if why_not else self._probe(found, way),
             why_not=why_not,
-            dried=dried.result() if dried else None,
+            dried=dry_runs.result(max(0.0, self.left_s)),
             calibration=calibration(),
             wall_s=time.monotonic() - started,
         )
         return row_of(tried, self.file.commit)
 
-    def _dry_run(self, found: GpuCase) -> "Future[Dried | None] | None":
-        return self.dry_runs.of(found) if self.part in DRY_RUN_PARTS else None
+    def _dry_runs(self, found: GpuCase) -> "Future[Dried | None]":
+        if self.part in DRY_RUN_PARTS:
+            return self.dry_runs.of(found)
+        none: Future[Dried | None] = Future()
+        none.set_result(None)
+        return none
+
+    def _probe(self, found: GpuCase, way: Callable[[GpuCase, float], Probed]) -> Probed:
+        deadline_s = min(DEADLINE_S, max(1.0, self.left_s))
+        probed = way(found, deadline_s)
+        if probed.measurement.outcome is Outcome.TIMEOUT and deadline_s < DEADLINE_S:
+            raise TimeoutError
+        return probed
 
 
 class DryRunsBeside:
@@ -98,7 +111,7 @@ class DryRunsBeside:
             self._pool = stack.enter_context(ThreadPoolExecutor(1))
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             self._kept = Path(folder) / "dry-runs.jsonl"
-            self._runner = stack.enter_context(DryRunner(limit_s=LIMIT_S))
+            self._runner = stack.enter_context(DryRunner(jobs=min(JOBS, usable_cores())))
             self._stack = stack.pop_all()
         return self
 
@@ -129,8 +142,9 @@ def run_part(run: Run) -> int:
                 raise NotAvailableError("not available: no ranks are kept warm")
             ways[Way.WARM] = stack.enter_context(runner).probe
         while number < len(left) and run.may_start(left[number]):
-            row = run.row(left[number], ways[left[number].way])
-            if row is None:
+            try:
+                row = run.row(left[number], ways[left[number].way])
+            except TimeoutError:
                 break
             run.file.add(row)
             number += 1
