@@ -102,7 +102,9 @@ def _furthest(rows: Rows) -> list[str]:
 
 
 def _seed(rows: Rows) -> list[str]:
-    return rows and table(
+    if not rows:
+        return []
+    return table(
         ("row", "published, GiB", "emulated", "allocated, GiB", "predicted, dry run",
          "predicted, arithmetic"),
         [(row["key"].removeprefix("seed cold ").removesuffix(" #0"), _published(row),
@@ -143,7 +145,9 @@ def _recompute(rows: Rows) -> list[str]:
     found = recompute_pairs(rows)
     head = ("tp", "repetitions", "kept, GiB", "gathered again, GiB", "saved, GiB",
             "computing longer by", "step longer by")  # fmt: skip
-    return found and table(head, [
+    if not found:
+        return []
+    return table(head, [
         (one["tp_size"], one["repetitions"],
          *(f"{one[name]:.2f}" for name in ("kept_gib", "recomputed_gib", "saved_gib")),
          percent(one["computing_paid"]), percent(one["step_paid"])) for one in found

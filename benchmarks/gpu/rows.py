@@ -138,10 +138,11 @@ def _told(tried: Tried, prediction: Prediction) -> dict[str, Any]:
 
 def _computing(tried: Tried) -> dict[str, float | None]:
     """Seconds that a step computes: measured, and predicted by the rates that there are."""
+    rates = tried.calibration
     return {
         "measured_s": _measured_s(tried),
         "catalogue_s": _catalogue_s(tried.found),
-        "calibrated_s": tried.calibration and tried.calibration.computing_s(tried.found.case),
+        "calibrated_s": rates.computing_s(tried.found.case) if rates else None,
     }
 
 
