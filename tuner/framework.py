@@ -3,7 +3,7 @@
 The facts are data with sources in ``catalog/versions.toml``; the functions here only look them up.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -157,6 +157,17 @@ def framework(
 def installed_versions() -> dict[str, str]:
     """Releases of the known packages in this Python's environment; none of them is imported."""
     return releases_of(version_table().packages)
+
+
+def not_installed(stated: Framework) -> Iterator[tuple[str, str, str]]:
+    """Package, version stated, and the one that is installed here, where the two differ.
+
+    The last is empty for a package that is not installed.
+    """
+    here = installed_versions()
+    for package, version in stated.versions.items():
+        if here.get(package) != version:
+            yield package, version, here.get(package, "")
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:

@@ -1,14 +1,17 @@
-"""What this machine can do for a question: be its cluster, or one device of it.
+"""What this machine can do: for a question, be its cluster or one device of it; and at all.
 
-All functions look at the machine when they are called; a driver that does not answer, or GPUs that
+What looks at the machine does so when it is called; a driver that does not answer, or GPUs that
 differ, raise ``UsageError``.
 """
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tuner import machine
 from tuner.cluster import Cluster, Device, local_cluster
 from tuner.cost.step_time import missing_link
 from tuner.errors import UsageError
-from tuner.framework import FrameworkName, installed_versions
+from tuner.framework import FrameworkName, not_installed
 from tuner.measurement import Fidelity
 from tuner.space import enumerate_space
 from tuner.study import Question
@@ -17,13 +20,66 @@ SAME_MEMORY = 0.02
 """Relative difference between two readings of one GPU's memory: driver releases differ by it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """One way to try settings."""
+
+    name: Fidelity
+    """The way."""
+    possible: bool
+    """Whether it can be gone here."""
+    why: str
+    """On what, or why not."""
+
+
+def capabilities(here: Cluster | None, missing: Sequence[str]) -> Iterator[Capability]:
+    """What can be done on a machine, the weakest first.
+
+    Args:
+        here: the machine, as a cluster; ``None`` where it cannot be told.
+        missing: packages that probes need and that are not installed.
+    """
+    without = f"{', '.join(missing)} is not installed" if missing else ""
+    predicted = f"by arithmetic alone: {without}" if missing else "dry runs, for any cluster"
+    yield Capability(name=Fidelity.PREDICTED, possible=True, why=predicted)
+    if missing or here is None:
+        why = without or "no device is known"
+        for name in (Fidelity.EMULATED, Fidelity.MEASURED):
+            yield Capability(name=name, possible=False, why=why)
+        return
+    is_gpu = here.gpu.device is Device.CUDA
+    one = here.gpu.name if is_gpu else "CPU process"
+    plays = f"one {one} plays rank 0 of any number"
+    capped = f", or of GPUs with no more than {here.gpu.memory_bytes / 2**30:.0f} GiB"
+    emulated = plays + (capped if is_gpu else ", where a cluster file states the links' rates")
+    yield Capability(name=Fidelity.EMULATED, possible=True, why=emulated)
+    what = f"{here.world_size} x {here.gpu.name}" if is_gpu else "CPU processes, such as cpu:2"
+    yield Capability(name=Fidelity.MEASURED, possible=True, why=f"on {what}")
+
+
 def is_here(cluster: Cluster) -> bool:
     """Whether this machine has all of the cluster: its GPUs, or memory for its CPU ranks."""
+    return not why_not_measured(cluster)
+
+
+def why_not_measured(cluster: Cluster) -> str:
+    """Why this machine is not the cluster; empty if it is, or has more of the same GPUs."""
     if cluster.gpu.device is Device.CPU:
-        return cluster.gpu.memory_bytes * cluster.world_size <= machine.memory_bytes()
+        there_is = machine.memory_bytes()
+        if cluster.gpu.memory_bytes * cluster.world_size <= there_is:
+            return ""
+        return (
+            f"{cluster.world_size} ranks with {cluster.gpu.memory_bytes / 2**30:.1f} GiB each do"
+            f" not fit: this machine has {there_is / 2**30:.1f} GiB for all of them"
+        )
     here = local_cluster()
-    enough = cluster.nodes == 1 and cluster.gpus_per_node <= here.gpus_per_node
-    return enough and _is_of_kind(cluster, here)
+    if cluster.nodes > 1:
+        return f"it is {cluster.nodes} nodes, and this machine is {here.name}"
+    if here.gpu.device is not Device.CUDA:
+        return f"nvidia-smi shows no GPU here, so this machine is {here.name}"
+    if cluster.gpus_per_node > here.gpus_per_node or not _is_of_kind(cluster, here):
+        return f"this machine is {here.name}"
+    return ""
 
 
 def has_one(cluster: Cluster) -> bool:
@@ -92,10 +148,8 @@ def why_unpriced(question: Question) -> str:
 def _why_not_probed(question: Question) -> str:
     if question.framework.name is FrameworkName.NANOTRON:
         return "nanotron's settings are not probed here"
-    here = installed_versions()
-    for package, version in question.framework.versions.items():
-        if here.get(package) != version:
-            return f"{package} {version} is asked about, and {here.get(package, 'none')} is here"
+    for package, version, found in not_installed(question.framework):
+        return f"{package} {version} is asked about, and {found or 'none'} is here"
     return ""
 
 

@@ -14,6 +14,10 @@ class Fidelity(StrEnum):
     PREDICTED = "predicted"  # as a dry run: one rank's step on fake tensors, without a device
 
 
+PROBED = (Fidelity.MEASURED, Fidelity.EMULATED)
+"""Fidelities whose probes run steps, the stronger first."""
+
+
 class Outcome(StrEnum):
     """How a probe ended. A probe has one outcome, whatever its attempts went through."""
 

@@ -16,6 +16,7 @@ from tuner.workload import Workload
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
+    from tuner.guard.verdict import Verdict
 
 HEADROOM = 0.05
 """Share of a GPU's usable memory that an answer leaves free, unless a limit is given."""
@@ -218,6 +219,8 @@ class Study:
     """All probes, oldest first."""
     dry_runs: "Mapping[str, DryRun]" = field(default_factory=dict)
     """The dry runs that its predicted probes name, by key."""
+    guards: "Mapping[str, Verdict]" = field(default_factory=dict)
+    """What the guard has found of its model's structure in its versions, by the twin's key."""
     created_at: str = ""
     """When it was first asked, UTC in ISO 8601."""
     asked_at: str = ""

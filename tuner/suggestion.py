@@ -28,10 +28,17 @@ class Guard:
     """Versions of the stack that was measured."""
     date: str | None = None
     """When it was measured, UTC in ISO 8601."""
+    why: str = ""
+    """Why nothing was checked, or it failed; or what a check that passed leaves out."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"verdict": self.verdict, "versions": dict(self.versions), "date": self.date}
+        return {
+            "verdict": self.verdict,
+            "versions": dict(self.versions),
+            "date": self.date,
+            "why": self.why,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

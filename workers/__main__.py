@@ -1,6 +1,9 @@
 """Work at a study until it is answered.
 
     python -P -m workers --db URL --study ID [--queued-only] [--fidelity F] [--watch-fd N]
+    python -P -m workers --db URL --guard [--watch-fd N]
+
+The second trains the twins of a usual model for every knob, and keeps their verdicts.
 
 Exit codes: 0 nothing more to do (the study's state says why), 1 it could not go on, 2 usage,
 130 a stop was requested (Ctrl-C, SIGTERM, or the starting command is gone): the study is queued.
@@ -14,8 +17,10 @@ import sys
 from tuner.errors import TunerError
 from tuner.measurement import Fidelity
 from tuner.store import open_store
+from workers.guard import check_knobs_here
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import Options, Worker
+from workers.worker import INTERRUPTED, Worker
 
 log = logging.getLogger("workers")
 
@@ -29,6 +34,9 @@ def main() -> int:
     stop.install()
     try:
         with open_store(options.db, create=False) as store:
+            if options.guard:
+                done = check_knobs_here(store, stop.wait)
+                return 0 if done else INTERRUPTED
             fidelity = Fidelity(options.fidelity) if options.fidelity else None
             plan = Options(queued_only=options.queued_only, fidelity=fidelity)
             return Worker(store, options.study, stop=stop, options=plan).run()
@@ -40,7 +48,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
     parser.add_argument("--db", help="address of the database; the user's own by default")
-    parser.add_argument("--study", required=True, help="the study's id")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--study", help="the study's id")
+    what.add_argument("--guard", action="store_true", help="check every knob with small models")
     parser.add_argument(
         "--queued-only", action="store_true", help="run the probes that are queued; plan none"
     )

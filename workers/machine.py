@@ -5,10 +5,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from tuner.cluster import Cluster, Device, local_cluster
 from tuner.errors import ProbeError, UsageError
-from tuner.framework import Framework, installed_versions
-from tuner.here import stands_in, why_not_emulated
+from tuner.framework import not_installed
+from tuner.here import stands_in, why_not_emulated, why_not_measured
 from tuner.measurement import Fidelity
 from tuner.study import Question
 
@@ -23,45 +22,22 @@ def check_machine(question: Question, fidelity: Fidelity = Fidelity.MEASURED) ->
         ProbeError: this machine is not the cluster, or has no device that can play one of its, or
             has other versions than were stated.
     """
-    _check_versions(question.framework)
-    if fidelity is Fidelity.EMULATED:
-        return _check_one(question.cluster)
-    if question.cluster.gpu.device is Device.CUDA:
-        _check_gpus(question.cluster)
-    return False
-
-
-def _check_one(cluster: Cluster) -> bool:
+    cluster = question.cluster
+    for package, version, found in not_installed(question.framework):
+        raise ProbeError(
+            f"the question states {package} {version}; a probe here would measure"
+            f" {found or 'no version'}"
+        )
     try:
-        why, other_kind = why_not_emulated(cluster), stands_in(cluster)
+        if fidelity is not Fidelity.EMULATED:
+            why, other_kind = why_not_measured(cluster), False
+        else:
+            why, other_kind = why_not_emulated(cluster), stands_in(cluster)
     except UsageError as error:
         raise ProbeError(f"{cluster.name} is asked about; {error}") from error
     if why:
-        raise ProbeError(why)
+        raise ProbeError(f"{cluster.name} is asked about; {why}")
     return other_kind
-
-
-def _check_versions(framework: Framework) -> None:
-    here = installed_versions()
-    for package, version in framework.versions.items():
-        if here.get(package) != version:
-            raise ProbeError(
-                f"the question states {package} {version}; a probe here would measure"
-                f" {here.get(package, 'no version')}"
-            )
-
-
-def _check_gpus(cluster: Cluster) -> None:
-    if cluster.nodes > 1:
-        raise ProbeError(f"{cluster.name} is {cluster.nodes} nodes; this machine is one")
-    try:
-        here = local_cluster()
-    except UsageError as error:
-        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
-    if here.gpu.device is not Device.CUDA:
-        raise ProbeError(f"{cluster.name} is asked about; nvidia-smi shows no GPU here")
-    if here.gpu.name != cluster.gpu.name or here.gpus_per_node < cluster.world_size:
-        raise ProbeError(f"{cluster.name} is asked about; this machine is {here.name}")
 
 
 def default_lock_path() -> Path:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from tuner.measurement import Fidelity
+from tuner.rank_spec import rank_spec
 from tuner.study import Probe, Study
 from workers.emulation import card_bytes
 
-FORMAT = 1
 WARMUP_STEPS = 3
 """The first steps load kernels, fill the allocator's pools and make the optimizer's state."""
 TRACKED_STEPS = 2
@@ -25,21 +25,9 @@ def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
     The accumulation counts that are run are the request's own, or the settings' where it names
     none; the last one is tracked.
     """
-    workload = study.question.workload
-    cluster = study.question.cluster
     settings = probe.request.settings
     return {
-        "format": FORMAT,
-        "model": workload.model.as_config(),
-        "settings": settings.as_dict(),
-        "sequence_length": workload.sequence_length,
-        "global_batch_size": workload.global_batch_size,
-        "optimizer": str(workload.optimizer),
-        "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduce_dtype),
-        "world_size": cluster.world_size,
-        "gpus_per_node": cluster.gpus_per_node,
-        "device": str(cluster.gpu.device),
+        **rank_spec(study.question.workload, settings, study.question.cluster),
         "memory_limit_bytes": _limit_bytes(study, probe),
         "seed": study.seed,
         "accumulation_counts": list(

@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from tuner.advance import (
     plan_here,
 )
 from tuner.cluster import Device
-from tuner.dryrun import DryRunner, NotDryRunError, StoppedError
+from tuner.dryrun import NotDryRunError, StoppedError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import Stop, Wait, next_probe
@@ -28,28 +27,27 @@ from tuner.study import ProbeState, Study, StudyState
 from workers.dry_runs import DryRuns
 from workers.emulation import with_communication
 from workers.files import write_result, write_spec
+from workers.finalists import Finalists
 from workers.folders import (
-    default_probes_folder,
     keep_folder,
     make_folder,
     remove_folder,
     remove_leftovers,
 )
+from workers.guard import Guard
 from workers.knobs import check_knobs
 from workers.launchers.base import Ended, Job, Launcher, Run
-from workers.launchers.local import LocalLauncher, probe_argv
+from workers.launchers.local import LocalLauncher
 from workers.lease import Lease
-from workers.machine import Turn, check_machine, default_lock_path
+from workers.machine import Turn, check_machine
 from workers.merge import merge
+from workers.options import Options
 from workers.records import RankRecord, read_records
 from workers.spec import probe_spec
 from workers.stop import StopRequest
 
 T = TypeVar("T")
 
-PROBE_DEADLINE_S = 600.0
-"""For one probe. Its timed steps take 10 s or three steps; a model that needs minutes for a step
-cannot be tuned by running it, and a hang must not take the night."""
 POLL_S = 0.1
 """Between two looks at the ranks: much less than a rank's start, and cheap."""
 PAUSE_S = 0.5
@@ -66,26 +64,6 @@ INTERRUPTED = 130
 """Exit code after a request to stop, as shells have it for Ctrl-C."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a worker runs probes."""
-
-    queued_only: bool = False
-    """Run what is queued and plan nothing."""
-    fidelity: Fidelity | None = None
-    """Run probes of this one; by default of the one that the study's terms name."""
-    folder: Path = field(default_factory=default_probes_folder)
-    """For the folders of probes."""
-    lock: Path = field(default_factory=default_lock_path)
-    """Held while ranks run."""
-    deadline_s: float = PROBE_DEADLINE_S
-    """Seconds for one probe."""
-    argv: Callable[[Path], tuple[str, ...]] = probe_argv
-    """The command of a rank of the probe in a folder."""
-    dry_runner: Callable[[], DryRunner] = DryRunner
-    """Makes the process that dry-runs."""
 
 
 class Worker:
@@ -109,6 +87,9 @@ class Worker:
         self._turn = Turn(self._options.lock)
         self._dry_runs = DryRuns(self._options.dry_runner)
         self._started = time.monotonic()
+        self._finalists = Finalists(
+            Guard(pause=stop.wait, folder=self._options.folder, argv=self._options.twin_argv)
+        )
         self._waiting = False
         self._began = False
         self._stands_in: bool | None = None  # not known until the machine was checked
@@ -171,6 +152,8 @@ class Worker:
                 return self._finish(study, *end)
         plan = next_probe(study)
         if isinstance(plan, Stop):
+            if self._guard_finalists(study):
+                return None  # what failed is not suggested, and another may lead now
             if plan.nothing_fits:
                 reason = f"{plan.reason}: {plan.nothing_fits}"
                 return self._finish(study, StudyState.FAILED, reason)
@@ -182,6 +165,22 @@ class Worker:
         enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
         self._patiently(enter)
         return None
+
+    def _guard_finalists(self, study: Study) -> bool:
+        """Train the twins of the answer and of its rivals; whether to read the study again."""
+        asked = self._finalists.wanted(study) if self._options.guards else []
+        if not asked:
+            return False
+        if not self._take_turn():
+            return True
+        try:
+            verdicts = self._finalists.train(asked, self._time_left_s(study))
+        finally:
+            self._turn.give()
+        for verdict in verdicts:
+            if verdict.outcome is not Outcome.CANCELLED:
+                self._patiently(partial(self._store.keep_verdict, verdict))
+        return True
 
     def _run_out(self, study: Study) -> int | None:
         """Nothing is queued, and nothing is to be planned."""
@@ -304,7 +303,7 @@ class Worker:
                 cluster,
                 stands_in=bool(self._stands_in),
             )
-        return check_knobs(request.settings, cluster.world_size, measurement)
+        return check_knobs(study.question, request.settings, measurement)
 
     def _supervise(self, run: Run, lease: Lease) -> Ended:
         try:

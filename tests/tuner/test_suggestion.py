@@ -77,6 +77,7 @@ def test_the_json_object_is_the_promised_one() -> None:
             "verdict": "not_checked",
             "versions": {"torch": "2.13.0"},
             "date": "2026-01-01T00:00:00Z",
+            "why": "",
         },
     }
     assert values["alternatives"] == [values["best"]]

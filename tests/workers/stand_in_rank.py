@@ -48,7 +48,7 @@ def record(out: Path, outcome: str, **more: object) -> None:
         "memory": memory if ok else None,
         "step_times_s": {"1": [0.2, 0.1 + RANK / 10]} if ok else {},
         "collectives": [],
-        "tracked_accumulation": 1,
+        "tracked_accumulation": 0,
         "reducing_micro_batches": 1,
         "losses": [2.0],
         "gradient_norms": [1.0],

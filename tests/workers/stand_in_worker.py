@@ -11,8 +11,9 @@ from pathlib import Path
 from tuner.dryrun import DryRunner
 from tuner.store import open_store
 from workers.launchers.base import WATCH_FD
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import Options, Worker
+from workers.worker import Worker
 
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
 STAND_IN_DRY = Path(__file__).parent / "stand_in_dry.py"
@@ -34,6 +35,7 @@ def main() -> int:
         lock=Path(folder).with_suffix(".lock"),
         argv=argv,
         dry_runner=partial(DryRunner, command=command),
+        guards=False,
     )
     with open_store(url, create=False) as store:
         return Worker(store, study, stop=stop, options=options).run()

@@ -12,8 +12,9 @@ from tuner.quantity import Provenance
 from tuner.settings import parse_settings
 from tuner.store import Store
 from tuner.study import ProbeRequest, Question, Study, StudyState, Terms
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import Options, Worker
+from workers.worker import Worker
 
 CLUSTER = {
     "nodes": 2,

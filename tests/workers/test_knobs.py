@@ -4,75 +4,108 @@ from dataclasses import replace
 
 import pytest
 
+from tuner.cluster import parse_cluster
+from tuner.framework import framework
+from tuner.guard.counts import Counts, caused
 from tuner.measurement import Collective, Measurement, Outcome
+from tuner.model import load_model
 from tuner.settings import Settings, parse_settings
+from tuner.study import Question
+from tuner.workload import Workload
 from workers.knobs import check_knobs
 
-SYNC = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch="
-LAYERS = 2
+SYNC = "gradient_accumulation_steps=4,sync_each_batch={}"
+FULL = f"sharding=full_shard,{SYNC}"
+DDP = f"sharding=ddp,{SYNC}"
+TENSOR = "sharding=full_shard,tp_size=2,gradient_accumulation_steps=4,tp_recompute_allgather={}"
 
 
-def measured(reducing: int = 0, forward: int = 0, backward: int = 0) -> Measurement:
-    gathers = {"forward": forward, "backward": backward}
+def question(model: str = "llama-3.2-1b", cluster: str = "8xh100-80gb") -> Question:
+    workload = Workload(model=load_model(model), sequence_length=512, global_batch_size=64)
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
+
+
+def counts(settings: Settings, asked: Question | None = None) -> Counts:
+    """What must be counted of settings."""
+    asked = asked or question()
+    return caused(asked.workload, settings, asked.cluster)
+
+
+def measured(seen: Counts, tracked: int = 4) -> Measurement:
     return Measurement(
         outcome=Outcome.OK,
-        tracked_accumulation=4,
-        reducing_micro_batches=reducing,
+        tracked_accumulation=tracked,
         collectives=tuple(
-            Collective(op="all_gather", axis="tp", phase=phase, count=count, bytes=1)
-            for phase, count in gathers.items()
+            Collective(op=op, axis=axis, phase=phase, count=count, bytes=1)
+            for (op, axis, phase), count in seen.items()
         ),
     )
 
 
-def outcome(settings: Settings, measurement: Measurement, ranks: int = 2) -> Outcome:
-    return check_knobs(settings, ranks, measurement).outcome
+def outcome(text: str, acted: str, asked: Question | None = None) -> Outcome:
+    """Of settings whose collectives were those of others."""
+    asked = asked or question()
+    seen = counts(parse_settings(acted), asked)
+    return check_knobs(asked, parse_settings(text), measured(seen)).outcome
 
 
-@pytest.mark.parametrize(
-    ("sync", "reducing", "expected"),
-    [
-        ("true", 4, Outcome.OK),
-        ("false", 1, Outcome.OK),
-        ("true", 1, Outcome.KNOB_INACTIVE),  # as accelerate's state half set
-        ("false", 4, Outcome.KNOB_INACTIVE),  # as FSDP2 before accelerate 1.11
-        ("true", 0, Outcome.KNOB_INACTIVE),
-    ],
-)
-def test_gradients_are_reduced_as_often_as_the_knob_says(
-    sync: str, reducing: int, expected: Outcome
-) -> None:
-    assert outcome(parse_settings(SYNC + sync), measured(reducing)) is expected
+@pytest.mark.parametrize("form", [FULL, DDP, TENSOR, f"{TENSOR},activation_checkpointing=full"])
+@pytest.mark.parametrize("value", ["true", "false"])
+@pytest.mark.parametrize("did", ["true", "false"])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "mixtral-8x7b"])
+def test_a_knob_acts_as_it_says(form: str, value: str, did: str, model: str) -> None:
+    expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
+    assert outcome(form.format(value), form.format(did), question(model)) is expected
 
 
-def test_a_dead_knob_is_not_looked_at() -> None:
-    settings = parse_settings(SYNC + "true")
-    assert outcome(settings, measured(0), ranks=1) is Outcome.OK
-    one = replace(measured(0), tracked_accumulation=1)
-    assert outcome(settings, one) is Outcome.OK
+@pytest.mark.parametrize("asked", ["none", "full"])
+def test_checkpointing_that_does_nothing_is_seen_where_it_gathers_again(asked: str) -> None:
+    other = {"none": "full", "full": "none"}[asked]
+    form = f"{TENSOR.format('true')},activation_checkpointing="
+    assert outcome(form + asked, form + other) is Outcome.KNOB_INACTIVE
 
 
-@pytest.mark.parametrize("checkpointing", [0, 1])
-@pytest.mark.parametrize("inside", [LAYERS, 2 * LAYERS], ids=["experts", "dense"])
-@pytest.mark.parametrize("asked", [True, False])
-@pytest.mark.parametrize("did", [True, False])
-def test_backward_gathers_again_when_the_knob_says(
-    checkpointing: int, inside: int, asked: bool, did: bool
-) -> None:
-    forward = 4 * (inside + 1)
-    backward = forward * (1 + did) + 4 * inside * checkpointing
-    settings = Settings(tp_size=2, tp_recompute_allgather=asked, gradient_accumulation_steps=4)
-    expected = Outcome.OK if asked is did else Outcome.KNOB_INACTIVE
-    assert outcome(settings, measured(0, forward, backward)) is expected
-
-
-def test_the_detail_says_what_was_seen() -> None:
-    checked = check_knobs(parse_settings(SYNC + "true"), 2, measured(1))
-    assert checked.detail == (
-        "sync_each_batch=true reduced gradients in 1 of 4 micro-batches instead of 4"
+def test_parameters_that_stay_gathered() -> None:
+    assert outcome(FULL.format("true"), "sharding=shard_grad_op,gradient_accumulation_steps=4") is (
+        Outcome.KNOB_INACTIVE
     )
 
 
-def test_other_outcomes_stay() -> None:
-    failed = Measurement(outcome=Outcome.OOM)
-    assert check_knobs(parse_settings(SYNC + "true"), 2, failed) is failed
+def test_no_reductions_at_all() -> None:
+    seen = {k: n for k, n in counts(parse_settings(FULL.format("true"))).items()
+            if k[0] != "reduce_scatter"}  # fmt: skip
+    found = check_knobs(question(), parse_settings(FULL.format("true")), measured(Counts(seen)))
+    assert found.outcome is Outcome.KNOB_INACTIVE
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_other_buckets_than_expected_are_no_inactive_knob(value: str) -> None:
+    """DDP fills its buckets in the order in which gradients come."""
+    settings = parse_settings(DDP.format(value))
+    seen = counts(settings)
+    passes = 4 if value == "true" else 1
+    seen["all_reduce", "dp", "backward"] += passes * 3
+    assert check_knobs(question(), settings, measured(seen)).outcome is Outcome.OK
+
+
+def test_a_step_without_accumulation_shows_nothing_of_syncing() -> None:
+    settings = parse_settings(FULL.format("false"))
+    seen = counts(parse_settings("sharding=full_shard"))
+    assert check_knobs(question(), settings, measured(seen, 1)).outcome is Outcome.OK
+
+
+def test_the_detail_says_what_was_seen() -> None:
+    settings = parse_settings(FULL.format("true"))
+    seen = counts(parse_settings(FULL.format("false")))
+    units = 16 + 1  # layers, and the embedding that is the head
+    assert check_knobs(question(), settings, measured(seen)).detail == (
+        f"sync_each_batch=true acted as false: {units} reduce_scatter over dp_shard in backward"
+        f" instead of {4 * units}"
+    )
+
+
+def test_nothing_tracked_and_other_outcomes_stay() -> None:
+    settings = parse_settings(FULL.format("true"))
+    for one in (replace(measured(Counts()), tracked_accumulation=0),
+                Measurement(outcome=Outcome.OOM, tracked_accumulation=4)):  # fmt: skip
+        assert check_knobs(question(), settings, one) is one

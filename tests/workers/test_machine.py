@@ -81,7 +81,7 @@ def test_gpus_of_the_kind_that_is_asked_about(question, monkeypatch, cluster):
     [
         ("4xa100-80gb", "this machine is 2xa100-80gb"),
         ("2xh100-80gb", "this machine is 2xa100-80gb"),
-        ("2x1xa100-80gb", "is 2 nodes; this machine is one"),
+        ("2x1xa100-80gb", "it is 2 nodes, and this machine is 2xa100-80gb"),
     ],
 )
 def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why):

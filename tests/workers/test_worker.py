@@ -13,8 +13,9 @@ from tuner.store import Claim, Store, WorkerIdentity
 from tuner.study import ProbeRequest, ProbeState, Study, StudyState, Terms
 from workers import worker as worker_module
 from workers.machine import Turn
+from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import INTERRUPTED, Options, Worker, time_left_s
+from workers.worker import INTERRUPTED, Worker, time_left_s
 
 OK = {"*": ["ok"]}
 HANG = {"*": ["ready", "hang"]}
@@ -29,6 +30,7 @@ def work(store, tmp_path, stand_in_argv):
             "folder": tmp_path / "probes",
             "lock": tmp_path / "probes.lock",
             "argv": lambda out: stand_in_argv(out, script),
+            "guards": False,
         }
         plan = Options(**{**known, **options})
         return Worker(store, study_id, stop=stop or StopRequest(), options=plan).run()

@@ -11,20 +11,19 @@ from typing import Any, TypeVar
 
 import typer
 
-from tuner import machine
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
-from tuner.cluster import Cluster, Device, local_cluster, parse_cluster
+from tuner.cluster import Device, parse_cluster
 from tuner.cost.coverage import uncovered
 from tuner.errors import TunerError, UsageError
 from tuner.framework import (
     Framework,
     FrameworkName,
     framework,
-    installed_versions,
+    not_installed,
     parse_stated_versions,
 )
-from tuner.here import best_fidelity, is_here, why_not_emulated, why_unpriced
+from tuner.here import best_fidelity, why_not_emulated, why_not_measured, why_unpriced
 from tuner.measurement import Fidelity
 from tuner.model import load_model
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
@@ -148,10 +147,12 @@ def check_measurable(question: Question) -> None:
             library is missing, or this machine is not the cluster.
     """
     _check_software(question)
-    if question.cluster.gpu.device is Device.CPU:
-        _check_memory(question.cluster)
-    else:
-        _check_gpus(question.cluster)
+    cluster = question.cluster
+    if why := why_not_measured(cluster):
+        if cluster.gpu.device is not Device.CPU:
+            where = "that machine" if cluster.nodes == 1 else "a single node of that kind"
+            why = f"probes run here, and {why}: use --cluster local, or run tuner on {where}"
+        raise UsageError("cluster", cluster.name, why)
 
 
 def _check_software(question: Question) -> None:
@@ -226,37 +227,11 @@ def _check_framework(asked: Framework) -> None:
             "is not probed here: use torch, accelerate or trainer, or ask for predictions with"
             " --fidelity predicted",
         )
-    here = installed_versions()
-    for package, version in asked.versions.items():
-        if here.get(package) != version:
-            found = here.get(package)
-            state = f"{package} {found} is installed here" if found else "it is not installed here"
-            raise UsageError(
-                "framework_version",
-                f"{package}={version}",
-                f"{state}, and probes run with what is installed: install {package}=={version},"
-                " or leave it out",
-            )
-
-
-def _check_memory(cluster: Cluster) -> None:
-    """CPU ranks share this machine's memory; a file may claim more."""
-    claimed, there_is = cluster.gpu.memory_bytes * cluster.world_size, machine.memory_bytes()
-    if claimed > there_is:
+    for package, version, found in not_installed(asked):
+        state = f"{package} {found} is installed here" if found else "it is not installed here"
         raise UsageError(
-            "cluster",
-            f"{cluster.world_size} ranks with {cluster.gpu.memory_bytes / 2**30:.1f} GiB each",
-            f"this machine has {there_is / 2**30:.1f} GiB for all of them",
+            "framework_version",
+            f"{package}={version}",
+            f"{state}, and probes run with what is installed: install {package}=={version},"
+            " or leave it out",
         )
-
-
-def _check_gpus(cluster: Cluster) -> None:
-    if is_here(cluster):
-        return
-    raise UsageError(
-        "cluster",
-        cluster.name,
-        f"probes run here, and this machine is {local_cluster().name}: use --cluster local, or run"
-        " tuner on"
-        f" {'that machine' if cluster.nodes == 1 else 'a single node of that kind'}",
-    )

@@ -147,11 +147,34 @@ def check_database(json: Json = False, db: Database = None) -> int:
     return check(as_json=json, db=db)
 
 
+def doctor(
+    run: Annotated[
+        bool,
+        Option("--run", help="Check every knob first, by training small models for a minute."),
+    ] = False,
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Show what this machine can do, and what is wrong with it.
+
+    Versions, devices, which fidelities can be used, what is known of each knob in these versions,
+    and whether it was seen to train what it should. Exit code 1 says that something is wrong.
+
+    \b
+    Example:
+      tuner doctor --run
+    """
+    from tuner.cli.doctor import run as diagnose
+
+    return diagnose(check=run, as_json=json, db=db)
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "suggest": suggest,
     "predict": predict,
     "probe": probe,
     "export": export,
+    "doctor": doctor,
 }
 """``tuner NAME``."""
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {

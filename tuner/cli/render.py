@@ -16,7 +16,7 @@ from tuner.cli.words import memory_range_text, rank_word, speed_range_text
 from tuner.measurement import Fidelity, Outcome
 from tuner.space.dead import show
 from tuner.study import Study
-from tuner.suggestion import Candidate, Suggestion
+from tuner.suggestion import Candidate, Guard, Suggestion
 
 
 def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> None:
@@ -76,8 +76,16 @@ def _show_best(console: Console, best: Candidate, per: str) -> None:
     console.print(Text("Answer", style="bold green"))
     facts = [(knob, show(value)) for knob, value in best.settings.as_dict().items()]
     facts += predicted_facts(best, per) if best.basis else _measured_facts(best, per)
+    facts.append(("guard", _guard_text(best.guard)))
     indented = ((f"  {name}", value) for name, value in facts)
     console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
+
+
+def _guard_text(guard: Guard) -> str:
+    """Whether the settings were seen to train what one process trains, and if not, why."""
+    said = {"passed": "a small twin of these settings trains what one process trains"}
+    text = said.get(guard.verdict, guard.verdict.replace("_", " "))
+    return f"{text} ({guard.why})" if guard.why else text
 
 
 def _measured_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:

@@ -133,3 +133,8 @@ def worker_argv(study_id: str, *, queued_only: str | None = None) -> list[str]:
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
     return [*argv, "--queued-only", "--fidelity", queued_only] if queued_only else argv
+
+
+def guard_argv() -> list[str]:
+    """The command of a worker that checks every knob with small models."""
+    return [sys.executable, "-P", "-m", "workers", "--guard"]

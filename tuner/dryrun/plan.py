@@ -9,14 +9,13 @@ from typing import Any
 from tuner.cluster import Cluster, Device
 from tuner.dryrun.depths import at_depth, depths_of
 from tuner.framework import Framework, FrameworkName, releases_of
+from tuner.rank_spec import rank_spec
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
 
 FORMAT = 1
 """Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when
 the dry-run program comes to other figures, so that no old ones are taken for new."""
-SPEC_FORMAT = 1
-"""Of the specs that the dry-run program reads (``workers/probe/spec.py``)."""
 MICRO_BATCH_SIZES = ((1, 2),)
 """Two points of the straight lines in the micro-batch size."""
 TENSOR_PARALLEL_SIZES = ((1,), (2, 3))
@@ -179,19 +178,9 @@ def _spec(workload: Workload, cluster: Cluster, settings: Settings) -> dict[str,
     Fields that say how long to measure, and with which batch, are of no meaning in a dry run.
     """
     counts = ACCUMULATION_COUNTS
-    ranks = settings.data_parallel_size(cluster.world_size)
     return {
-        "format": SPEC_FORMAT,
-        "model": workload.model.as_config(),
-        "settings": replace(settings, gradient_accumulation_steps=counts[-1]).as_dict(),
-        "sequence_length": workload.sequence_length,
-        "global_batch_size": ranks * counts[-1],
-        "optimizer": str(workload.optimizer),
-        "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduce_dtype),
-        "world_size": cluster.world_size,
-        "gpus_per_node": cluster.gpus_per_node,
-        "device": str(cluster.gpu.device),
+        **rank_spec(workload, replace(settings, gradient_accumulation_steps=counts[-1]), cluster),
+        "global_batch_size": settings.data_parallel_size(cluster.world_size) * counts[-1],
         "memory_limit_bytes": None,
         "seed": 0,
         "accumulation_counts": list(counts),

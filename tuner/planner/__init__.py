@@ -5,6 +5,7 @@ under today's memory limit, and decides; whoever calls it enters the decision in
 """
 
 from tuner.planner.answer import answer
+from tuner.planner.guarding import to_guard
 from tuner.planner.next import next_probe
 from tuner.planner.plans import Stop, Wait
 from tuner.planner.predicted import has_predicted_answer, what_is_needed
@@ -18,5 +19,6 @@ __all__ = [
     "next_probe",
     "speed_of",
     "step_time",
+    "to_guard",
     "what_is_needed",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tuner.measurement import Fidelity, Memory
 from tuner.planner.explain import explain
+from tuner.planner.guarding import guard_of
 from tuner.planner.knowledge import Finding, Knowledge, learn, total_measured
 from tuner.planner.other_fidelity import others_too
 from tuner.planner.outlook import MemoryOutlook
@@ -66,7 +67,7 @@ def _candidate(known: Knowledge, finding: Finding) -> Candidate:
         breakdown_gib=_breakdown_gib(memories),
         tokens_per_s_per_gpu=speed_of(finding.step_time, known.study.question),
         step_time_s=finding.step_time,
-        guard=_guard(finding),
+        guard=_guard(known.study, finding),
     )
 
 
@@ -84,10 +85,10 @@ def _breakdown_gib(memories: Sequence[Memory]) -> dict[str, float]:
     return {name: size / GIB for name, size in largest.by_category.items()}
 
 
-def _guard(finding: Finding) -> Guard:
+def _guard(study: Study, finding: Finding) -> Guard:
     last = finding.probes[-1]
     versions = last.measurement.versions if last.measurement else {}
-    return Guard(versions=dict(versions), date=last.finished_at)
+    return guard_of(study, finding.settings, versions, last.finished_at)
 
 
 def _predicted_to_fit(known: Knowledge) -> int:

@@ -10,13 +10,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
-from tuner.measurement import Fidelity
+from tuner.measurement import PROBED, Fidelity
 from tuner.planner.knowledge import Finding, Knowledge, learn
 from tuner.settings import Settings
 from tuner.study import Study
-
-PROBED = (Fidelity.MEASURED, Fidelity.EMULATED)
-"""Fidelities whose probes run steps, the stronger first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
 from tuner.framework import FrameworkName
 from tuner.measurement import Fidelity, Outcome
+from tuner.planner import verdicts
 from tuner.planner.corrections import Corrections, corrections
 from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
 from tuner.planner.words import describe
@@ -183,10 +184,11 @@ def forecast(study: Study) -> Forecast:
     limit = study.terms.limit_bytes(study.question.cluster)
     profiles, failed = _dry_run_classes(study)
     asked = _Asked(study.question.identity, limit, study.question)
+    wrong = verdicts.failed(study, _space(asked).legal)
     estimates = {
         e.settings: _with_dry_run(e, study.question, limit, profiles)
         for e in _by_arithmetic(asked)
-        if class_of(e.settings) not in failed
+        if class_of(e.settings) not in failed and e.settings not in wrong
     }
     if whole is not study:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})

@@ -7,6 +7,7 @@ from tuner.planner.knowledge import Finding, Knowledge, Need
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.ranking import LIGHTER, Choice
 from tuner.planner.timing import SHORT_COUNTS
+from tuner.planner.verdicts import wrong_ones
 from tuner.planner.words import change_text, describe, probes_text, seconds_text
 from tuner.settings import KNOBS, Settings
 from tuner.sizes import size_text
@@ -22,7 +23,8 @@ _BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 def explain(known: Knowledge, choice: Choice[Finding] | None) -> tuple[str, ...]:
     """Sentences for people, most important first."""
     sentences = list(_of_best(known, choice) if choice else _of_nothing(known))
-    return (*sentences, *_out_of_memory(known), *_failures(known), *_coverage(known))
+    more = (*_out_of_memory(known), *_failures(known), *wrong_ones(known.study, known.space.legal))
+    return (*sentences, *more, *_coverage(known))
 
 
 def _of_best(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from math import fsum
 
 from tuner.measurement import CLOSES_CLASS, Measurement, Memory, Outcome
 from tuner.planner.timing import is_extrapolated, step_time
+from tuner.planner.verdicts import failed
 from tuner.quantity import Provenance, Quantity
 from tuner.settings import Settings
 from tuner.space import Space, enumerate_space
@@ -163,7 +164,7 @@ def learn(study: Study) -> Knowledge:
         limit_bytes=limit,
         findings={s: f for s, f in findings.items() if s in legal},
         too_large=_largest(needs),
-        closed=_closed(study, probes, findings),
+        closed={**_closed(study, probes, findings), **_by_guard(study, space.legal)},
         closed_classes=_closed_classes(probes),
         slow=_slow(probes, findings),
         smallest_too_large=_smallest(needs),
@@ -276,6 +277,11 @@ def _closed(
             and probe.request.settings not in findings
         )
     }
+
+
+def _by_guard(study: Study, legal: Iterable[Settings]) -> dict[Settings, str]:
+    """Settings whose twin trains something else than one process, whatever their probes say."""
+    return {one: str(verdict.outcome) for one, verdict in failed(study, legal).items()}
 
 
 def probes_of_asking(study: Study) -> tuple[Probe, ...]:

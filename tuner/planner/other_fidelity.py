@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.measurement import Fidelity, Outcome
-from tuner.planner.corrections import PROBED
+from tuner.measurement import PROBED, Fidelity, Outcome
 from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learn
 from tuner.planner.words import describe, probes_text, seconds_text

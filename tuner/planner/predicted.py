@@ -4,6 +4,7 @@ from collections import Counter
 
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.guarding import guard_of
 from tuner.planner.knowledge import total_measured
 from tuner.planner.predicted_words import explain_prediction
 from tuner.planner.ranking import Choice, choose_predicted, pareto
@@ -82,17 +83,18 @@ def _candidate(known: Forecast, found: Estimate) -> Candidate:
         breakdown_gib={name: size / GIB for name, size in prediction.breakdown.items()},
         tokens_per_s_per_gpu=prediction.tokens_per_s_per_gpu,
         step_time_s=prediction.step_time_s,
-        guard=_guard(found),
+        guard=_guard(known.study, found),
         basis=prediction.basis,
         by_phase_gib={name: size / GIB for name, size in prediction.by_phase.items()},
     )
 
 
-def _guard(found: Estimate) -> Guard:
-    """With what, and when, the class was dry-run; nothing of these settings has trained."""
+def _guard(study: Study, found: Estimate) -> Guard:
+    """The verdict that is kept; else with what, and when, the class was dry-run."""
     if found.probe is None or found.probe.measurement is None:
-        return Guard()
-    return Guard(versions=dict(found.probe.measurement.versions), date=found.probe.finished_at)
+        return guard_of(study, found.settings, {}, None)
+    versions, date = found.probe.measurement.versions, found.probe.finished_at
+    return guard_of(study, found.settings, versions, date)
 
 
 def _outcomes(study: Study) -> dict[str, int]:

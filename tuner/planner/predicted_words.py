@@ -8,6 +8,7 @@ from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
 from tuner.planner.other_fidelity import probed_too
 from tuner.planner.ranking import Choice, near
+from tuner.planner.verdicts import wrong_ones
 from tuner.planner.words import change_text, describe, describe_class, seconds_text
 from tuner.sizes import size_text
 from tuner.study import Probe, Study
@@ -35,7 +36,8 @@ def explain_prediction(
         choice: the answer.
     """
     sentences = list(_of_best(known, choice) if choice else _of_nothing(known))
-    return (*sentences, *_failures(known), *_grounds(known), *probed_too(study, known))
+    wrong = wrong_ones(known.study, known.space.legal)
+    return (*sentences, *_failures(known), *wrong, *_grounds(known), *probed_too(study, known))
 
 
 def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from tuner.errors import StoreError
 from tuner.store import queue
-from tuner.store.rows import clock
+from tuner.store.clock import clock
 from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
 from tuner.study import ProbeState, Question, StudyState, Terms
 

@@ -12,10 +12,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from tuner.measurement import TRIED_AGAIN, Fidelity, Measurement, Outcome
+from tuner.store.clock import clock
 from tuner.store.engine import one_line
 from tuner.store.identity import WorkerIdentity
 from tuner.store.records import AttemptState, Claim, EventKind
-from tuner.store.rows import add_event, clock, measurement_row, probe_of
+from tuner.store.rows import add_event, measurement_row, probe_of
 from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
 from tuner.study import PROBE_TRANSITIONS, ProbeState, StudyState
 

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import parse_settings
+from tuner.store.clock import iso
 from tuner.store.records import Event, EventKind, StudySummary
 from tuner.store.tables import (
     DryRunRow,
@@ -19,28 +21,16 @@ from tuner.store.tables import (
     MeasurementRow,
     ProbeRow,
     StudyRow,
-    UtcNow,
 )
+from tuner.store.verdicts import guards_of
 from tuner.study import Probe, ProbeRequest, Question, Study, Terms
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
 
 
-def clock(session: Session) -> datetime:
-    """The database's clock now."""
-    return session.scalars(select(UtcNow())).one()
-
-
-def iso(moment: datetime | None) -> str | None:
-    """ISO 8601 with milliseconds and ``Z``."""
-    if moment is None:
-        return None
-    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
-
-
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in one query more, and another one for dry runs that it names.
+    """The whole study, in two queries more, and another one for dry runs that it names.
 
     The row is read first: should a probe change between the two, the revision is the older one,
     and a plan made from it is not entered.
@@ -57,7 +47,8 @@ def read_study(session: Session, row: StudyRow) -> Study:
     try:
         probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
-        return _study(row, probes, read_dry_runs(session, named))
+        study = _study(row, probes, read_dry_runs(session, named))
+        return replace(study, guards=guards_of(session, study.question))
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error

@@ -18,6 +18,7 @@ from tuner.errors import UnknownNameError, UsageError
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
 from tuner.store.asking import ID_PREFIX, asked_study, renew
+from tuner.store.clock import clock
 from tuner.store.engine import (
     default_url,
     is_sqlite,
@@ -30,7 +31,6 @@ from tuner.store.identity import WorkerIdentity
 from tuner.store.records import Claim, Event, EventKind, StudySummary
 from tuner.store.rows import (
     add_event,
-    clock,
     event_of,
     measurement_row,
     probe_of,
@@ -39,6 +39,7 @@ from tuner.store.rows import (
     read_summaries,
 )
 from tuner.store.tables import DryRunRow, EventRow, ProbeRow, StudyRow
+from tuner.store.verdicts import keep_verdict, read_verdicts
 from tuner.study import (
     STUDY_TRANSITIONS,
     Probe,
@@ -52,6 +53,7 @@ from tuner.study import (
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
+    from tuner.guard.verdict import Verdict
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> "Store":
@@ -325,6 +327,18 @@ class Store:
                     session.add(row)
             elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
                 row.record, row.created_at = dry_run.as_dict(), clock(session)
+
+    # Verdicts of the guard
+
+    def verdicts(self, family: str | None = None) -> "dict[str, Verdict]":
+        """The verdicts of one family, or of all, by key, oldest first."""
+        with self._read() as session:
+            return read_verdicts(session, family)
+
+    def keep_verdict(self, verdict: "Verdict") -> None:
+        """Keeps a verdict for all studies; one that was not reached replaces none that was."""
+        with self._write() as session:
+            keep_verdict(session, verdict)
 
     # Transactions
 

@@ -4,6 +4,7 @@ studies ──< probes ──< attempts        one running attempt per probe, by
    │          └──── measurements       one per probe
    └──< events
 dry_runs                               kept for all studies; their measurements name them
+guards                                 verdicts, kept for all studies
 """
 
 import json
@@ -34,6 +35,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
+from tuner.guard.ruling import Ruling
 from tuner.measurement import Fidelity, Outcome
 from tuner.store.records import AttemptState, EventKind
 from tuner.study import ProbeState, StudyState
@@ -248,6 +250,21 @@ class DryRunRow(Base):
     """SHA-256, in hex, of all that its result depends on."""
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
     """``DryRun.as_dict()``."""
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class GuardRow(Base):
+    """What training a twin has shown, for any number of studies."""
+
+    __tablename__ = "guards"
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """SHA-256, in hex, of all that the verdict depends on."""
+    family: Mapped[str] = mapped_column(String(64), index=True)
+    """Of the model's structure and the versions: what one study reads."""
+    ruling: Mapped[Ruling] = mapped_column(_status(Ruling, "ruling"))
+    record: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    """``Verdict.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 

@@ -181,10 +181,18 @@ class LocalRun:
 
 def probe_argv(directory: Path) -> tuple[str, ...]:
     """The command of every rank of the probe in ``directory``, on this machine."""
-    program = (sys.executable, "-P", "-m", "workers.probe")
-    files = ("--spec", str(directory / SPEC), "--out", str(directory))
+    return _program_argv(directory, "--spec", str(directory / SPEC))
+
+
+def series_argv(directory: Path) -> tuple[str, ...]:
+    """The command of every rank of the small probes in folders of ``directory``."""
+    return _program_argv(directory, "--series")
+
+
+def _program_argv(directory: Path, *what: str) -> tuple[str, ...]:
+    program = (sys.executable, "-P", "-m", "workers.probe", *what, "--out", str(directory))
     rendezvous = ("--init-method", f"file://{directory}/rendezvous")
-    return (*program, *files, *rendezvous, "--watch-fd", WATCH_FD)
+    return (*program, *rendezvous, "--watch-fd", WATCH_FD)
 
 
 def rank_environment(job: Job, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:

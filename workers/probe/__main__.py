@@ -1,6 +1,9 @@
-"""One rank of a probe.
+"""One rank of a probe, or of several small ones, one after the other.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
+    python -P -m workers.probe --series --out DIR --init-method file:///DIR/rendezvous
+
+The second runs all ``DIR/NNN/spec.json``, and leaves a record beside each.
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
 ``rank-NNNNN.json`` and exits with 0 (all steps done), 10 (the record says what happened) or
@@ -13,8 +16,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workers.probe.watch import watch_supervisor
+
+if TYPE_CHECKING:
+    from workers.probe.record import Record
 
 RECORDED = 10
 
@@ -22,7 +29,9 @@ RECORDED = 10
 def main() -> int:
     """Run one rank; the exit code says whether its record is of success."""
     parser = argparse.ArgumentParser(prog="python -m workers.probe", description=__doc__)
-    parser.add_argument("--spec", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--spec", type=Path)
+    what.add_argument("--series", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init-method", default="env://")
     parser.add_argument("--watch-fd", type=int)
@@ -32,13 +41,21 @@ def main() -> int:
     faulthandler.register(signal.SIGTERM, chain=True)
     if options.watch_fd is not None:
         watch_supervisor(options.watch_fd, options.silence_s)
-    from workers.probe.rank import run_rank  # torch takes seconds: watch the supervisor first
-
-    outcome = run_rank(options.spec, options.out, options.init_method)
+    record = _run(options)  # imports torch, which takes seconds: the supervisor is watched before
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: a communicator whose peers are gone can hang in it.
-    os._exit(0 if outcome == "ok" else RECORDED)
+    os._exit(0 if record.outcome == "ok" else RECORDED)
+
+
+def _run(options: argparse.Namespace) -> "Record":
+    if options.series:
+        from workers.probe.series import run_series
+
+        return run_series(options.out, options.init_method)
+    from workers.probe.rank import run_rank
+
+    return run_rank(options.spec, options.out, options.init_method)
 
 
 if __name__ == "__main__":

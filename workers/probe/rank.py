@@ -13,8 +13,10 @@ from workers.probe.spec import read_spec
 from workers.probe.tracker import Phase
 
 
-def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
+def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
     """Run this process's rank of the probe and write its record.
+
+    The process group is joined where it has not been, and is left as it is.
 
     Args:
         spec_path: the probe's ``spec.json``.
@@ -22,7 +24,7 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
         init_method: of ``torch.distributed.init_process_group``.
 
     Returns:
-        The record's outcome.
+        The record.
     """
     rank = int(os.environ["RANK"])
     record = Record(rank=rank, versions=versions())
@@ -45,14 +47,14 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> str:
         if spec.is_emulated:
             join_fake_group(spec.world_size)
             keep_own_parts()
-        else:
+        elif not dist.is_initialized():
             join(spec.world_size, rank, device.backend, init_method)
         Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
         dist.barrier()  # no rank leaves while another still talks to it
     except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
         record.fail(error, phase.name, device)
     record.write(out)
-    return record.outcome
+    return record
 
 
 def see_one_gpu() -> None:

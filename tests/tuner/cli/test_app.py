@@ -43,6 +43,7 @@ def test_commands_are_those_that_exist() -> None:
         "predict",
         "probe",
         "export",
+        "doctor",
         "studies list",
         "studies show",
         "db upgrade",

@@ -32,6 +32,7 @@ def test_a_candidate_has_the_measured_quantities(lab: SimpleNamespace) -> None:
         "verdict": "not_checked",
         "versions": {"torch": "2.13.0"},
         "date": "2026-01-01T00:00:00Z",
+        "why": "the version of accelerate and transformers is not known",
     }
 
 

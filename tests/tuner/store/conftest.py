@@ -17,7 +17,7 @@ from tuner.measurement import Fidelity, Measurement, Memory, Outcome
 from tuner.model import load_model
 from tuner.settings import Settings
 from tuner.store import Claim, Store, WorkerIdentity, migrate, open_store
-from tuner.store.rows import clock
+from tuner.store.clock import clock
 from tuner.store.tables import AttemptRow, StudyRow
 from tuner.study import ProbeRequest, Question, Study, Terms
 from tuner.workload import Workload
@@ -78,7 +78,7 @@ def url(request: pytest.FixtureRequest) -> str:
     shared = str(request.getfixturevalue("shared_postgresql"))
     engine = create_engine(shared)
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE studies RESTART IDENTITY CASCADE"))
+        connection.execute(text("TRUNCATE studies, guards RESTART IDENTITY CASCADE"))
     engine.dispose()
     return shared
 

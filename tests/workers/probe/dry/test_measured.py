@@ -10,6 +10,7 @@ pytestmark = pytest.mark.xdist_group("dry_measured")
 TOLERANCE = 0.01
 CASES = {
     "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
+    "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
     "checkpointing": {"sharding": "full_shard", "activation_checkpointing": "full"},
     "reduce fp32": {"sharding": "full_shard", "precision": "bf16", "reduce_dtype": "fp32",

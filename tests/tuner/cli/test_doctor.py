@@ -1,0 +1,54 @@
+"""``tuner doctor`` on this machine, with verdicts put into its database by hand."""
+
+from pathlib import Path
+from typing import Any
+
+from tuner.framework import installed_versions
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import family_of, twin_of
+from tuner.guard.usual import usual_cases
+from tuner.guard.verdict import Verdict
+from tuner.measurement import Outcome
+from tuner.store import open_store
+
+
+def keep(database: Path, ruling: Ruling, outcome: Outcome) -> None:
+    """Keep a verdict on the first of the usual cases."""
+    question, settings = next(usual_cases())
+    twin, versions = twin_of(question, settings), installed_versions()
+    verdict = Verdict(
+        key=twin.key(versions), family=family_of(question), ruling=ruling, outcome=outcome,
+        model_type="llama", detail="as planted", settings=twin.settings.as_dict(),
+        versions=versions,
+    )  # fmt: skip
+    with open_store(f"sqlite:///{database}") as store:
+        store.keep_verdict(verdict)
+
+
+def test_before_anything_was_checked(cli: Any, database: Path) -> None:
+    result = cli("doctor")
+    assert result.code == 0
+    assert "versions" in result.out
+    assert "torch " in result.out
+    assert "measured   yes" in result.out
+    assert "tp_recompute_allgather" in result.out
+    assert "tuner doctor --run checks them" in result.out
+    assert not database.exists()
+
+
+def test_verdicts_are_shown(cli: Any, database: Path) -> None:
+    keep(database, Ruling.PASSED, Outcome.OK)
+    found = cli("doctor", "--json").json
+    assert found["sound"] is True
+    rows = {(row["knob"], row["value"]): row for row in found["guard"]}
+    assert rows["sharding", "ddp"]["verdict"] == "passed"
+    assert rows["sharding", "ddp"]["models"] == ["llama"]
+    assert rows["sharding", "ddp"]["date"].endswith("Z")
+    assert rows["sharding", "full_shard"]["verdict"] == "not_checked"
+
+
+def test_a_failure_is_the_exit_code(cli: Any, database: Path) -> None:
+    keep(database, Ruling.FAILED, Outcome.WRONG_RESULT)
+    result = cli("doctor")
+    assert result.code == 1
+    assert "wrong: sharding=ddp trains wrongly here: as planted" in result.out

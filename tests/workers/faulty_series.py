@@ -1,0 +1,74 @@
+"""One rank of twins in a stack with a planted fault: ``faulty_series.py FAULT`` and its options."""
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from workers.probe import stack
+from workers.probe.__main__ import main
+from workers.probe.tensor_parallel import sequence
+
+
+def steps_on_every_micro_batch() -> None:
+    """As accelerate 0.28 to 0.30 did under ``sync_each_batch`` (accelerate PR 2790)."""
+    accelerator = stack.Accelerator
+    usual = accelerator._do_sync
+
+    def do_sync(self: Any, *given: Any, **named: Any) -> None:
+        usual(self, *given, **named)
+        if self.gradient_state.plugin_kwargs.get("sync_each_batch"):
+            self.gradient_state._set_sync_gradients(True)
+
+    accelerator._do_sync = do_sync
+
+
+def ignores_sync_each_batch() -> None:
+    """As the Trainer before transformers PR 43919, or accelerate's state half set."""
+    plugin = stack.GradientAccumulationPlugin
+    stack.GradientAccumulationPlugin = lambda sync_each_batch, **named: plugin(
+        sync_each_batch=False, **named
+    )
+
+
+def always_syncs() -> None:
+    """As accelerate's FSDP2 before 1.11 (accelerate PR 3762)."""
+    plugin = stack.GradientAccumulationPlugin
+    stack.GradientAccumulationPlugin = lambda sync_each_batch, **named: plugin(
+        sync_each_batch=True, **named
+    )
+
+
+def reuses_a_gathered_buffer() -> None:
+    """One buffer for all gathered activations of a shape, written again before backward reads."""
+    buffers: dict[Any, Tensor] = {}
+    usual = sequence.all_gather_sequence
+
+    def gather(shard: Tensor, axis: Any) -> Tensor:
+        whole = usual(shard, axis)
+        buffer = buffers.setdefault((whole.shape, whole.dtype), whole.clone())
+        buffer.data.copy_(whole)  # behind autograd's back, which counts writes
+        return buffer
+
+    sequence.all_gather_sequence = gather
+
+
+def overwrites_the_saved_shard() -> None:
+    """What recomputation gathers again is a part of a buffer that the next layer has written."""
+    buffers: dict[Any, Tensor] = {}
+    usual = sequence.GatherLinears.forward
+
+    def forward(ctx: Any, shard: Tensor, axis: Any, recompute: bool, *rest: Any) -> Any:
+        found = usual(ctx, shard, axis, recompute, *rest)
+        if recompute:
+            kept = buffers.setdefault((shard.shape, shard.dtype), shard.detach().clone())
+            kept.data.copy_(shard.detach())  # behind autograd's back, which counts writes
+            ctx.save_for_backward(kept, *rest[: len(rest) // 2])
+        return found
+
+    sequence.GatherLinears.forward = staticmethod(forward)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv.pop(1)]()
+    main()

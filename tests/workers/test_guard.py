@@ -1,0 +1,132 @@
+"""Twins pass in the stack as it is, and each planted fault is caught with its outcome."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.cluster import parse_cluster
+from tuner.framework import framework
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import family_of, twin_of
+from tuner.guard.verdict import TOLERANCE, Verdict
+from tuner.measurement import Outcome
+from tuner.model import load_model
+from tuner.settings import parse_settings
+from tuner.study import Question
+from tuner.workload import Precision, Workload
+from workers.guard import Asked, Guard
+from workers.launchers.local import series_argv
+
+FAULTY = Path(__file__).with_name("faulty_series.py")
+ACCUMULATES = "gradient_accumulation_steps=4"
+SYNC = f"sharding=full_shard,{ACCUMULATES},sync_each_batch"
+TENSOR = f"tp_size=4,{ACCUMULATES},tp_recompute_allgather"
+
+Check = Callable[..., list[Verdict]]
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+def question(cluster: str = "8xa100-80gb") -> Question:
+    workload = Workload(
+        model=load_model("tinyllama-1.1b"), sequence_length=128, global_batch_size=64
+    )
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
+
+
+def argv_with(fault: str) -> Callable[[Path], tuple[str, ...]]:
+    def argv(directory: Path) -> tuple[str, ...]:
+        usual = list(series_argv(directory))
+        at = usual.index("-m")
+        usual[at : at + 2] = [str(FAULTY), fault]
+        return tuple(part for part in usual if part != "-P")
+
+    return argv
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """``check(fault, *texts)``: the verdicts on settings in a stack with a fault."""
+
+    def run(fault: str, *texts: str, precision: Precision = Precision.FP32) -> list[Verdict]:
+        def pause(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        argv = argv_with(fault) if fault else series_argv
+        asked = [
+            Asked(
+                twin=twin_of(
+                    question("4xa100-80gb" if "tp_size" in text else "8xa100-80gb"),
+                    parse_settings(text),
+                    precision,
+                ),
+                family=family_of(question()),
+            )
+            for text in texts
+        ]
+        return Guard(pause=pause, folder=tmp_path / "guard", argv=argv).check(asked)
+
+    return run
+
+
+def test_the_stack_as_it_is_passes(check: Check) -> None:
+    verdicts = check("", f"{SYNC}=true", f"{SYNC}=false", f"{TENSOR}=true")
+    # without a detail: the collectives are those of the cost model's list, to the last one
+    assert [(v.ruling, v.outcome, v.detail) for v in verdicts] == [
+        (Ruling.PASSED, Outcome.OK, "")
+    ] * 3
+    assert all(v.worst is not None and v.worst < TOLERANCE[Precision.FP32] / 10 for v in verdicts)
+    assert {v.family for v in verdicts} == {family_of(question())}
+
+
+@pytest.mark.slow
+def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
+    for precision in (Precision.BF16, Precision.BF16_MIXED):
+        (verdict,) = check("", f"{SYNC}=false", precision=precision)
+        assert verdict.ruling is Ruling.PASSED
+        assert verdict.worst is not None
+        assert TOLERANCE[Precision.FP32] < verdict.worst < TOLERANCE[precision]
+
+
+def test_an_optimizer_that_steps_on_every_micro_batch(check: Check) -> None:
+    each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
+    assert (each.ruling, each.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+    assert "the optimizer stepped 18 times instead of 6" in each.detail
+    assert last.ruling is Ruling.PASSED
+
+
+def test_a_knob_that_is_ignored(check: Check) -> None:
+    each, last = check("ignores_sync_each_batch", f"{SYNC}=true", f"{SYNC}=false")
+    assert (each.ruling, each.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert each.detail.startswith("sync_each_batch acts as false: ")
+    assert "reduce_scatter over dp_shard in backward" in each.detail
+    assert last.ruling is Ruling.PASSED
+
+
+@pytest.mark.slow
+def test_a_knob_that_always_acts(check: Check) -> None:
+    each, last = check("always_syncs", f"{SYNC}=true", f"{SYNC}=false")
+    assert each.ruling is Ruling.PASSED
+    assert (last.ruling, last.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert last.detail.startswith("sync_each_batch acts as true: ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("overwrites_the_saved_shard", f"{TENSOR}=true"),
+        pytest.param("reuses_a_gathered_buffer", f"{TENSOR}=false", marks=pytest.mark.slow),
+    ],
+)
+def test_a_buffer_that_is_used_again_before_backward_reads_it(
+    check: Check, fault: str, text: str
+) -> None:
+    (verdict,) = check(fault, f"{text},activation_checkpointing=none")
+    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+    assert "of optimizer step" in verdict.detail
+    assert "is off by" in verdict.detail
+    assert verdict.worst is not None
+    assert verdict.worst > 100 * TOLERANCE[Precision.FP32]

@@ -1,0 +1,165 @@
+"""Which processes the guard starts, and what it makes of how they end; nothing is trained."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tuner.cluster import parse_cluster
+from tuner.framework import framework, installed_versions
+from tuner.guard.counts import caused
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import STEPS, Twin, family_of, twin_of
+from tuner.measurement import Outcome
+from tuner.model import load_model
+from tuner.settings import parse_settings
+from tuner.study import Question
+from tuner.workload import Workload
+from workers.files import SPEC, record_path
+from workers.guard import Asked, Guard
+from workers.launchers.base import Ended, Job, RankEnd, Why
+
+FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"
+Does = Callable[[dict], dict]
+"""What a rank's record says of a spec, beside what all records say."""
+
+
+def question() -> Question:
+    workload = Workload(model=load_model("llama-3.2-1b"), sequence_length=512, global_batch_size=64)
+    return Question(
+        workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
+    )
+
+
+def twin(sync: str) -> Twin:
+    return twin_of(question(), parse_settings(f"{FULL}={sync}"))
+
+
+def asked(*syncs: str) -> list[Asked]:
+    return [Asked(twin=twin(sync), family=family_of(question())) for sync in syncs]
+
+
+def good(spec: dict) -> dict:
+    """A record of a rank that did as it was told."""
+    of = twin(str(spec["settings"]["sync_each_batch"]).lower())
+    seen = caused(of.workload, of.settings, of.cluster) if spec["world_size"] > 1 else {}
+    kinds = [
+        {"op": op, "axis": axis, "phase": phase, "count": count, "bytes": 1}
+        for (op, axis, phase), count in seen.items()
+    ]
+    return {"outcome": "ok", "collectives": kinds}
+
+
+class StandIn:
+    """A launcher whose jobs are over at once, with the records that it is told to leave."""
+
+    def __init__(self, does: Does) -> None:
+        self.does = does
+        self.launched: list[tuple[int, int]] = []
+
+    def start(self, job: Job) -> "StandIn":
+        places = sorted(path.parent for path in job.directory.glob(f"*/{SPEC}"))
+        self.launched.append((job.ranks, len(places)))
+        code = 0
+        for place in places:
+            found = self.does(json.loads((place / SPEC).read_text()))
+            for rank in range(job.ranks):
+                record_path(place, rank).write_text(json.dumps(record(rank, found)))
+            if found["outcome"] != "ok":
+                code = 10
+                break
+        ends = tuple(
+            RankEnd(rank=rank, code=code, ended_at=1.0, stopped=False) for rank in range(job.ranks)
+        )
+        self.ended = Ended(why=Why.ENDED, ranks=ends, wall_s=1.0)
+        return self
+
+    def poll(self) -> Ended:
+        return self.ended
+
+    def cancel(self) -> Ended:
+        return self.ended
+
+    def logs(self) -> Mapping[int, str]:
+        return {}
+
+
+def record(rank: int, found: dict) -> dict:
+    memory = {
+        "peak_allocated_bytes": 1, "low_peak_bytes": 1, "peak_reserved_bytes": 1,
+        "device_bytes": 1, "overhead_bytes": 0, "by_phase": {}, "by_category": {},
+        "allocation_retries": 0,
+    }  # fmt: skip
+    return {
+        "format": 1, "rank": rank, "phase": "finish", "error": None, "ended_at": time.time(),
+        "oom": None, "memory": memory, "step_times_s": {"1": [0.1]}, "collectives": [],
+        "tracked_accumulation": 1, "reducing_micro_batches": 1,
+        "losses": [4.0, 3.0, 2.0, 1.0, 0.9, 0.8], "gradient_norms": [1.0] * STEPS,
+        "optimizer_steps": 6, "expected_optimizer_steps": 6, "versions": {"torch": "2.13.0+cpu"},
+        "hardware": {}, "emulation": None, **found,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Callable[..., tuple[Guard, StandIn]]:
+    def make(does: Does, why: str = "") -> tuple[Guard, StandIn]:
+        launcher = StandIn(does)
+        pause = lambda seconds: why  # noqa: E731
+        return Guard(pause=pause, launcher=launcher, folder=tmp_path), launcher
+
+    return make
+
+
+def test_a_reference_is_trained_once_for_all(guard, tmp_path: Path) -> None:
+    checks, launcher = guard(good)
+    first = checks.check(asked("true", "false"))
+    assert [verdict.ruling for verdict in first] == [Ruling.PASSED] * 2
+    assert launcher.launched == [(1, 1), (2, 2)]
+    assert first[0].key == twin("true").key(installed_versions())
+    assert first[0].worst == 0.0
+    checks.check(asked("true"))
+    assert launcher.launched[2:] == [(2, 1)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None:
+    def does(spec: dict) -> dict:
+        return {"outcome": "crashed"} if spec["settings"]["sync_each_batch"] else good(spec)
+
+    checks, launcher = guard(does)
+    each, last = checks.check(asked("true", "false"))
+    assert (each.ruling, each.outcome) == (Ruling.NOT_CHECKED, Outcome.CRASHED)
+    assert last.ruling is Ruling.PASSED
+    assert launcher.launched == [(1, 1), (2, 2), (2, 1)]
+
+
+def test_what_one_process_cannot_train_says_nothing(guard) -> None:
+    def does(spec: dict) -> dict:
+        return {"outcome": "non_finite"}
+
+    checks, launcher = guard(does)
+    (verdict,) = checks.check(asked("true"))
+    assert verdict.ruling is Ruling.NOT_CHECKED
+    assert verdict.detail.startswith("one process could not train it: non_finite")
+    checks.check(asked("true"))
+    assert launcher.launched == [(1, 1), (2, 1)] * 2  # a bad reference is not remembered
+
+
+def test_optimizer_steps_count_without_a_reference(guard) -> None:
+    def does(spec: dict) -> dict:
+        if spec["world_size"] == 1:
+            return {"outcome": "crashed"}
+        return good(spec) | {"optimizer_steps": 18}
+
+    (verdict,) = guard(does)[0].check(asked("true"))
+    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+
+
+def test_a_request_to_stop_starts_nothing_more(guard) -> None:
+    checks, launcher = guard(good, "stop")
+    verdicts = checks.check(asked("true", "false"))
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
+    assert [verdict.ruling for verdict in verdicts] == [Ruling.NOT_CHECKED] * 2
+    assert launcher.launched == []

@@ -1,0 +1,100 @@
+"""A worker has the finalists' twins trained before a study is done."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tuner.framework import installed_versions
+from tuner.guard.ruling import Ruling
+from tuner.guard.verdict import Verdict
+from tuner.measurement import Outcome
+from tuner.planner import answer
+from tuner.settings import Sharding
+from tuner.study import StudyState, Terms
+from workers import worker as worker_module
+from workers.guard import Asked
+from workers.options import Options
+from workers.stop import StopRequest
+from workers.worker import Worker
+
+OK = {"*": ["ok"]}
+
+
+class FakeGuard:
+    """Finds what it is told of each sharding, and remembers what it was asked."""
+
+    def __init__(self, outcomes: dict[str, Outcome]) -> None:
+        self.outcomes = outcomes
+        self.asked: list[Asked] = []
+
+    def __call__(self, **given: object) -> "FakeGuard":
+        return self
+
+    def check(self, asked: Sequence[Asked], *, deadline_s: float) -> list[Verdict]:
+        self.asked += asked
+        return [self._verdict(one) for one in asked]
+
+    def _verdict(self, one: Asked) -> Verdict:
+        outcome = self.outcomes.get(one.twin.settings.sharding, Outcome.OK)
+        rulings = {Outcome.OK: Ruling.PASSED, Outcome.WRONG_RESULT: Ruling.FAILED}
+        return Verdict(
+            key=one.key,
+            family=one.family,
+            ruling=rulings.get(outcome, Ruling.NOT_CHECKED),
+            outcome=outcome,
+            detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
+            versions=installed_versions(),
+        )
+
+
+@pytest.fixture
+def guarded(store, question, tmp_path, stand_in_argv, monkeypatch):
+    """Work off a study with a guard that finds ``outcomes``: the study, and the guard."""
+
+    def run(outcomes: dict[str, Outcome], terms: Terms):
+        guard = FakeGuard(outcomes)
+        monkeypatch.setattr(worker_module, "Guard", guard)
+        options = Options(
+            folder=tmp_path / "probes",
+            lock=tmp_path / "probes.lock",
+            argv=lambda out: stand_in_argv(out, OK),
+        )
+        narrow = replace(question, knobs={"sharding": ("ddp", "full_shard"), "tp_size": (1,)})
+        study = store.ask(narrow, terms)
+        assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+        return store.study(study.id), guard
+
+    return run
+
+
+def test_a_study_ends_with_the_verdict_on_its_answer(guarded) -> None:
+    study, guard = guarded({}, Terms(max_probes=3))
+    assert study.state is StudyState.DONE
+    best = answer(study).best
+    assert best.guard.verdict == "passed"
+    assert best.guard.date is not None
+    precisions = {str(one.twin.workload.precision) for one in guard.asked}
+    assert precisions == {"fp32", "bf16"}  # the workload's own too
+    assert len({one.key for one in guard.asked}) == len(guard.asked)
+
+
+def test_what_trains_wrongly_is_not_suggested(guarded) -> None:
+    study, guard = guarded({"ddp": Outcome.WRONG_RESULT}, Terms(max_probes=12))
+    assert study.state is StudyState.DONE
+    found = answer(study)
+    assert found.best.settings.sharding is Sharding.FULL_SHARD
+    assert found.best.guard.verdict == "passed"
+    assert all(one.settings.sharding is Sharding.FULL_SHARD for one in found.alternatives)
+    assert any("as planted: wrong_result" in line for line in found.explanation)
+    shardings = [one.twin.settings.sharding for one in guard.asked]
+    assert set(shardings) == {Sharding.DDP, Sharding.FULL_SHARD}
+
+
+def test_what_could_not_be_trained_is_said_and_tried_once(guarded) -> None:
+    study, guard = guarded({"ddp": Outcome.TIMEOUT, "full_shard": Outcome.TIMEOUT}, Terms())
+    assert study.state is StudyState.DONE
+    best = answer(study).best
+    assert best.guard.verdict == "not_checked"
+    assert best.guard.why == "as planted: timeout"
+    assert len({one.key for one in guard.asked}) == len(guard.asked)

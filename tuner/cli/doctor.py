@@ -1,0 +1,119 @@
+"""``tuner doctor``: what this machine can do, and what is wrong with it."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from tuner.cli.columns import Column, table_of
+from tuner.cli.console import facts_grid, stdout_console
+from tuner.cli.errors import StoppedError, print_json
+from tuner.cli.units import moment_text
+from tuner.cli.worker import Signals, Worker, guard_argv
+from tuner.doctor import Diagnosis, diagnose
+from tuner.errors import ProbeError
+from tuner.guard.verdict import Verdict
+from tuner.sizes import size_text
+from tuner.store import default_url, open_store
+from tuner.store.engine import is_sqlite, parse_url
+
+FAILED = 1
+POLL_S = 0.25
+
+
+def run(*, check: bool, as_json: bool, db: str | None) -> int:
+    """Diagnose; the exit code, 1 when something serious is wrong.
+
+    Args:
+        check: train the guard's twins first.
+        as_json: print one JSON object.
+        db: address of the database.
+
+    Raises:
+        UsageError: the database was named and is not there, or is not ours.
+        StoreError: it cannot be read.
+        ProbeError: the guard's checks could not be made.
+    """
+    if check:
+        _check_now(db)
+    found = diagnose(_verdicts(db))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _show(found)
+    return 0 if found.is_sound else FAILED
+
+
+def _verdicts(db: str | None) -> list[Verdict]:
+    if db is None and not _exists(default_url()):
+        return []
+    with open_store(db, create=False) as store:
+        return list(store.verdicts().values())
+
+
+def _exists(url: str) -> bool:
+    parsed = parse_url(url)
+    return not is_sqlite(parsed) or Path(str(parsed.database)).exists()
+
+
+def _check_now(db: str | None) -> None:
+    """Have a worker check every knob, and wait for it."""
+    typer.echo("training small models with every knob; this takes a minute or two", err=True)
+    with open_store(db) as store:
+        url = store.url
+    with Signals() as signals, Worker(guard_argv(), {"TUNER_DB": url}) as worker:
+        while (code := worker.poll()) is None and not signals.noted:
+            time.sleep(POLL_S)
+        if signals.noted:
+            worker.stop(signals)
+            raise StoppedError(signals.noted[0], "verdicts that were reached are kept")
+        if code:
+            raise ProbeError(f"the checks ended with exit code {code}: {worker.last_words()}")
+
+
+def _show(found: Diagnosis) -> None:
+    console = stdout_console()
+    console.print(facts_grid(_facts(found)))
+    console.print()
+    console.print(_guard_table(found, console.width))
+    for text, frameworks in _rules(found).items():
+        typer.echo(f"\n{', '.join(frameworks)}: {text}")
+    typer.echo()
+    for problem in found.problems:
+        typer.echo(f"{'wrong' if problem.serious else 'note'}: {problem.what}")
+        typer.echo(f"  {problem.mend}")
+    if not found.problems:
+        typer.echo("nothing is wrong")
+
+
+def _rules(found: Diagnosis) -> dict[str, list[str]]:
+    """What the installed versions do with knobs, each with the frameworks that it holds for."""
+    by_text: dict[str, list[str]] = {}
+    for rule in found.rules:
+        when = f" under {' and '.join(rule.when)}" if rule.when else ""
+        text = f"{rule.knob}={rule.value} is {rule.effect}{when}: {rule.why} ({rule.source})"
+        by_text.setdefault(text, []).append(rule.framework)
+    return by_text
+
+
+def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    yield "versions", ", ".join(f"{name} {text}" for name, text in found.versions.items())
+    memory = size_text(found.device_memory_bytes)
+    yield "device", f"{found.device or 'unknown'}, {memory}, {found.cores} CPU cores"
+    for one in found.fidelities:
+        yield one.name, f"{'yes' if one.possible else 'no'}: {one.why}"
+
+
+def _guard_table(found: Diagnosis, width: int) -> object:
+    checks = found.guard
+    columns = [
+        Column("knob", [one.knob for one in checks]),
+        Column("value", [one.value for one in checks]),
+        Column("guard", [str(one.verdict) for one in checks]),
+        Column("passed", [str(one.passed) for one in checks], is_number=True),
+        Column("failed", [str(one.failed) for one in checks], is_number=True),
+        Column("models", [", ".join(one.models) or "-" for one in checks]),
+        Column("last (UTC)", [moment_text(one.date) if one.date else "-" for one in checks]),
+    ]
+    return table_of(columns, width)

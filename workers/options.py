@@ -1,0 +1,39 @@
+"""How a worker runs probes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuner.dryrun import DryRunner
+from tuner.measurement import Fidelity
+from workers.folders import default_probes_folder
+from workers.launchers.local import probe_argv, series_argv
+from workers.machine import default_lock_path
+
+PROBE_DEADLINE_S = 600.0
+"""For one probe. Its timed steps take 10 s or three steps; a model that needs minutes for a step
+cannot be tuned by running it, and a hang must not take the night."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a worker runs probes."""
+
+    queued_only: bool = False
+    """Run what is queued and plan nothing."""
+    fidelity: Fidelity | None = None
+    """Run probes of this one; by default of the one that the study's terms name."""
+    folder: Path = field(default_factory=default_probes_folder)
+    """For the folders of probes."""
+    lock: Path = field(default_factory=default_lock_path)
+    """Held while ranks run."""
+    deadline_s: float = PROBE_DEADLINE_S
+    """Seconds for one probe."""
+    argv: Callable[[Path], tuple[str, ...]] = probe_argv
+    """The command of a rank of the probe in a folder."""
+    dry_runner: Callable[[], DryRunner] = DryRunner
+    """Makes the process that dry-runs."""
+    guards: bool = True
+    """Train a small twin of each finalist that was probed, unless its verdict is kept."""
+    twin_argv: Callable[[Path], tuple[str, ...]] = series_argv
+    """The command of a rank of the twins in a folder."""
