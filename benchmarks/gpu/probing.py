@@ -73,7 +73,7 @@ def probe(found: GpuCase, deadline_s: float) -> Probed:
     priced = with_communication(
         measurement, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
     )
-    checked = check_knobs(case.settings, case.cluster.world_size, priced)
+    checked = check_knobs(case.question, case.settings, priced)
     return Probed(measurement=checked, **_typical(alone))
 
 
