@@ -22,9 +22,10 @@ from probe_cases import Case, cases, spec_of
 
 from tuner.machine import usable_cores
 from tuner.measurement import Fidelity, Outcome
-from workers.files import SPEC, log_path, write_spec
+from workers.files import log_path, write_spec
 from workers.launchers.base import Job
 from workers.launchers.local import rank_environment
+from workers.probe.orders import SPEC
 from workers.probe.rank import run_rank
 from workers.records import BadRecord, RankRecord, read_records
 

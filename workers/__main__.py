@@ -1,6 +1,6 @@
 """Work at a study until it is answered.
 
-    python -P -m workers --db URL --study ID [--queued-only] [--fidelity F] [--watch-fd N]
+    python -P -m workers --db URL --study ID [--queued-only] [--fidelity F] [--cold] [--watch-fd N]
     python -P -m workers --db URL --guard [--watch-fd N]
 
 The second trains the twins of a usual model for every knob, and keeps their verdicts.
@@ -38,7 +38,7 @@ def main() -> int:
                 done = check_knobs_here(store, stop.wait)
                 return 0 if done else INTERRUPTED
             fidelity = Fidelity(options.fidelity) if options.fidelity else None
-            plan = Options(queued_only=options.queued_only, fidelity=fidelity)
+            plan = Options(queued_only=options.queued_only, fidelity=fidelity, cold=options.cold)
             return Worker(store, options.study, stop=stop, options=plan).run()
     except TunerError as error:
         log.error("%s", error)
@@ -59,6 +59,7 @@ def _options() -> argparse.Namespace:
         choices=list(map(str, Fidelity)),
         help="run probes of this one; by default of the study's",
     )
+    parser.add_argument("--cold", action="store_true", help="start ranks anew for every probe")
     parser.add_argument(
         "--watch-fd", type=_open_fd, help="stop when this pipe's other end is closed"
     )

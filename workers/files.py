@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.measurement import Measurement
+from workers.probe.orders import SPEC
 
-SPEC = "spec.json"
 RESULT = "result.json"
 
 

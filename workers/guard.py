@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.framework import installed_versions
@@ -13,16 +12,14 @@ from tuner.guard.usual import usual_cases
 from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
 from tuner.measurement import Measurement, Outcome
 from tuner.store import Store
-from workers.files import SPEC, write_spec
-from workers.folders import default_probes_folder, make_folder, remove_folder
-from workers.launchers.base import Ended, Job, Launcher, RankEnd, Why
+from workers.folders import default_probes_folder
+from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.machine import Turn, default_lock_path
-from workers.merge import merge
-from workers.records import BadRecord, read_records
+from workers.warm import Kind, WarmRanks
 
-DEADLINE_S = 240.0
-"""For all twins of one number of ranks. One takes 10 to 20 s on two cores, most of it imports."""
+DEADLINE_S = 120.0
+"""For one twin. The first takes 10 to 20 s on two cores, most of it imports; others share those."""
 POLL_S = 0.1
 
 
@@ -54,7 +51,7 @@ class Guard:
     argv: Callable[[Path], tuple[str, ...]] = series_argv
     """The command of a rank."""
     deadline_s: float = DEADLINE_S
-    """For all twins of one number of ranks."""
+    """For one twin."""
     _references: dict[str, Measurement] = field(default_factory=dict)
     _until: float = math.inf
 
@@ -78,62 +75,26 @@ class Guard:
     def _train(self, twins: Sequence[Twin], versions: Mapping[str, str]) -> dict[str, Measurement]:
         """What twins found, by key; their references are trained where they are not known."""
         references = {t.reference.key(versions): t.reference for t in twins}
-        unknown = [t for key, t in references.items() if key not in self._references]
-        by_ranks: dict[int, list[Twin]] = defaultdict(list)
-        for twin in (*unknown, *twins):
-            by_ranks[twin.cluster.world_size].append(twin)
-        found: dict[str, Measurement] = {}
-        for ranks in sorted(by_ranks):
-            distinct = {t.key(versions): t for t in by_ranks[ranks]}
-            found |= dict(zip(distinct, self._run(list(distinct.values())), strict=True))
+        unknown = {key: t for key, t in references.items() if key not in self._references}
+        distinct = unknown | {t.key(versions): t for t in twins}
+        by_ranks = sorted(distinct.items(), key=lambda item: item[1].cluster.world_size)
+        with WarmRanks(launcher=self.launcher, argv=self.argv, folder=self.folder) as ranks:
+            found = {key: self._train_one(twin, ranks) for key, twin in by_ranks}
         good = {k: m for k, m in found.items() if k in references and m.outcome is Outcome.OK}
         self._references |= good
         return self._references | found
 
-    def _run(self, twins: Sequence[Twin]) -> list[Measurement]:
-        """Train twins of one number of ranks; those after one that failed in new processes."""
-        done: list[Measurement] = []
-        why = ""
-        while len(done) < len(twins) and not (why := self.pause(0)):
-            done += self._launch(twins[len(done) :])
-        rest = len(twins) - len(done)
-        return done + [Measurement(outcome=Outcome.CANCELLED, detail=why)] * rest if rest else done
-
-    def _launch(self, twins: Sequence[Twin]) -> list[Measurement]:
-        """Measurements of the first ones of ``twins``: up to one that failed, or all."""
-        folder = make_folder(self.folder, "guard")
-        try:
-            return self._launch_in(folder, twins)
-        except OSError as error:
-            detail = f"the ranks could not be started: {error}"
-            return [Measurement(outcome=Outcome.CRASHED, detail=detail)]
-        finally:
-            remove_folder(folder)
-
-    def _launch_in(self, folder: Path, twins: Sequence[Twin]) -> list[Measurement]:
-        ranks = twins[0].cluster.world_size
-        places = [folder / f"{i:03d}" for i in range(len(twins))]
-        for place, twin in zip(places, twins, strict=True):
-            place.mkdir()
-            write_spec(place, twin.spec())
-        deadline_s = max(1.0, min(self.deadline_s, self._until - time.monotonic()))
-        job = Job(
-            argv=self.argv(folder),
-            directory=folder,
-            ranks=ranks,
-            device="cpu",
-            deadline_s=deadline_s,
-        )
-        run = self.launcher.start(job)
-        try:
-            while (ended := run.poll()) is None:
-                if self.pause(POLL_S):
-                    ended = run.cancel()
-                    break
-        except BaseException:
-            run.cancel()
-            raise
-        return list(_measurements(places, ranks, ended, run.logs(), deadline_s))
+    def _train_one(self, twin: Twin, ranks: WarmRanks) -> Measurement:
+        """Train a twin, unless there is no time for it."""
+        if why := self.pause(0):
+            return Measurement(outcome=Outcome.CANCELLED, detail=why)
+        deadline_s = min(self.deadline_s, self._until - time.monotonic())
+        if deadline_s <= 0:
+            return Measurement(outcome=Outcome.TIMEOUT, detail="no time was left for it")
+        size = twin.cluster.world_size
+        kind = Kind(ranks=size, world_size=size, device="cpu")
+        probed = ranks.measure(kind, twin.spec(), deadline_s=deadline_s, pause=self.pause)
+        return probed.measurement
 
 
 def _verdict(
@@ -190,31 +151,3 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
         if verdict.outcome is not Outcome.CANCELLED:
             store.keep_verdict(verdict)
     return not pause(0)
-
-
-def _measurements(
-    places: Iterable[Path],
-    ranks: int,
-    ended: Ended,
-    logs: Mapping[int, str],
-    deadline_s: float,
-) -> Iterable[Measurement]:
-    """What each twin found, up to the first whose ranks did not all come to its end."""
-    for place in places:
-        assert (place / SPEC).exists()
-        records = read_records(place, ranks)
-        complete = all(
-            not isinstance(record, BadRecord) and record.outcome is Outcome.OK for record in records
-        )
-        how = _well(ended) if complete else ended
-        yield merge(how, records, logs, deadline_s=deadline_s)
-        if not complete:
-            return
-
-
-def _well(ended: Ended) -> Ended:
-    """As if the ranks had ended with this twin, which all of them did to its end."""
-    ranks = tuple(
-        RankEnd(rank=end.rank, code=0, ended_at=end.ended_at, stopped=False) for end in ended.ranks
-    )
-    return replace(ended, why=Why.ENDED, ranks=ranks)

@@ -48,35 +48,64 @@ def default_lock_path() -> Path:
 class Turn:
     """The right to run ranks on this machine: probes at the same time spoil each other's time.
 
-    It is a lock of the kernel's, so it ends with the process that holds it.
+    It is a lock of the kernel's, so it ends with the process that holds it. Who waits for it
+    holds another, by which the holder knows.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd: int | None = None
+        self._queue = path.with_name(path.name + ".queue")
+        self._held: int | None = None
+        self._waiting: int | None = None
 
     def take(self) -> bool:
-        """Take it if it is free; whether it is held now.
+        """Take it if it is free, and wait for it if not; whether it is held now.
 
         Raises:
             ProbeError: the file cannot be used.
         """
-        if self._fd is not None:
-            return True
-        try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise ProbeError(f"cannot lock {self._path}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
+        if self._held is None:
+            self._held = _locked(self._path, fcntl.LOCK_EX)
+        if self._held is None and self._waiting is None:
+            self._waiting = _locked(self._queue, fcntl.LOCK_SH)
+        elif self._held is not None:
+            self._stop_waiting()
+        return self._held is not None
 
     def give(self) -> None:
-        """Let others have it."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """Let others have it, and wait for it no more."""
+        self._stop_waiting()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether another waits for it; to be asked by its holder."""
+        alone = _locked(self._queue, fcntl.LOCK_EX)
+        if alone is not None:
+            os.close(alone)
+        return alone is None
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            os.close(self._waiting)
+            self._waiting = None
+
+
+def _locked(path: Path, how: int) -> int | None:
+    """A file whose lock is had; ``None`` if others have it.
+
+    Raises:
+        ProbeError: the file cannot be used.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ProbeError(f"cannot lock {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

@@ -7,7 +7,7 @@ from pathlib import Path
 from tuner.dryrun import DryRunner
 from tuner.measurement import Fidelity
 from workers.folders import default_probes_folder
-from workers.launchers.local import probe_argv, series_argv
+from workers.launchers.local import series_argv
 from workers.machine import default_lock_path
 
 PROBE_DEADLINE_S = 600.0
@@ -29,8 +29,10 @@ class Options:
     """Held while ranks run."""
     deadline_s: float = PROBE_DEADLINE_S
     """Seconds for one probe."""
-    argv: Callable[[Path], tuple[str, ...]] = probe_argv
-    """The command of a rank of the probe in a folder."""
+    argv: Callable[[Path], tuple[str, ...]] = series_argv
+    """The command of a rank of the probes that are ordered in a folder."""
+    cold: bool = False
+    """Start ranks anew for every probe."""
     dry_runner: Callable[[], DryRunner] = DryRunner
     """Makes the process that dry-runs."""
     guards: bool = True

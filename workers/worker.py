@@ -17,7 +17,6 @@ from tuner.advance import (
     measurement_of,
     plan_here,
 )
-from tuner.cluster import Device
 from tuner.dryrun import NotDryRunError, StoppedError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
 from tuner.measurement import Fidelity, Measurement, Outcome
@@ -25,35 +24,27 @@ from tuner.planner import Stop, Wait, next_probe
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
 from tuner.study import ProbeState, Study, StudyState
 from workers.dry_runs import DryRuns
-from workers.emulation import with_communication
-from workers.files import write_result, write_spec
+from workers.files import write_result
 from workers.finalists import Finalists
-from workers.folders import (
-    keep_folder,
-    make_folder,
-    remove_folder,
-    remove_leftovers,
-)
+from workers.folders import keep_folder, make_folder, remove_leftovers
 from workers.guard import Guard
-from workers.knobs import check_knobs
-from workers.launchers.base import Ended, Job, Launcher, Run
+from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher
 from workers.lease import Lease
 from workers.machine import Turn, check_machine
-from workers.merge import merge
+from workers.measure import measure
 from workers.options import Options
-from workers.records import RankRecord, read_records
-from workers.spec import probe_spec
 from workers.stop import StopRequest
+from workers.warm import WarmRanks
 
 T = TypeVar("T")
 
-POLL_S = 0.1
-"""Between two looks at the ranks: much less than a rank's start, and cheap."""
 PAUSE_S = 0.5
 """Between two looks at a study whose probe another worker runs."""
 TURN_S = 2.0
 """Of waiting for another study's probe on this machine, between two looks at one's own study."""
+ROOM_S = 0.2
+"""For another study to take the turn that it waits for: it looks more often than this."""
 STORE_PATIENCE_S = 60.0
 """For a store that does not answer: as long as a lease, after which probes are others'."""
 RECORD_PATIENCE_S = 600.0
@@ -81,8 +72,13 @@ class Worker:
         self._store = store
         self._id = study_id
         self._stop = stop
-        self._launcher = launcher or LocalLauncher()
         self._options = options or Options()
+        self._ranks = WarmRanks(
+            launcher=launcher or LocalLauncher(),
+            argv=self._options.argv,
+            folder=self._options.folder,
+            keep=not self._options.cold,
+        )
         self._identity = WorkerIdentity.of_this_process()
         self._turn = Turn(self._options.lock)
         self._dry_runs = DryRuns(self._options.dry_runner)
@@ -104,7 +100,7 @@ class Worker:
         """
         remove_leftovers(self._options.folder)
         try:
-            with self._dry_runs:
+            with self._dry_runs, self._ranks:
                 while not (why := self._stop.wait(0)):
                     code = self._step()
                     if code is not None:
@@ -113,12 +109,15 @@ class Worker:
             if self._began:
                 self._move(StudyState.FAILED, str(error))
             raise
+        finally:
+            self._turn.give()
         log.info("%s", why)
         self._move(StudyState.QUEUED, "interrupted")
         return INTERRUPTED
 
     def _step(self) -> int | None:
         """Do the next thing; an exit code when there is nothing more to do."""
+        self._make_room()
         self._patiently(self._store.reap)
         study = self._patiently(lambda: self._store.study(self._id))
         if study.state is StudyState.QUEUED:
@@ -171,6 +170,7 @@ class Worker:
         asked = self._finalists.wanted(study) if self._options.guards else []
         if not asked:
             return False
+        self._ranks.end()  # nothing more is planned for them
         if not self._take_turn():
             return True
         try:
@@ -211,7 +211,17 @@ class Worker:
                 run = self._run_dry if is_dry_run else self._run_claim
                 run(study, claim, lease)
         finally:
+            if not self._ranks.alive:
+                self._turn.give()
+
+    def _make_room(self) -> None:
+        """Give the turn when there are no ranks, which hold memory; end them if another waits."""
+        if not self._ranks.alive:
             self._turn.give()
+        elif self._turn.wanted:
+            self._ranks.end()
+            self._turn.give()
+            self._stop.wait(ROOM_S)
 
     def _take_turn(self) -> bool:
         """Whether it is our turn now, or soon; the study may change while we wait for longer."""
@@ -228,20 +238,24 @@ class Worker:
     def _run_claim(self, study: Study, claim: Claim, lease: Lease) -> None:
         deadline_s = min(self._options.deadline_s, self._time_left_s(study))
         try:
-            folder = make_folder(self._options.folder, str(claim.probe.id))
-            measurement = self._measure(study, claim, lease, folder, deadline_s)
+            measurement = measure(
+                study,
+                claim.probe,
+                self._ranks,
+                stands_in=bool(self._stands_in),
+                deadline_s=deadline_s,
+                pause=lambda seconds: self._stop.wait(seconds) or lease.over,
+            )
         except ProbeError as error:
             self._give_back(claim, str(error))
             raise
-        self._turn.give()
         if measurement.outcome is Outcome.CANCELLED:
             self._give_back(claim, self._stop.wait(0) or lease.over)
         elif measurement.outcome is Outcome.TIMEOUT and deadline_s < self._options.deadline_s:
             # Ended for the budget's sake, which says nothing about the settings.
             self._give_back(claim, "the study's time is spent")
         else:
-            self._record(claim, measurement, folder)
-        remove_folder(folder)
+            self._record(claim, measurement)
 
     def _run_dry(self, study: Study, claim: Claim, lease: Lease) -> None:
         """Dry-run the class of a claim's settings, or take the dry run that is kept."""
@@ -270,64 +284,20 @@ class Worker:
         recorded = self._patiently(record, RECORD_PATIENCE_S)
         self._tell(claim, measurement, recorded=recorded)
 
-    def _measure(
-        self, study: Study, claim: Claim, lease: Lease, folder: Path, deadline_s: float
-    ) -> Measurement:
-        """Run a probe; cancelled when a stop is requested or the lease is over."""
-        cluster, request = study.question.cluster, claim.probe.request
-        emulated = request.fidelity is Fidelity.EMULATED
-        on_cpu = cluster.gpu.device is Device.CPU
-        job = Job(
-            argv=self._options.argv(folder),
-            directory=folder,
-            ranks=1 if emulated else cluster.world_size,
-            device=str(cluster.gpu.device),
-            deadline_s=deadline_s,
-            # every rank has its share of a machine, also one that plays it alone
-            sharing=cluster.world_size if on_cpu else cluster.gpus_per_node,
-        )
+    def _record(self, claim: Claim, measurement: Measurement) -> None:
+        """Record what was found; it is kept in a folder if the store never answers."""
+        record = partial(self._store.record, claim, measurement)
         try:
-            write_spec(folder, probe_spec(study, claim.probe))
-            run = self._launcher.start(job)
-        except OSError as error:
-            detail = f"the ranks could not be started: {error}"
-            return Measurement(outcome=Outcome.CRASHED, detail=detail)
-        ended = self._supervise(run, lease)
-        records = read_records(folder, job.ranks)
-        measurement = merge(ended, records, run.logs(), deadline_s=deadline_s)
-        if emulated and isinstance(records[0], RankRecord):
-            measurement = with_communication(
-                measurement,
-                records[0].emulation,
-                request.settings,
-                cluster,
-                stands_in=bool(self._stands_in),
-            )
-        return check_knobs(study.question, request.settings, measurement)
-
-    def _supervise(self, run: Run, lease: Lease) -> Ended:
-        try:
-            while (ended := run.poll()) is None:
-                if self._stop.wait(POLL_S) or lease.over:
-                    return run.cancel()
-        except BaseException:
-            run.cancel()
-            raise
-        return ended
-
-    def _record(self, claim: Claim, measurement: Measurement, folder: Path) -> None:
-        """Record what was found; it is kept in its folder if the store never answers."""
-        try:
-            write_result(folder, measurement)
-        except OSError as error:  # a full disk must not lose what is still in memory
-            log.warning("cannot write %s: %s", folder, error)
-        try:
-            recorded = self._patiently(
-                lambda: self._store.record(claim, measurement), RECORD_PATIENCE_S
-            )
+            recorded = self._patiently(record, RECORD_PATIENCE_S)
         except TunerError as error:
-            raise StoreError(f"{error}; a result is kept in {keep_folder(folder)}") from error
+            kept = self._keep(claim, measurement)
+            raise StoreError(f"{error}; a result is kept in {kept}") from error
         self._tell(claim, measurement, recorded=recorded)
+
+    def _keep(self, claim: Claim, measurement: Measurement) -> Path:
+        folder = make_folder(self._options.folder, str(claim.probe.id))
+        write_result(folder, measurement)
+        return keep_folder(folder)
 
     def _tell(self, claim: Claim, measurement: Measurement, *, recorded: bool) -> None:
         text = f"{measurement.outcome} after {measurement.wall_s:.1f} s"

@@ -2,7 +2,8 @@
 
     python -P stand_in_rank.py OUT WATCH_FD SILENCE_S '{"0": ["ok"], "1": ["hang"]}'
 
-Each rank carries out its list of words; a rank that is not named does what "*" does.
+Each rank carries out its list of words; a rank that is not named does what "*" does. Where OUT
+holds orders it follows them as they come: "0@2" and "*@2" are for the second one alone.
 """
 
 import json
@@ -11,11 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from workers.probe.orders import SPEC, header, orders
 from workers.probe.watch import watch_supervisor
 
 RANK = int(os.environ["RANK"])
+OUT = Path(sys.argv[1])
 
 
 def record(out: Path, outcome: str, **more: object) -> None:
@@ -59,9 +63,13 @@ def record(out: Path, outcome: str, **more: object) -> None:
         "emulation": None,
         **more,
     }
-    partial = out / f"rank-{RANK:05d}.partial"
+    partial = record_path(out).with_suffix(".partial")
     partial.write_text(json.dumps(values))
-    partial.replace(out / f"rank-{RANK:05d}.json")
+    partial.replace(record_path(out))
+
+
+def record_path(out: Path) -> Path:
+    return out / f"rank-{RANK:05d}.json"
 
 
 def act(word: str, out: Path) -> None:
@@ -88,18 +96,45 @@ def act(word: str, out: Path) -> None:
     elif name == "hang":
         while True:
             time.sleep(600)
+    elif name == "cut":
+        record_path(out).write_text('{"format": 1, "rank"')
+    elif name == "spent":
+        (out.parent / "spent").touch()
     else:
         record(out, name)
-        os._exit(0 if name == "ok" else 10)
+        if name != "ok":
+            follow_no_more(out, 10)
+
+
+def follow_no_more(place: Path, code: int) -> None:
+    """Leave the last record where the launcher looks for it, and end."""
+    if place != OUT:
+        (OUT / record_path(place).name).write_bytes(record_path(place).read_bytes())
+    os._exit(code)
 
 
 def main() -> None:
-    out, watch_fd, silence_s, script = sys.argv[1:]
+    _, watch_fd, silence_s, script = sys.argv[1:]
     if int(watch_fd) >= 0:
         watch_supervisor(int(watch_fd), float(silence_s))
     words = json.loads(script)
-    for word in words.get(str(RANK), words.get("*", [])):
-        act(word, Path(out))
+    place = OUT
+    for number, place in enumerate(places(), 1):
+        names = (f"{RANK}@{number}", f"*@{number}", str(RANK), "*")
+        for word in next((words[name] for name in names if name in words), []):
+            act(word, place)
+    if record_path(place).exists():
+        follow_no_more(place, 0)
+
+
+def places() -> Iterator[Path]:
+    """Where records go: beside each order, or in OUT."""
+    if not list(OUT.glob(f"*/{SPEC}")):
+        yield OUT
+        return
+    for order in orders(OUT):
+        print(header(order.name), end="", flush=True)
+        yield order
 
 
 main()

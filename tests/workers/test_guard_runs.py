@@ -17,9 +17,10 @@ from tuner.model import load_model
 from tuner.settings import parse_settings
 from tuner.study import Question
 from tuner.workload import Workload
-from workers.files import SPEC, record_path
+from workers.files import record_path
 from workers.guard import Asked, Guard
 from workers.launchers.base import Ended, Job, RankEnd, Why
+from workers.probe.orders import SPEC
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"
 Does = Callable[[dict], dict]
@@ -53,34 +54,34 @@ def good(spec: dict) -> dict:
 
 
 class StandIn:
-    """A launcher whose jobs are over at once, with the records that it is told to leave."""
+    """A launcher whose ranks follow each order at once, with the records that they are to leave."""
 
     def __init__(self, does: Does) -> None:
         self.does = does
-        self.launched: list[tuple[int, int]] = []
+        self.launched: list[list[int]] = []
+        """Of each job: its ranks, and the orders that they followed."""
 
     def start(self, job: Job) -> "StandIn":
-        places = sorted(path.parent for path in job.directory.glob(f"*/{SPEC}"))
-        self.launched.append((job.ranks, len(places)))
-        code = 0
-        for place in places:
-            found = self.does(json.loads((place / SPEC).read_text()))
-            for rank in range(job.ranks):
-                record_path(place, rank).write_text(json.dumps(record(rank, found)))
-            if found["outcome"] != "ok":
-                code = 10
-                break
-        ends = tuple(
-            RankEnd(rank=rank, code=code, ended_at=1.0, stopped=False) for rank in range(job.ranks)
-        )
-        self.ended = Ended(why=Why.ENDED, ranks=ends, wall_s=1.0)
+        self.job, self.ended = job, False
+        self.launched.append([job.ranks, 0])
         return self
 
-    def poll(self) -> Ended:
-        return self.ended
+    def poll(self) -> Ended | None:
+        for path in self.job.directory.glob(f"*/{SPEC}"):
+            if not self.ended and not record_path(path.parent, 0).exists():
+                self.launched[-1][1] += 1
+                found = self.does(json.loads(path.read_text()))
+                self.ended = found["outcome"] != "ok"
+                for rank in range(self.job.ranks):
+                    record_path(path.parent, rank).write_text(json.dumps(record(rank, found)))
+        return self.cancel() if self.ended else None
 
     def cancel(self) -> Ended:
-        return self.ended
+        ends = tuple(
+            RankEnd(rank=rank, code=10, ended_at=1.0, stopped=not self.ended)
+            for rank in range(self.job.ranks)
+        )
+        return Ended(why=Why.ENDED, ranks=ends, wall_s=1.0)
 
     def logs(self) -> Mapping[int, str]:
         return {}
@@ -116,11 +117,11 @@ def test_a_reference_is_trained_once_for_all(guard, tmp_path: Path) -> None:
     checks, launcher = guard(good)
     first = checks.check(asked("true", "false"))
     assert [verdict.ruling for verdict in first] == [Ruling.PASSED] * 2
-    assert launcher.launched == [(1, 1), (2, 2)]
+    assert launcher.launched == [[1, 1], [2, 2]]
     assert first[0].key == twin("true").key(installed_versions())
     assert first[0].worst == 0.0
     checks.check(asked("true"))
-    assert launcher.launched[2:] == [(2, 1)]
+    assert launcher.launched[2:] == [[2, 1]]
     assert not list(tmp_path.iterdir())
 
 
@@ -132,7 +133,7 @@ def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None
     each, last = checks.check(asked("true", "false"))
     assert (each.ruling, each.outcome) == (Ruling.NOT_CHECKED, Outcome.CRASHED)
     assert last.ruling is Ruling.PASSED
-    assert launcher.launched == [(1, 1), (2, 2), (2, 1)]
+    assert launcher.launched == [[1, 1], [2, 1], [2, 1]]
 
 
 def test_what_one_process_cannot_train_says_nothing(guard) -> None:
@@ -144,7 +145,7 @@ def test_what_one_process_cannot_train_says_nothing(guard) -> None:
     assert verdict.ruling is Ruling.NOT_CHECKED
     assert verdict.detail.startswith("one process could not train it: non_finite")
     checks.check(asked("true"))
-    assert launcher.launched == [(1, 1), (2, 1)] * 2  # a bad reference is not remembered
+    assert launcher.launched == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
 
 
 def test_optimizer_steps_count_without_a_reference(guard) -> None:

@@ -24,6 +24,8 @@ print("taken", flush=True)
 time.sleep(60)
 """
 
+WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
+
 
 def test_one_at_a_time(tmp_path):
     one, other = Turn(tmp_path / "lock"), Turn(tmp_path / "lock")
@@ -138,3 +140,33 @@ def test_other_versions_than_were_stated(question):
     stated = Framework(name=question.framework.name, versions={**versions, package: "2.11.9"})
     with pytest.raises(ProbeError, match=f"states {package} 2.11.9"):
         check_machine(replace(question, framework=stated))
+
+
+def test_who_holds_a_turn_knows_whether_another_waits(tmp_path):
+    holder, other, third = (Turn(tmp_path / "lock") for _ in range(3))
+    assert holder.take()
+    assert not holder.wanted
+    assert not other.take()
+    assert holder.wanted
+    assert not third.take()
+    other.give()
+    assert holder.wanted
+    third.give()
+    assert not holder.wanted
+    assert not other.take()
+    holder.give()
+    assert other.take()
+    assert not other.wanted
+
+
+def test_a_waiter_that_dies_waits_no_more(tmp_path):
+    turn = Turn(tmp_path / "lock")
+    assert turn.take()
+    argv = [sys.executable, "-P", "-c", WAIT, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == b"waiting\n"
+        assert turn.wanted
+        waiter.kill()
+        waiter.wait()
+    assert not turn.wanted

@@ -226,8 +226,68 @@ def test_another_studys_turn_is_waited_for(store, question, work, tmp_path, capl
     assert len(waits) == 1
 
 
+@pytest.fixture
+def folders(tmp_path, stand_in_argv):
+    """``folders.argv``: a stand-in's, that notes each folder that ranks were started in."""
+
+    class Folders(list[Path]):
+        def argv(self, out: Path) -> tuple[str, ...]:
+            self.append(out)
+            return stand_in_argv(out, OK)
+
+    return Folders()
+
+
+def test_the_probes_of_a_study_share_ranks(store, question, work, folders, tmp_path):
+    study = store.ask(question, Terms(max_probes=4))
+    assert work(study.id, OK, argv=folders.argv) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.OK] * 4
+    assert len(folders) == 1
+    assert not list((tmp_path / "probes").iterdir())
+
+
+def test_cold_probes_have_ranks_of_their_own(store, question, work, folders):
+    study = store.ask(question, Terms(max_probes=3))
+    assert work(study.id, OK, argv=folders.argv, cold=True) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.OK] * 3
+    assert len(folders) == 3
+
+
+def test_ranks_make_room_for_another_study_that_waits(
+    store, question, work, folders, tmp_path, monkeypatch, alive
+):
+    """Who waits gets the turn between two probes, when no rank is left."""
+    other, seen = Turn(tmp_path / "probes.lock"), []
+    record = Store.record
+
+    def recorded(self: Store, claim: Claim, measurement: object) -> bool:
+        if claim.probe.id == 1:
+            assert not other.take()
+        return record(self, claim, measurement)
+
+    class LetsIn(StopRequest):
+        def wait(self, seconds: float) -> str:
+            if seconds == worker_module.ROOM_S:
+                seen.append((other.take(), alive(str(tmp_path))))
+                other.give()
+            return super().wait(seconds)
+
+    monkeypatch.setattr(Store, "record", recorded)
+    study = store.ask(question, Terms(max_probes=3))
+    assert work(study.id, OK, argv=folders.argv, stop=LetsIn()) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.OK] * 3
+    assert seen == [(True, [])]
+    assert len(folders) == 2
+
+
+def test_a_turn_is_given_when_the_last_rank_is_gone(store, question, work, tmp_path):
+    study = store.ask(question, Terms(max_probes=2))
+    assert work(study.id, OK) == 0
+    assert Turn(tmp_path / "probes.lock").take()
+
+
 def ready(tmp_path: Path) -> bool:
-    return len(list((tmp_path / "probes").glob("*/ready-*"))) == 2
+    return len(list((tmp_path / "probes").glob("*/*/ready-*"))) == 2
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

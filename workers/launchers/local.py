@@ -11,10 +11,11 @@ from pathlib import Path
 
 from tuner.errors import ProbeError
 from tuner.machine import usable_cores
-from workers.files import SPEC, log_path, record_path
+from workers.files import log_path, record_path
 from workers.launchers.base import WATCH_FD, Ended, Job, RankEnd, Why
 from workers.launchers.hostmemory import oom_kills
 from workers.launchers.logs import log_tail
+from workers.probe.orders import SPEC
 
 FEED_S = 1.0
 """Seconds between two bytes to a rank."""
@@ -181,18 +182,18 @@ class LocalRun:
 
 def probe_argv(directory: Path) -> tuple[str, ...]:
     """The command of every rank of the probe in ``directory``, on this machine."""
-    return _program_argv(directory, "--spec", str(directory / SPEC))
+    files = ("--spec", str(directory / SPEC), "--init-method", f"file://{directory}/rendezvous")
+    return _program_argv(directory, *files)
 
 
 def series_argv(directory: Path) -> tuple[str, ...]:
-    """The command of every rank of the small probes in folders of ``directory``."""
+    """The command of every rank of the probes that are ordered in ``directory``, one by one."""
     return _program_argv(directory, "--series")
 
 
 def _program_argv(directory: Path, *what: str) -> tuple[str, ...]:
     program = (sys.executable, "-P", "-m", "workers.probe", *what, "--out", str(directory))
-    rendezvous = ("--init-method", f"file://{directory}/rendezvous")
-    return (*program, *rendezvous, "--watch-fd", WATCH_FD)
+    return (*program, "--watch-fd", WATCH_FD)
 
 
 def rank_environment(job: Job, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:

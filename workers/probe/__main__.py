@@ -1,9 +1,10 @@
-"""One rank of a probe, or of several small ones, one after the other.
+"""One rank of a probe, or of several, one after the other.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
-    python -P -m workers.probe --series --out DIR --init-method file:///DIR/rendezvous
+    python -P -m workers.probe --series --out DIR
 
-The second runs all ``DIR/NNN/spec.json``, and leaves a record beside each.
+The second runs every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
+(``workers/probe/orders.py``).
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
 ``rank-NNNNN.json`` and exits with 0 (all steps done), 10 (the record says what happened) or
@@ -52,7 +53,7 @@ def _run(options: argparse.Namespace) -> "Record":
     if options.series:
         from workers.probe.series import run_series
 
-        return run_series(options.out, options.init_method)
+        return run_series(options.out)
     from workers.probe.rank import run_rank
 
     return run_rank(options.spec, options.out, options.init_method)

@@ -4,9 +4,11 @@ import contextlib
 import resource
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -132,6 +134,12 @@ class CpuDevice:
             limit_bytes=error.limit_bytes,
         )
 
+    def give_back(self) -> int:
+        """After a probe: bytes that are still in use; the peak of the process starts anew."""
+        with contextlib.suppress(OSError):  # on Linux only; "5" is in proc_pid_clear_refs(5)
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        return self.tracker.current_bytes
+
     def hardware(self) -> Mapping[str, object]:
         """What this is, for the record."""
         return {"device": "cpu", "threads": torch.get_num_threads()}
@@ -158,12 +166,14 @@ class CudaDevice:
         self._shortage: OutOfMemory | None = None
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         self._limit_bytes = total if limit_bytes is None else min(limit_bytes, total)
-        if self._limit_bytes < total:
-            share = self._limit_bytes / total
-            torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        # always: a probe before this one in the same process may have had another
+        share = self._limit_bytes / total
+        torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        torch.cuda.reset_accumulated_memory_stats(self.torch_device)
         # the one structured source of what was asked for, and of what was allocated then: while
         # an error rises out of backward, tensors die; not in CPU builds
-        getattr(torch._C, "_cuda_attach_out_of_memory_observer")(self._note_shortage)  # noqa: B009
+        observe: Any = getattr(torch._C, "_cuda_attach_out_of_memory_observer")  # noqa: B009
+        observe(_while_alive(self._note_shortage))
 
     def memory(self) -> contextlib.AbstractContextManager[object]:
         """Tensors are real without further ado."""
@@ -237,6 +247,13 @@ class CudaDevice:
             return None
         return self._shortage or self._shortage_of(0)
 
+    def give_back(self) -> int:
+        """After a probe: bytes that are still in use; what is only cached goes to the driver."""
+        for name in ("_cuda_clearCublasWorkspaces", "_host_emptyCache"):  # not in CPU builds
+            getattr(torch._C, name)()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.memory_allocated(self.torch_device))
+
     def hardware(self) -> Mapping[str, object]:
         """What this is, for the record."""
         properties = torch.cuda.get_device_properties(self.torch_device)
@@ -276,6 +293,17 @@ def open_device(
     device = kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
     assert isinstance(device, CpuDevice | CudaDevice)
     return device
+
+
+def _while_alive(method: Callable[..., None]) -> Callable[..., None]:
+    """``method`` for an observer that cannot be taken off again: it does not keep its object."""
+    known = weakref.WeakMethod(method)
+
+    def call(*values: int) -> None:
+        if (alive := known()) is not None:
+            alive(*values)
+
+    return call
 
 
 def error_code(error: torch.AcceleratorError) -> int | None:

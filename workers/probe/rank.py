@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
-from workers.probe.device import open_device
+from workers.probe.device import Device, open_device
 from workers.probe.group import join, join_fake_group, keep_own_parts
 from workers.probe.record import Record, versions
 from workers.probe.run import Rank
@@ -16,8 +17,6 @@ from workers.probe.tracker import Phase
 def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
     """Run this process's rank of the probe and write its record.
 
-    The process group is joined where it has not been, and is left as it is.
-
     Args:
         spec_path: the probe's ``spec.json``.
         out: the folder for ``rank-NNNNN.json``.
@@ -25,6 +24,21 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
 
     Returns:
         The record.
+    """
+    record, _ = run_probe(spec_path, init_method)
+    record.write(out)
+    return record
+
+
+def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]:
+    """Run this process's rank of the probe; the process group it has joined is left as it is.
+
+    Args:
+        spec_path: the probe's ``spec.json``.
+        init_method: of ``torch.distributed.init_process_group``.
+
+    Returns:
+        The record, and the device; ``None`` if it could not be opened.
     """
     rank = int(os.environ["RANK"])
     record = Record(rank=rank, versions=versions())
@@ -34,27 +48,25 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
         spec = read_spec(spec_path)
         if spec.is_emulated:
             see_one_gpu()
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        limit = spec.memory_limit_bytes
         device = open_device(
             spec.device,
             phase,
-            local_rank=local_rank,
-            limit_bytes=limit,
+            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+            limit_bytes=spec.memory_limit_bytes,
             alone=spec.is_emulated,
         )
         record.hardware = dict(device.hardware())
+        torch.manual_seed(spec.seed)  # dropout's; by itself torch draws other ones in each process
         if spec.is_emulated:
             join_fake_group(spec.world_size)
             keep_own_parts()
-        elif not dist.is_initialized():
+        else:
             join(spec.world_size, rank, device.backend, init_method)
         Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
         dist.barrier()  # no rank leaves while another still talks to it
     except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
         record.fail(error, phase.name, device)
-    record.write(out)
-    return record
+    return record, device
 
 
 def see_one_gpu() -> None:

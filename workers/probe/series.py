@@ -1,30 +1,44 @@
-"""One rank of several small probes, one after the other: starting a rank takes seconds."""
+"""One rank of several probes, one after the other: starting a rank takes seconds."""
 
+import sys
 from pathlib import Path
 
-from workers.probe.rank import run_rank
+from workers.probe.between import Between
+from workers.probe.orders import SPEC, SPENT, header, orders
+from workers.probe.rank import run_probe
 from workers.probe.record import Record
 
+ALLOWED_BYTES = 8 * 2**20
+"""Of all probes together, that may stay in use on the device between two: tables that libraries
+keep. More may be a leak, which the next probe would pay for."""
 
-def run_series(out: Path, init_method: str) -> Record:
-    """Run this process's rank of all specs ``out/NNN/spec.json``, and write its records.
 
-    All are of the same number of ranks, and run in the order of their names; each has its record
-    beside it. The first that fails is the last, since other ranks may hang then. The last record
-    is in ``out`` too.
+def run_series(out: Path) -> Record:
+    """Run this process's rank of every order in ``out``, and write its records.
+
+    All are of the same number of ranks, fidelity and device. Each joins its own process group
+    and has its record beside its spec, written when what the probe took has come back. The first
+    that fails is the last, since other ranks may hang then; nothing is returned after it. The
+    last record is in ``out`` too.
 
     Args:
-        out: the folder, with one spec at least.
-        init_method: of ``torch.distributed.init_process_group``.
+        out: the folder, as in :mod:`workers.probe.orders`.
 
     Returns:
         The last record.
     """
-    specs = sorted(out.glob("*/spec.json"))
-    assert specs, f"no specs in {out}"
-    for path in specs:
-        record = run_rank(path, path.parent, init_method)
+    between, record = Between(), None
+    for place in orders(out):
+        sys.stdout.write(header(place.name))
+        sys.stdout.flush()
+        record, device = run_probe(place / SPEC, f"file://{place}/rendezvous")
+        if record.outcome == "ok":
+            assert device is not None
+            if between.clean_up(device) > ALLOWED_BYTES:
+                (out / SPENT).touch()
+        record.write(place)
         if record.outcome != "ok":
             break
+    assert record is not None, f"no orders in {out}"
     record.write(out)
     return record

@@ -237,8 +237,8 @@ def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monk
 
 def test_the_command_of_a_probe():
     assert probe_argv(Path("/d")) == (
-        *(sys.executable, "-P", "-m", "workers.probe", "--spec", "/d/spec.json", "--out", "/d"),
-        *("--init-method", "file:///d/rendezvous", "--watch-fd", "{watch_fd}"),
+        *(sys.executable, "-P", "-m", "workers.probe", "--spec", "/d/spec.json"),
+        *("--init-method", "file:///d/rendezvous", "--out", "/d", "--watch-fd", "{watch_fd}"),
     )
 
 

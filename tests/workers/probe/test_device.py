@@ -74,7 +74,7 @@ def test_a_limit_beyond_the_device_is_the_devices(allocator: Allocator) -> None:
     shortage = device.out_of_memory(torch.OutOfMemoryError())
     assert shortage is not None
     assert shortage.limit_bytes == 80 * MIB
-    assert allocator.share is None
+    assert allocator.share == 1.0
 
 
 def test_a_smaller_limit_caps_the_allocator(allocator: Allocator) -> None:

@@ -1,0 +1,62 @@
+"""One probe of a study: its ranks, what they found, and what that says of the settings."""
+
+from collections.abc import Callable
+
+from tuner.cluster import Cluster, Device
+from tuner.measurement import Fidelity, Measurement
+from tuner.study import Probe, Study
+from workers.emulation import with_communication
+from workers.knobs import check_knobs
+from workers.records import RankRecord
+from workers.spec import probe_spec
+from workers.warm import Kind, WarmRanks
+
+
+def measure(
+    study: Study,
+    probe: Probe,
+    ranks: WarmRanks,
+    *,
+    stands_in: bool,
+    deadline_s: float,
+    pause: Callable[[float], str],
+) -> Measurement:
+    """Run a probe.
+
+    Args:
+        study: what it is of.
+        probe: what to run.
+        ranks: to run it on.
+        stands_in: whether the device here is of another kind than the cluster's.
+        deadline_s: seconds after which it is ended.
+        pause: waits for so many seconds; why the probe must be given up.
+
+    Raises:
+        ProbeError: there is no place for its files, or a rank cannot be killed.
+    """
+    cluster, request = study.question.cluster, probe.request
+    probed = ranks.measure(
+        kind_of(cluster, request.fidelity),
+        probe_spec(study, probe),
+        deadline_s=deadline_s,
+        pause=pause,
+    )
+    found = probed.measurement
+    first = probed.records[0] if probed.records else None
+    if request.fidelity is Fidelity.EMULATED and isinstance(first, RankRecord):
+        found = with_communication(
+            found, first.emulation, request.settings, cluster, stands_in=stands_in
+        )
+    return check_knobs(study.question, request.settings, found)
+
+
+def kind_of(cluster: Cluster, fidelity: Fidelity) -> Kind:
+    """The ranks of a probe on a cluster; alone, one has the cores that it would have with all."""
+    on_cpu = cluster.gpu.device is Device.CPU
+    return Kind(
+        ranks=1 if fidelity is Fidelity.EMULATED else cluster.world_size,
+        world_size=cluster.world_size,
+        device=str(cluster.gpu.device),
+        fidelity=fidelity,
+        sharing=cluster.world_size if on_cpu else cluster.gpus_per_node,
+    )

@@ -1,0 +1,40 @@
+"""What passes between a supervisor and ranks that run one probe after another: files in a folder.
+
+An order is ``DIR/NNNN/spec.json``, written at once or not at all. Every rank runs the orders by
+name and leaves its record beside each. The supervisor gives the next order when all records of
+the last one are there and well, and no rank has said that it is spent.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SPEC = "spec.json"
+END = "end"
+"""The supervisor's file: no order follows those that are there."""
+SPENT = "spent"
+"""A rank's file: what a probe took has not come back, so no rank waits for another order."""
+POLL_S = 0.02
+"""Between two looks: little beside a probe's seconds, and no load."""
+
+
+def orders(folder: Path) -> Iterator[Path]:
+    """The folders of orders as they come, until the supervisor ends them or a rank is spent."""
+    last = ""
+    while True:
+        # before the look at orders, so that every rank runs all of them
+        ended = (folder / END).exists() or (folder / SPENT).exists()
+        rest = [spec.parent for spec in folder.glob(f"*/{SPEC}") if spec.parent.name > last]
+        if rest:
+            order = min(rest)
+            last = order.name
+            yield order
+        elif ended:
+            return
+        else:
+            time.sleep(POLL_S)
+
+
+def header(order: str) -> str:
+    """The line in a rank's log before what it says in an order."""
+    return f"--- order {order} ---\n"
