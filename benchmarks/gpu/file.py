@@ -32,6 +32,7 @@ class ResultFile:
         self._head = described(name, device)
         self.rows: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
+        self.rates: dict[str, Any] | None = None
         if path.exists():
             self._read()
 
@@ -48,6 +49,11 @@ class ResultFile:
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row, in the place of one of the same case."""
         self.rows = [one for one in self.rows if one["key"] != row["key"]] + [row]
+        self.write()
+
+    def keep_rates(self, rates: Mapping[str, Any]) -> None:
+        """Keep what the card's rates were measured to be."""
+        self.rates = dict(rates)
         self.write()
 
     def add_run(self, run: dict[str, Any]) -> None:
@@ -68,7 +74,9 @@ class ResultFile:
     def write(self) -> None:
         """All of it, a row on each line."""
         judged = as_rows(goals(self.rows, self.runs))
-        head = json.dumps({**self._head, "goals": judged, "runs": self.runs}, indent=1)
+        head = json.dumps(
+            {**self._head, "goals": judged, "runs": self.runs, "rates": self.rates}, indent=1
+        )
         rows = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in self.rows)
         write(self._path, head.removesuffix("\n}") + f',\n "rows": [\n{rows}\n ]\n}}\n')
 
@@ -76,6 +84,7 @@ class ResultFile:
         try:
             known: Mapping[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
             self.rows, self.runs = list(known["rows"]), list(known["runs"])
+            self.rates = known["rates"]
         except (ValueError, KeyError) as error:
             raise UsageError("out", str(self._path), f"is no result of this: {error}") from error
         for name in ("name", "device"):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from common import RESULTS, as_rows, show
 from dry import Dried, dry_run_all
 
 from gpu import warm
-from gpu.calibration import calibration
+from gpu.calibration import Rates, calibration
 from gpu.cases import GpuCase, Part, Way, cases_of
 from gpu.file import ResultFile
 from gpu.goals import GIB, goals
@@ -56,6 +56,8 @@ class Run:
     """Makes dry runs while probes run."""
     probe: Callable[[GpuCase, float], Probed]
     """Runs one case cold."""
+    rates: Rates | None = None
+    """Measured rates of the card."""
 
     @property
     def left_s(self) -> float:
@@ -83,7 +85,7 @@ class Run:
             probed=None if why_not else self._probe(found, way),
             why_not=why_not,
             dried=dry_runs.result(max(0.0, self.left_s)),
-            calibration=calibration(),
+            rates=self.rates,
             wall_s=time.monotonic() - started,
         )
         return row_of(tried, self.file.commit)
@@ -134,6 +136,8 @@ def run_part(run: Run) -> int:
     """Run what is left of a part while there is time; how many of its cases are left then."""
     left = [one for one in cases_of(run.part, run.place) if one.key not in run.file.done]
     started, number = time.monotonic(), 0
+    if run.part is Part.TIME and left:
+        run = replace(run, rates=_rates(run))
     with ExitStack() as stack:
         ways = {Way.COLD: run.probe}
         if any(found.way is Way.WARM for found in left):
@@ -152,6 +156,14 @@ def run_part(run: Run) -> int:
     wall_s = round(time.monotonic() - started, 1)
     run.file.add_run({"part": str(run.part), "rows": number, "wall_s": wall_s})
     return len(left) - number
+
+
+def _rates(run: Run) -> Rates | None:
+    """The card's rates, measured once for its file; that takes of the part's time."""
+    rates = calibration(run.place, run.file.rates)
+    if rates is not None and run.file.rates is None:
+        run.file.keep_rates(rates.as_dict())
+    return rates
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dry import Dried
 
-from gpu.calibration import Calibration
+from gpu.calibration import Rates
 from gpu.cases import GpuCase
 from gpu.probing import Probed
 from tuner.cost.constants import default_costs
@@ -38,8 +38,8 @@ class Tried:
     """Why there was none."""
     dried: Dried | None = None
     """The dry runs of its class; ``None`` where none were asked for."""
-    calibration: Calibration | None = None
-    """Measured rates."""
+    rates: Rates | None = None
+    """Measured rates of the card; ``None`` where there are none."""
     wall_s: float = 0.0
     """Seconds that the whole case took, with its dry runs."""
 
@@ -138,7 +138,7 @@ def _told(tried: Tried, prediction: Prediction) -> dict[str, Any]:
 
 def _computing(tried: Tried) -> dict[str, float | None]:
     """Seconds that a step computes: measured, and predicted by the rates that there are."""
-    rates = tried.calibration
+    rates = tried.rates
     return {
         "measured_s": _measured_s(tried),
         "catalogue_s": _catalogue_s(tried.found),

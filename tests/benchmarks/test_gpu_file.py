@@ -82,3 +82,11 @@ def test_what_a_case_takes_is_judged_by_the_nearest_before_it(opened):
     assert file.expected_s("grid", "a") == 7.0  # the slowest of both
     file.add(row("five", case_s=0.1, outcome="not_run", part="seed"))
     assert file.expected_s("seed", "a") == 20.0
+
+
+def test_rates_are_there_again_when_it_is_opened_again(opened):
+    file = opened()
+    file.add(row("one"))
+    file.keep_rates({"flops_per_s": 1e12})
+    assert opened().rates == {"flops_per_s": 1e12}
+    assert opened().done == {"one"}

@@ -90,3 +90,33 @@ def test_dry_runs_that_do_not_end_in_time_leave_the_case_for_the_next_run(
     assert run_part(replace(run, dry_runs=Never())) == 2
     assert len(seen) == 1
     assert run.file.rows == []
+
+
+def test_rates_are_measured_once_for_the_part_about_time(started, run_part, benchmark, monkeypatch):
+    asked = []
+
+    class Rates:
+        def computing_s(self, case):
+            return 2.0
+
+        def as_dict(self):
+            return {"flops_per_s": 1e12}
+
+    def calibration(place, kept):
+        asked.append(kept)
+        return Rates()
+
+    monkeypatch.setattr(benchmark("gpu.program"), "calibration", calibration)
+    run, _ = started("grid", 100.0)
+    run_part(run)
+    assert asked == []
+    run, _ = started("time", 100.0)
+    assert run_part(run) == 0
+    assert asked == [None]
+    assert run.file.rates == {"flops_per_s": 1e12}
+    assert [row["computing"]["calibrated_s"] for row in run.file.rows if row["part"] == "time"] == [
+        2.0
+    ]
+    run.file.rows.clear()
+    assert run_part(run) == 0
+    assert asked == [None, {"flops_per_s": 1e12}]
