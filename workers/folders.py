@@ -6,7 +6,6 @@ import socket
 import tempfile
 from pathlib import Path
 
-import platformdirs
 import psutil
 
 from tuner.errors import ProbeError
@@ -17,7 +16,9 @@ def default_probes_folder() -> Path:
 
     Each machine has its own: a home may be shared, and process numbers are a machine's.
     """
-    return platformdirs.user_cache_path("tuner") / "probes" / socket.gethostname()
+    from platformdirs import user_cache_path  # not needed when a folder is named
+
+    return user_cache_path("tuner") / "probes" / socket.gethostname()
 
 
 def make_folder(parent: Path, name: str) -> Path:

@@ -153,7 +153,10 @@ tiny  2  tp_size=2,micro_batch_size=2,tp_recompute_allgather=true
 """,
     Part.TIME: "tiny  8  sharding=full_shard,gradient_accumulation_steps=2",
     Part.GRID: "tiny  8  sharding=full_shard,gradient_accumulation_steps=2",
-    Part.WARM: "tiny  8  sharding=full_shard",
+    Part.WARM: """
+tiny  8  sharding=full_shard
+tiny  8  sharding=full_shard,micro_batch_size=2
+""",
 }
 REDUCED_GRID = 2
 """Settings of the reduced grid."""

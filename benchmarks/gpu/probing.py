@@ -2,15 +2,15 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from probe_cases import spec_of
 
-from gpu.cases import GpuCase
-from tuner.cluster import Device
+from gpu.cases import GpuCase, Way
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
 from tuner.errors import UsageError
@@ -18,14 +18,10 @@ from tuner.here import stands_in, why_not_emulated
 from tuner.measurement import Fidelity, Measurement
 from tuner.workload import Optimizer
 from workers.emulation import with_communication
-from workers.files import write_spec
 from workers.knobs import check_knobs
-from workers.launchers.base import Ended, Job, Run
-from workers.launchers.local import LocalLauncher, probe_argv
-from workers.merge import merge
-from workers.records import RankEmulation, RankRecord, read_records
-
-POLL_S = 0.05
+from workers.measure import kind_of
+from workers.records import RankEmulation, RankRecord
+from workers.warm import WarmRanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,53 +47,39 @@ def why_not_here(found: GpuCase) -> str:
         return str(error)
 
 
-def probe(found: GpuCase, deadline_s: float) -> Probed:
-    """Run a case as rank 0 alone, in a process of its own.
+@contextmanager
+def prober(way: Way) -> Iterator[Callable[[GpuCase, float], Probed]]:
+    """Runs cases as rank 0 alone, in a process of its own each, or in one that stays.
 
-    Args:
-        found: the case.
-        deadline_s: seconds after which it is ended, with the outcome timeout.
+    What it yields takes a case, and seconds after which it is ended with the outcome timeout.
     """
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-gpu-") as name,
+        WarmRanks(folder=Path(name).resolve(), keep=way is Way.WARM) as ranks,
+    ):
+        yield lambda found, deadline_s: _probe(found, ranks, deadline_s)
+
+
+def _probe(found: GpuCase, ranks: WarmRanks, deadline_s: float) -> Probed:
     case = found.case
     spec = spec_of(
         case, Fidelity.EMULATED, found.steps, counts=found.counts, limit_bytes=found.limit_bytes
     )
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
-        folder = Path(name).resolve()
-        write_spec(folder, spec)
-        run = LocalLauncher().start(_job(found, folder, deadline_s))
-        ended = _wait(run)
-        records = read_records(folder, 1)
-        measurement = merge(ended, records, run.logs(), deadline_s=deadline_s)
-    alone = records[0].emulation if isinstance(records[0], RankRecord) else None
+    kind = kind_of(case.cluster, Fidelity.EMULATED)
+    probed = ranks.measure(kind, spec, deadline_s=deadline_s, pause=_pause)
+    first = probed.records[0] if probed.records else None
+    alone = first.emulation if isinstance(first, RankRecord) else None
     priced = with_communication(
-        measurement, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
+        probed.measurement, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
     )
     checked = check_knobs(case.question, case.settings, priced)
     return Probed(measurement=checked, **_typical(alone))
 
 
-def _job(found: GpuCase, folder: Path, deadline_s: float) -> Job:
-    cluster = found.case.cluster
-    on_cpu = cluster.gpu.device is Device.CPU
-    return Job(
-        argv=probe_argv(folder),
-        directory=folder,
-        ranks=1,
-        device=str(cluster.gpu.device),
-        deadline_s=deadline_s,
-        sharing=1 if on_cpu else cluster.gpus_per_node,
-    )
-
-
-def _wait(run: Run) -> Ended:
-    try:
-        while (ended := run.poll()) is None:
-            time.sleep(POLL_S)
-    except BaseException:
-        run.cancel()
-        raise
-    return ended
+def _pause(seconds: float) -> str:
+    """Nothing but the deadline ends a probe."""
+    time.sleep(seconds)
+    return ""
 
 
 def _typical(alone: RankEmulation | None) -> dict[str, Mapping[str, float]]:

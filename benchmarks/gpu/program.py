@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,15 +14,13 @@ from typing import Any, Self
 from common import RESULTS, as_rows, show
 from dry import Dried, dry_run_all
 
-from gpu import warm
 from gpu.calibration import Rates, calibration
 from gpu.cases import GpuCase, Part, Way, cases_of
 from gpu.file import ResultFile
 from gpu.goals import GIB, goals
 from gpu.place import Place, this_place
-from gpu.probing import Probed, probe, why_not_here
+from gpu.probing import Probed, prober, why_not_here
 from gpu.rows import Tried, row_of
-from gpu.warm import NotAvailableError
 from tuner.cluster import Device
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError
@@ -54,8 +52,8 @@ class Run:
     """When it must be over, by the monotonic clock."""
     dry_runs: "DryRunsBeside"
     """Makes dry runs while probes run."""
-    probe: Callable[[GpuCase, float], Probed]
-    """Runs one case cold."""
+    prober: Callable[[Way], AbstractContextManager[Callable[[GpuCase, float], Probed]]] = prober
+    """Starts what runs cases."""
     rates: Rates | None = None
     """Measured rates of the card."""
 
@@ -139,12 +137,8 @@ def run_part(run: Run) -> int:
     if run.part is Part.TIME and left:
         run = replace(run, rates=_rates(run))
     with ExitStack() as stack:
-        ways = {Way.COLD: run.probe}
-        if any(found.way is Way.WARM for found in left):
-            runner = warm.runner()
-            if runner is None:
-                raise NotAvailableError("not available: no ranks are kept warm")
-            ways[Way.WARM] = stack.enter_context(runner).probe
+        wanted = dict.fromkeys(found.way for found in left)
+        ways = {way: stack.enter_context(run.prober(way)) for way in wanted}
         while number < len(left) and run.may_start(left[number]):
             try:
                 row = run.row(left[number], ways[left[number].way])
@@ -172,21 +166,14 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['key']}: {row['outcome']}{found}, {row['case_s']:.0f} s"
 
 
-def run_parts(parts: Sequence[Part], place: Place, file: ResultFile, minutes: float) -> int:
-    """Run parts one after the other, each in its own time; the exit code."""
-    code = 0
+def run_parts(parts: Sequence[Part], place: Place, file: ResultFile, minutes: float) -> None:
+    """Run parts one after the other, each in its own time."""
     with DryRunsBeside() as dry_runs:
         for part in parts:
-            run = Run(part=part, place=place, file=file, dry_runs=dry_runs, probe=probe,
+            run = Run(part=part, place=place, file=file, dry_runs=dry_runs,
                       until=time.monotonic() + 60 * minutes)  # fmt: skip
-            try:
-                left = run_part(run)
-            except NotAvailableError as error:
-                print(f"{part}: {error}", file=sys.stderr)
-                code = 1
-                continue
+            left = run_part(run)
             print(f"{part}: {'done' if not left else f'{left} cases left, run it again'}")
-    return code
 
 
 def main() -> int:
@@ -210,7 +197,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     parts = list(Part) if options.part == "all" else [Part(options.part)]
-    code = run_parts(parts, place, file, options.minutes)
+    run_parts(parts, place, file, options.minutes)
     show("goals", as_rows(goals(file.rows, file.runs)))
     print(f"written: {out}")
-    return code
+    return 0

@@ -1,6 +1,7 @@
 """Parts end in their time, and go on where they stopped."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,8 +26,18 @@ def started(benchmark, tmp_path, monkeypatch):
             probed = benchmark("gpu.probing").Probed
             return probed(measurement=Measurement(outcome=outcome))
 
-        run = program.Run(part=benchmark("gpu.cases").Part(part), place=here, file=file,
-                          until=time.monotonic() + left_s, dry_runs=None, probe=probe)  # fmt: skip
+        @contextmanager
+        def prober(way):
+            yield probe
+
+        run = program.Run(
+            part=benchmark("gpu.cases").Part(part),
+            place=here,
+            file=file,
+            until=time.monotonic() + left_s,
+            dry_runs=None,
+            prober=prober,
+        )
         return run, seen
 
     return make
@@ -70,11 +81,10 @@ def test_a_probe_that_hangs_is_kept_as_such(started, run_part):
     assert {row["outcome"] for row in run.file.rows} == {"timeout"}
 
 
-def test_without_warm_ranks_that_part_is_not_available(started, run_part, benchmark):
+def test_one_process_is_kept_warm_for_all_cases_of_that_way(started, run_part):
     run, seen = started("warm", 100.0)
-    with pytest.raises(benchmark("gpu.warm").NotAvailableError):
-        run_part(run)
-    assert seen == []
+    assert run_part(run) == 0
+    assert [key.split()[1] for key in seen] == ["cold", "cold", "warm", "warm"]
 
 
 def test_dry_runs_that_do_not_end_in_time_leave_the_case_for_the_next_run(
