@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import page
+import markdown
 from gpu.goals import (
     GIB,
     WAYS,
@@ -20,7 +20,7 @@ from gpu.goals import (
     step_s,
     warm_over_cold,
 )
-from page import number, percent, table
+from markdown import number, percent, table
 from plot import BLUE, GREEN, ORANGE, PURPLE, Panel, Series, svg
 
 Result = Mapping[str, Any]
@@ -67,7 +67,7 @@ def _card(result: Result) -> list[str]:
         "All settings of one question": _grid(of_part(rows, "grid")),
         "Warm against cold probes": _warm(of_part(rows, "warm")),
     }
-    lines = [f"### {result['device']} (`{result['name']}`)", "", *page.goals(result)]
+    lines = [f"### {result['device']} (`{result['name']}`)", "", *markdown.goals(result)]
     if picture(result):
         lines += ["", f"![Predicted against emulated]({picture_name(result)})"]
     for title, found in sections.items():

@@ -7,7 +7,7 @@ what the result files hold; nothing is run.
 import json
 from collections.abc import Sequence
 
-import page
+import markdown
 from common import RESULTS, ROOT
 from evidence import Result, cards, is_card, overview, picture, picture_name
 
@@ -22,8 +22,8 @@ def results() -> list[Result]:
 
 def rendered(text: str, found: Sequence[Result]) -> str:
     """The page with its tables made anew."""
-    text = page.between(text, "overview", overview(found))
-    return page.between(text, "cards", cards([one for one in found if is_card(one)]))
+    text = markdown.between(text, "overview", overview(found))
+    return markdown.between(text, "cards", cards([one for one in found if is_card(one)]))
 
 
 def pictures(found: Sequence[Result]) -> dict[str, str]:
