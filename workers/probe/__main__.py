@@ -1,4 +1,4 @@
-"""One rank of a probe.
+"""One rank of a probe, or of a calibration.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
 
@@ -27,14 +27,18 @@ def main() -> int:
     parser.add_argument("--init-method", default="env://")
     parser.add_argument("--watch-fd", type=int)
     parser.add_argument("--silence-s", type=float, default=20.0)
+    parser.add_argument("--calibrate", action="store_true", help="time the cases of the spec")
     options = parser.parse_args()
     # past the deadline the supervisor sends SIGTERM: leave in the log where this rank hangs
     faulthandler.register(signal.SIGTERM, chain=True)
     if options.watch_fd is not None:
         watch_supervisor(options.watch_fd, options.silence_s)
-    from workers.probe.rank import run_rank  # torch takes seconds: watch the supervisor first
+    if options.calibrate:  # torch takes seconds: watch the supervisor first
+        from workers.probe.calibrate.rank import calibrate_rank as run
+    else:
+        from workers.probe.rank import run_rank as run
 
-    outcome = run_rank(options.spec, options.out, options.init_method)
+    outcome = run(options.spec, options.out, options.init_method)
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: a communicator whose peers are gone can hang in it.
