@@ -50,12 +50,17 @@ def _options() -> argparse.Namespace:
         help="run probes of this one; by default of the study's",
     )
     parser.add_argument(
-        "--watch-fd", type=_open_fd, help="stop when this pipe's other end is closed"
+        "--watch-fd", type=open_fd, help="stop when this pipe's other end is closed"
     )
     return parser.parse_args()
 
 
-def _open_fd(text: str) -> int:
+def open_fd(text: str) -> int:
+    """The number of an open file, for an option of a command.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not open.
+    """
     fd = int(text)
     try:
         os.fstat(fd)

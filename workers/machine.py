@@ -8,7 +8,7 @@ from pathlib import Path
 from tuner.cluster import Cluster, Device, local_cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import Framework, installed_versions
-from tuner.here import stands_in, why_not_emulated
+from tuner.here import is_here, stands_in, why_not_emulated
 from tuner.measurement import Fidelity
 from tuner.study import Question
 
@@ -29,6 +29,18 @@ def check_machine(question: Question, fidelity: Fidelity = Fidelity.MEASURED) ->
     if question.cluster.gpu.device is Device.CUDA:
         _check_gpus(question.cluster)
     return False
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Refuse a cluster that this machine is not.
+
+    Raises:
+        ProbeError: so it is.
+    """
+    if cluster.gpu.device is Device.CUDA:
+        _check_gpus(cluster)
+    elif not is_here(cluster):
+        raise ProbeError(f"{cluster.name} is asked about; this machine has less memory")
 
 
 def _check_one(cluster: Cluster) -> bool:

@@ -148,10 +148,19 @@ def check_measurable(question: Question) -> None:
             library is missing, or this machine is not the cluster.
     """
     _check_software(question)
-    if question.cluster.gpu.device is Device.CPU:
-        _check_memory(question.cluster)
+    check_here(question.cluster)
+
+
+def check_here(cluster: Cluster) -> None:
+    """Refuse a cluster that this machine is not.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if cluster.gpu.device is Device.CPU:
+        _check_memory(cluster)
     else:
-        _check_gpus(question.cluster)
+        _check_gpus(cluster)
 
 
 def _check_software(question: Question) -> None:

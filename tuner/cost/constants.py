@@ -17,6 +17,8 @@ class Costs:
     """What the device holds beside tensors."""
     time: Mapping[str, float]
     """Efficiencies, latencies and what is hidden."""
+    calibrated: bool = False
+    """Whether rates are those of the devices themselves, measured: see ``calibration.py``."""
 
 
 @cache

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration, calibrated, sentence
 from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import DeviceTerms, device_terms
@@ -113,6 +114,7 @@ def predict(
     limit_bytes: int | None = None,
     profile: Profile | None = None,
     script: Script = PLAIN,
+    calibration: Calibration | None = None,
     costs: Costs | None = None,
 ) -> Prediction:
     """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
@@ -126,6 +128,8 @@ def predict(
         limit_bytes: what may be used, in the place of memory and headroom.
         profile: dry runs of the settings' class; allocated memory is then theirs.
         script: what the user's loop keeps beside the step.
+        calibration: rates measured on such devices. nanotron's constants are of runs of its own, and
+            stay as they are.
         costs: constants, if not the catalogue's.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
@@ -139,7 +143,12 @@ def predict(
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
-    seconds, unknown = step_time(workload, settings, cluster, name, costs, fits=not never)
+    measured: tuple[str, ...] = ()
+    where, priced = cluster, costs
+    if calibration is not None and not piped:
+        where, priced = calibrated(calibration, workload.precision, cluster, costs)
+        measured = (sentence(calibration, cluster),)
+    seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     needed = _needed(tensors, terms)
     why = never or _too_large(needed, limit)
@@ -158,7 +167,7 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(*_border(needed, limit), *stalls),
+        notes=(*_border(needed, limit), *stalls, *measured),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )

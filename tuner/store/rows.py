@@ -3,17 +3,21 @@
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
+from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration, hardware_key
 from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import parse_settings
 from tuner.store.records import Event, EventKind, StudySummary
 from tuner.store.tables import (
+    CalibrationRow,
     DryRunRow,
     EventRow,
     MeasurementRow,
@@ -40,7 +44,8 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in one query more, and another one for dry runs that it names.
+    """The whole study, in one query more, another one for dry runs that it names, and one for
+    the calibration of its cluster.
 
     The row is read first: should a probe change between the two, the revision is the older one,
     and a plan made from it is not entered.
@@ -57,7 +62,10 @@ def read_study(session: Session, row: StudyRow) -> Study:
     try:
         probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
-        return _study(row, probes, read_dry_runs(session, named))
+        study = _study(row, probes, read_dry_runs(session, named))
+        question = study.question
+        known = read_calibration(session, question.cluster, question.framework.versions)
+        return study if known is None else replace(study, calibration=known)
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error
@@ -75,6 +83,36 @@ def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]
         with suppress(ValueError, KeyError, TypeError):  # another version's: it is made anew
             found[row.key] = DryRun.from_dict(row.record)
     return found
+
+
+def read_calibration(
+    session: Session, cluster: Cluster, versions: Mapping[str, str]
+) -> Calibration | None:
+    """The newest of such devices with this release of torch; of clusters of this size first.
+
+    None of another format: the devices are as if they had not been measured.
+    """
+    like = [CalibrationRow.hardware == hardware_key(cluster)]
+    if torch := versions.get("torch"):
+        like.append(CalibrationRow.torch == torch)
+    same_size = case(
+        (
+            (CalibrationRow.gpus_per_node == cluster.gpus_per_node)
+            & (CalibrationRow.nodes == cluster.nodes),
+            0,
+        ),
+        (CalibrationRow.gpus_per_node == cluster.gpus_per_node, 1),
+        else_=2,
+    )
+    newest = select(CalibrationRow).where(*like).order_by(same_size, CalibrationRow.id.desc())
+    for row in session.scalars(newest.limit(MOST_LOOKED_AT)):
+        with suppress(ValueError, KeyError, TypeError):  # another version's
+            return Calibration.from_dict(row.record)
+    return None
+
+
+MOST_LOOKED_AT = 5
+"""Calibrations that are read until one is of this version's format."""
 
 
 def _study(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:

@@ -5,7 +5,7 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 :class:`tuner.errors.UsageError` with the field ``db`` when it cannot be written.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
@@ -14,6 +14,8 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration
 from tuner.errors import UnknownNameError, UsageError
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
@@ -34,11 +36,12 @@ from tuner.store.rows import (
     event_of,
     measurement_row,
     probe_of,
+    read_calibration,
     read_dry_runs,
     read_study,
     read_summaries,
 )
-from tuner.store.tables import DryRunRow, EventRow, ProbeRow, StudyRow
+from tuner.store.tables import CalibrationRow, DryRunRow, EventRow, ProbeRow, StudyRow
 from tuner.study import (
     STUDY_TRANSITIONS,
     Probe,
@@ -325,6 +328,33 @@ class Store:
                     session.add(row)
             elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
                 row.record, row.created_at = dry_run.as_dict(), clock(session)
+
+    # Calibrations
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        """The newest rates that were measured on devices like the cluster's.
+
+        Those of a cluster of the same size go before newer ones of another.
+
+        Args:
+            cluster: whose rates are wanted.
+            versions: of packages; rates are of a release of torch, where it is stated.
+        """
+        with self._read() as session:
+            return read_calibration(session, cluster, versions)
+
+    def keep_calibration(self, calibration: Calibration) -> None:
+        """Keeps rates for all studies on such devices."""
+        with self._write() as session:
+            row = CalibrationRow(
+                hardware=calibration.hardware,
+                torch=calibration.torch,
+                nodes=calibration.nodes,
+                gpus_per_node=calibration.gpus_per_node,
+                record=calibration.as_dict(),
+                created_at=clock(session),
+            )
+            session.add(row)
 
     # Transactions
 
