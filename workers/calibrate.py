@@ -200,7 +200,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers.calibrate", description=__doc__)
     parser.add_argument("--db", help="address of the database; the user's own by default")
     parser.add_argument("--cluster", required=True, help="the cluster, as JSON")
-    parser.add_argument("--quick", action="store_true", help="small cases only, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small cases only, to see that it runs"
+    )
     parser.add_argument(
         "--watch-fd", type=open_fd, help="stop when this pipe's other end is closed"
     )

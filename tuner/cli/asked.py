@@ -15,6 +15,7 @@ from tuner import machine
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
 from tuner.cluster import Cluster, Device, local_cluster, parse_cluster
+from tuner.cost.calibration import Calibration
 from tuner.cost.coverage import uncovered
 from tuner.errors import TunerError, UsageError
 from tuner.framework import (
@@ -117,7 +118,7 @@ def read_fidelity(asked: Asked, question: Question) -> tuple[Fidelity, str]:
     return Fidelity(asked.fidelity), ""
 
 
-def check_speed_known(inquiry: Inquiry) -> None:
+def check_speed_known(inquiry: Inquiry, calibration: Calibration | None) -> None:
     """Refuse to look for the fastest settings where no speed can be predicted.
 
     Raises:
@@ -126,7 +127,7 @@ def check_speed_known(inquiry: Inquiry) -> None:
     question = inquiry.question
     if reason := uncovered(question.workload, question.framework, question.cluster):
         raise TunerError(f"nothing is predicted: {reason}")
-    whys = (why_no_speed(question, settings) for settings in inquiry.space.legal)
+    whys = (why_no_speed(question, settings, calibration) for settings in inquiry.space.legal)
     why = next(whys)
     if why and all(whys):
         raise TunerError(

@@ -22,10 +22,12 @@ def run(asked: SuggestAsked) -> int:
         TunerError: it could not be answered.
     """
     inquiry = read_inquiry(asked, **read_budget(asked))
-    if inquiry.terms.fidelity is Fidelity.PREDICTED:
-        check_speed_known(inquiry)
     targets = read_targets(asked.write or (), inquiry.question, inquiry.space)
     with open_store(asked.db) as store:
+        if inquiry.terms.fidelity is Fidelity.PREDICTED:
+            question = inquiry.question
+            known = store.calibration(question.cluster, question.framework.versions)
+            check_speed_known(inquiry, known)
         study = _answered(store, inquiry)
     return finish(study, targets, as_json=asked.json)
 

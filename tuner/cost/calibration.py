@@ -1,8 +1,8 @@
 """Rates that were measured on the devices of a cluster, in the place of the catalogue's.
 
-They are of a kind of device, in one release of torch. Links are of groups as large as a node, or of
-as many nodes. What was measured is :mod:`tuner.cost.readings`, and :mod:`tuner.cost.calibration_fit`
-makes rates of it.
+They are of a kind of device, in one release of torch. Links are of groups as large as a node, or
+of as many nodes. What is measured is in :mod:`tuner.cost.readings`; rates are made of it in
+:mod:`tuner.cost.calibration_fit`.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class ComputeRates:
     small_dim: float
     """Channels at which half of that is reached."""
     traffic_factor: float
-    """Traffic of a layer's forward and backward over its kept activations, at the rate of copies."""
+    """Traffic of a layer over its kept activations, forward and backward, at copies' rate."""
     logit_traffic: float
     """Bytes of traffic per logit, at that rate."""
     layer_host_s: float
@@ -175,8 +175,11 @@ def calibrated(
     computes = "fp32" if precision is Precision.FP32 else "bf16"
     updates = "bf16" if precision is Precision.BF16 else "fp32"
     if rates := calibration.compute.get(computes):
-        field_name = "fp32_flops_per_s" if computes == "fp32" else "dense_bf16_flops_per_s"
-        gpu = replace(gpu, **{field_name: rates.flops_per_s.value})
+        peak = rates.flops_per_s.value
+        if computes == "fp32":
+            gpu = replace(gpu, fp32_flops_per_s=peak)
+        else:
+            gpu = replace(gpu, dense_bf16_flops_per_s=peak)
         time |= {
             "matmul_efficiency": 1.0,
             "small_dim": rates.small_dim,
@@ -190,8 +193,13 @@ def calibrated(
         time["overlap_cost"] = calibration.overlap_cost
     links = _links(calibration, cluster)
     time |= {f"{name}_efficiency": 1.0 for name in links}
-    cluster = replace(cluster, gpu=gpu, **{f"{name}_node": link for name, link in links.items()})
-    return cluster, replace(costs, time=time, calibrated=True)
+    where = replace(
+        cluster,
+        gpu=gpu,
+        intra_node=links.get("intra", cluster.intra_node),
+        inter_node=links.get("inter", cluster.inter_node),
+    )
+    return where, replace(costs, time=time, calibrated=True)
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
@@ -207,7 +215,7 @@ def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
     }
 
 
-def sentence(calibration: Calibration, cluster: Cluster) -> str:
+def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:
     """Which rates of a cluster are measured, when and with what, for people."""
     links = " and ".join(f"{name}-node" for name in _links(calibration, cluster))
     of_links = f" and of {links} links" if links else ""

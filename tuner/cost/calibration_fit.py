@@ -1,8 +1,9 @@
 """Rates from what was timed: the cost model's own formulas, solved for their constants.
 
 Each constant is fitted to the cases that show it: matrix rates to products of several widths,
-bandwidth to copies that no cache holds, a layer's traffic to what layers take beyond their matrices,
-latency and bandwidth of links to collectives of several sizes. Sums are of squared relative errors.
+bandwidth to copies that no cache holds, a layer's traffic to what layers take beyond their
+matrices, latency and bandwidth of links to collectives of several sizes. What is smallest is the
+sum of squared relative errors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,9 +112,7 @@ def _compute(
         rows = [_beyond_matrices(t, name, stage, here, small_dim, beside) for t in busy]
         found[name] = _slope(rows) if rows else usual[name]
     costs = _costs(small_dim, **found)
-    errors = [
-        abs(_stage_s(t, LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy
-    ]
+    errors = [abs(_stage_s(t, LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
     return ComputeRates(
         flops_per_s=flops_per_s,
         small_dim=small_dim,

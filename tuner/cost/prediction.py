@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from tuner.cluster import Cluster
-from tuner.cost.calibration import Calibration, calibrated, sentence
+from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import DeviceTerms, device_terms
@@ -128,8 +128,8 @@ def predict(
         limit_bytes: what may be used, in the place of memory and headroom.
         profile: dry runs of the settings' class; allocated memory is then theirs.
         script: what the user's loop keeps beside the step.
-        calibration: rates measured on such devices. nanotron's constants are of runs of its own, and
-            stay as they are.
+        calibration: rates measured on such devices; nanotron's constants, which are of runs of its
+            own, stay as they are.
         costs: constants, if not the catalogue's.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
@@ -147,7 +147,7 @@ def predict(
     where, priced = cluster, costs
     if calibration is not None and not piped:
         where, priced = calibrated(calibration, workload.precision, cluster, costs)
-        measured = (sentence(calibration, cluster),)
+        measured = (calibrated_text(calibration, cluster),)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     needed = _needed(tensors, terms)

@@ -126,7 +126,9 @@ def missing_rate(
     The catalogue's constants are of GPUs; of CPU ranks only a calibration knows the speed.
     """
     if cluster.gpu.device is Device.CPU and not calibrated:
-        return f"the speed of CPU ranks is not known before tuner calibrate --cluster {cluster.name}"
+        return (
+            f"the speed of CPU ranks is not known before tuner calibrate --cluster {cluster.name}"
+        )
     unknown = f"of {cluster.gpu.name} is not known"
     if peak_flops_per_s(workload, cluster) is None:
         return f"the matrix rate {unknown}"

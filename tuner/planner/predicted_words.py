@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from tuner.cost.calibration import calibrated_text
 from tuner.cost.explain import explain_memory
-from tuner.framework import same_release
+from tuner.framework import FrameworkName, same_release
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
 from tuner.planner.other_fidelity import probed_too
@@ -192,6 +193,7 @@ def _grounds(known: Forecast) -> Iterator[str]:
     """Which numbers are from dry runs, which are arithmetic, and made with what."""
     if not known.estimates:
         return
+    yield from _rates(known)
     if not known.profiles:
         why = known.why_no_dry_runs()
         yield f"No dry run was made{f' ({why})' if why else ''}: all numbers are arithmetic."
@@ -204,6 +206,14 @@ def _grounds(known: Forecast) -> Iterator[str]:
         " of tensors, and every time are arithmetic."
     )
     yield from _other_versions(known)
+
+
+def _rates(known: Forecast) -> Iterator[str]:
+    """Where the rates of devices and links are measured ones."""
+    question, calibration = known.study.question, known.study.calibration
+    if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
+        told = calibrated_text(calibration, question.cluster)
+        yield f"{told[0].upper()}{told[1:]}."
 
 
 def _other_versions(known: Forecast) -> Iterator[str]:

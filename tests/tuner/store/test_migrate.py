@@ -19,7 +19,7 @@ from tuner.store.engine import make_engine, parse_url
 from tuner.store.tables import VERSION_TABLE, Base
 from tuner.study import Question, Terms
 
-TABLES = {"studies", "probes", "attempts", "measurements", "events", "dry_runs"}
+TABLES = {"studies", "probes", "attempts", "measurements", "events", "dry_runs", "calibrations"}
 
 ON_ONE_SERVER = pytest.mark.xdist_group("postgresql")
 

@@ -1,4 +1,4 @@
-"""The kinds of work that are timed: matrices, copies, layers, updates, collectives, and both at once."""
+"""The kinds of work that are timed, from matrix products to collectives beside them."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -86,7 +86,7 @@ def _layers(case: Case, place: Place) -> Work:
 
 
 def _model(case: Case, place: Place) -> nn.Module:
-    model = build_on_meta(case["model"], DTYPES[case["dtype"]])
+    model: nn.Module = build_on_meta(case["model"], DTYPES[case["dtype"]])
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             values = torch.empty_like(parameter, device=place.device)
