@@ -5,13 +5,16 @@ from dataclasses import replace
 from statistics import median
 
 from tuner.cluster import Cluster
+from tuner.cost.calibration import calibrated
 from tuner.cost.categories import Phase
 from tuner.cost.collectives import Axis, Op, Overlap, StepCollective
 from tuner.cost.communication import Computing, exposed_s
+from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import device_terms
 from tuner.cost.step_time import missing_link
 from tuner.measurement import Collective, Emulation, Exposed, Measurement, Memory, Outcome
 from tuner.settings import Settings
+from tuner.study import Study
 from workers.records import RankEmulation
 
 
@@ -22,6 +25,7 @@ def with_communication(
     cluster: Cluster,
     *,
     stands_in: bool,
+    costs: Costs | None = None,
 ) -> Measurement:
     """The measurement of an emulated probe, with step times and memory as on the cluster.
 
@@ -34,6 +38,7 @@ def with_communication(
         settings: what was tried.
         cluster: what is emulated.
         stands_in: whether the device is not of the cluster's kind.
+        costs: constants of communication, if not the catalogue's.
     """
     if measurement.outcome is not Outcome.OK or found is None or measurement.memory is None:
         return measurement
@@ -42,7 +47,7 @@ def with_communication(
         for count, steps in found.phase_times_s.items()
     }
     unpriced = missing_link(settings, cluster)
-    exposed = {} if unpriced else _exposed(found, settings, cluster)
+    exposed = {} if unpriced else _exposed(found, settings, cluster, costs)
     return replace(
         measurement,
         memory=_with_communicators(measurement.memory, settings, cluster),
@@ -60,7 +65,9 @@ def with_communication(
     )
 
 
-def _exposed(found: RankEmulation, settings: Settings, cluster: Cluster) -> dict[int, Exposed]:
+def _exposed(
+    found: RankEmulation, settings: Settings, cluster: Cluster, costs: Costs | None
+) -> dict[int, Exposed]:
     """By count, with what the typical timed step computes."""
     exposed = {}
     for count, steps in found.phase_times_s.items():
@@ -74,6 +81,7 @@ def _exposed(found: RankEmulation, settings: Settings, cluster: Cluster) -> dict
             settings,
             cluster,
             passes=count,
+            costs=costs,
         )
         assert quantity.value is not None
         assert quantity.low is not None
@@ -123,3 +131,14 @@ def card_bytes(settings: Settings, cluster: Cluster) -> int:
     terms = device_terms(settings, cluster, 0.0)
     beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
     return max(1, int(cluster.gpu.memory_bytes - beside))
+
+
+def priced(study: Study) -> tuple[Cluster, Costs]:
+    """What communication is priced with: a study's cluster and constants, measured where they are.
+
+    Only what links take is read of them: computing is timed.
+    """
+    question, costs = study.question, default_costs()
+    if study.calibration is None:
+        return question.cluster, costs
+    return calibrated(study.calibration, question.workload.precision, question.cluster, costs)

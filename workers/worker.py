@@ -26,7 +26,7 @@ from tuner.planner import Stop, Wait, next_probe
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
 from tuner.study import ProbeState, Study, StudyState
 from workers.dry_runs import DryRuns
-from workers.emulation import with_communication
+from workers.emulation import priced, with_communication
 from workers.files import write_result, write_spec
 from workers.folders import (
     default_probes_folder,
@@ -297,12 +297,14 @@ class Worker:
         records = read_records(folder, job.ranks)
         measurement = merge(ended, records, run.logs(), deadline_s=deadline_s)
         if emulated and isinstance(records[0], RankRecord):
+            where, costs = priced(study)
             measurement = with_communication(
                 measurement,
                 records[0].emulation,
                 request.settings,
-                cluster,
+                where,
                 stands_in=bool(self._stands_in),
+                costs=costs,
             )
         return check_knobs(request.settings, cluster.world_size, measurement)
 

@@ -199,7 +199,9 @@ def calibrated(
         intra_node=links.get("intra", cluster.intra_node),
         inter_node=links.get("inter", cluster.inter_node),
     )
-    return where, replace(costs, time=time, calibrated=True)
+    used = {"intra": cluster.gpus_per_node, "inter": cluster.nodes}
+    whole = all(name in links for name, ranks in used.items() if ranks > 1)
+    return where, replace(costs, time=time, calibrated=True, calibrated_links=whole)
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:

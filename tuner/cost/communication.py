@@ -134,7 +134,7 @@ def exposed_s(
     """Seconds by which communication makes a step longer than its computing.
 
     The interval is that of links as much faster and slower as predicted steps that nothing was
-    fitted on.
+    fitted on, or as those with measured rates where the links' are.
 
     Args:
         computing: of the step, as timed.
@@ -148,6 +148,7 @@ def exposed_s(
     links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
     synced = passes if settings.sync_each_batch else 1
     alone = computing.forward + computing.backward
+    low, high = costs.step_interval
 
     def longer(factor: float) -> float:
         slow = links.scaled(factor)
@@ -156,7 +157,7 @@ def exposed_s(
 
     return Quantity(
         value=longer(1.0),
-        low=longer(costs.time["low_unfitted"]),
-        high=longer(costs.time["high_unfitted"]),
+        low=longer(low),
+        high=longer(high),
         provenance=Provenance.PREDICTED,
     )
