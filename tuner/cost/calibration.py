@@ -219,10 +219,12 @@ def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
 
 def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:
     """Which rates of a cluster are measured, when and with what, for people."""
-    links = " and ".join(f"{name}-node" for name in _links(calibration, cluster))
-    of_links = f" and of {links} links" if links else ""
+    what = ["computing", "copying", *(_LINKS[name] for name in _links(calibration, cluster))]
     where = "" if calibration.cluster == cluster.name else f" on {calibration.cluster}"
     return (
-        f"rates of computing and copying{of_links} are calibrated: measured{where} on"
-        f" {calibration.at[:10]} with torch {calibration.versions.get('torch', 'unknown')}"
+        f"{', '.join(what[:-1])} and {what[-1]} are priced at calibrated rates, measured{where} on"
+        f" {calibration.at[:10]} with torch {calibration.torch or 'unknown'}"
     )
+
+
+_LINKS = {"intra": "links within a node", "inter": "links between nodes"}

@@ -29,7 +29,9 @@ def seconds_of(case: dict[str, Any], cluster: Cluster) -> float:
         return model_s(case, cluster)
     if kind == "update":
         precision = PRECISIONS[case["dtype"]]
-        return UPDATE * update_bytes(Optimizer.ADAMW, precision, case["elements"]) / COPY_BYTES_PER_S
+        return (
+            UPDATE * update_bytes(Optimizer.ADAMW, precision, case["elements"]) / COPY_BYTES_PER_S
+        )
     if kind == "collective":
         return ring(case, cluster)
     parts = case["products"] * product_s(case), 0.004
