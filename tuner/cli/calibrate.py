@@ -27,6 +27,8 @@ from tuner.store import Store, open_store
 POLL_S = 0.1
 """Between two looks at the worker."""
 TERA, GIGA = 1e12, 1e9
+DISTURBED = 1.25
+"""From which on it is told."""
 
 
 def run(cluster: str, *, as_json: bool, db: str | None) -> int:
@@ -99,6 +101,10 @@ def show_calibration(console: Console, found: Calibration, cluster: Cluster) -> 
     ]
     console.print(table_of(columns, console.width))
     console.print()
+    if found.disturbance > DISTURBED:
+        told = f"A typical call took {found.disturbance:.2f} times as long as its shortest"
+        advice = "other work disturbed it. Calibrate again when the machine is idle"
+        console.print(f"{told}: {advice}.", soft_wrap=True)
     console.print("Predictions for such devices use these rates from now on.", soft_wrap=True)
 
 

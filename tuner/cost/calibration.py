@@ -87,6 +87,8 @@ class Calibration:
     """By number format: bf16, fp32."""
     links: Mapping[str, LinkRates] = field(default_factory=dict)
     """``intra`` and ``inter`` node, where there are several ranks."""
+    disturbance: float
+    """A typical call's seconds over those of its shortest: 1 where nothing else ran meanwhile."""
     overlap_cost: float | None = None
     """Part of the shorter of computing and communicating by which both at once take longer than
     the longer one; ``None`` when there is one rank."""
@@ -137,7 +139,16 @@ class Calibration:
         )
 
 
-_PLAIN = ("hardware", "cluster", "nodes", "gpus_per_node", "at", "wall_s", "overlap_cost")
+_PLAIN = (
+    "hardware",
+    "cluster",
+    "nodes",
+    "gpus_per_node",
+    "at",
+    "wall_s",
+    "disturbance",
+    "overlap_cost",
+)
 
 
 def _quantity(values: Mapping[str, Any]) -> Quantity:
@@ -193,6 +204,7 @@ def calibrated(
         time["overlap_cost"] = calibration.overlap_cost
     links = _links(calibration, cluster)
     time |= {f"{name}_efficiency": 1.0 for name in links}
+    time["low_calibrated"] /= calibration.disturbance  # alone, devices are as much faster
     where = replace(
         cluster,
         gpu=gpu,

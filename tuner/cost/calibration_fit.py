@@ -68,6 +68,7 @@ def fitted(
             for axis in ("intra", "inter")
             if len(rows := of_kind(sent, "collective", axis=axis)) > 1
         },
+        disturbance=median(r.median_s / r.low_s for r in readings),
         overlap_cost=_overlap_cost(of_kind(readings, "both")),
         readings=tuple(reading.as_dict() for reading in readings),
     )
@@ -170,12 +171,18 @@ def _matrix_rate(products: Sequence[Reading]) -> tuple[Quantity, float]:
         operations = 2 * r.case["rows"] * r.case["width"] ** 2
         rows.append((1.0, 1 / r.case["width"], r.seconds / operations))
     constant, by_width = _plane(rows)
-    if constant <= 0:  # ever faster: the widest product is all that is known
-        constant, by_width = min(seconds for _, _, seconds in rows), 0.0
+    least = min(seconds for _, _, seconds in rows) / BEYOND
+    if constant < least:  # a slow narrow product says little of wide ones
+        constant = least
+        by_width = _slope([(inverse, s - least, s) for _, inverse, s in rows])
     low = min(r.low_s / r.seconds for r in products)
     high = max(r.high_s / r.seconds for r in products)
     rate = 1 / constant
     return _measured(rate, rate / high, rate / low), by_width / constant
+
+
+BEYOND = 1.1
+"""Rate of the widest products over the fastest that was timed, at most."""
 
 
 def _with_rates(cluster: Cluster, flops_per_s: Quantity, copied: Quantity) -> Cluster:

@@ -47,7 +47,9 @@ def product_s(case: dict[str, Any]) -> float:
 
 def model_s(case: dict[str, Any], cluster: Cluster) -> float:
     """Layers and ends, as the cost model has them; the tiniest layers wait for the host."""
-    workload, settings = Reading(case=case, seconds=1.0, low_s=1.0, high_s=1.0).workload()
+    workload, settings = Reading(
+        case=case, seconds=1.0, median_s=1.0, low_s=1.0, high_s=1.0
+    ).workload()
     gpu = {
         "dense_bf16_flops_per_s": FLOPS_PER_S,
         "fp32_flops_per_s": FLOPS_PER_S,
@@ -80,7 +82,7 @@ def ring(case: dict[str, Any], cluster: Cluster) -> float:
 def readings_of(cases: Sequence[dict[str, Any]], cluster: Cluster) -> list[Reading]:
     """One for each case, with a tenth of spread to both sides."""
     times = [(case, seconds_of(case, cluster)) for case in cases]
-    return [Reading(case=c, seconds=s, low_s=0.9 * s, high_s=1.1 * s) for c, s in times]
+    return [Reading(case=c, seconds=s, median_s=s, low_s=0.9 * s, high_s=1.1 * s) for c, s in times]
 
 
 def calibration_of(cases: Sequence[dict[str, Any]], cluster: Cluster, **fields: Any) -> Calibration:

@@ -100,7 +100,7 @@ def test_a_prediction_takes_measured_rates_and_says_so() -> None:
 
 
 def test_the_interval_is_narrower_only_where_the_links_were_measured_too() -> None:
-    found, torch = measured(), FrameworkName.TORCH
+    found, torch = replace(measured(), disturbance=1.0), FrameworkName.TORCH
     times = {
         name: predict(WORKLOAD, parse_cluster(name), torch, SHARDED, calibration=found).step_time_s
         for name in ("8xh100-80gb", "4xh100-80gb")
@@ -112,6 +112,19 @@ def test_the_interval_is_narrower_only_where_the_links_were_measured_too() -> No
         assert time.high == pytest.approx(usual[f"high_{kind}"] * time.value)
         assert time.low == pytest.approx(usual[f"low_{kind}"] * time.value)
     assert usual["high_calibrated"] < usual["high_unfitted"]
+
+
+def test_where_other_work_disturbed_it_steps_may_be_as_much_shorter() -> None:
+    found, torch = measured(), FrameworkName.TORCH
+    assert found.disturbance == pytest.approx(1 / 0.9)
+    quiet, busy = (
+        predict(
+            WORKLOAD, NODE, torch, SHARDED, calibration=replace(found, disturbance=d)
+        ).step_time_s
+        for d in (1.0, 2.0)
+    )
+    assert (busy.value, busy.high) == (quiet.value, quiet.high)
+    assert busy.low == pytest.approx((quiet.low or 0) / 2)
 
 
 def test_cpu_ranks_have_a_speed_only_where_it_was_measured() -> None:

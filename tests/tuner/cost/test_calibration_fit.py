@@ -7,7 +7,7 @@ import pytest
 
 from tests.tuner.cost import calibrations as known
 from tuner.cluster import parse_cluster
-from tuner.cost.calibration_fit import fitted
+from tuner.cost.calibration_fit import BEYOND, fitted
 from tuner.cost.readings import Reading
 from tuner.quantity import Provenance
 from workers.calibration_plan import plan
@@ -61,7 +61,7 @@ def test_figures_are_measured_with_the_spread_of_their_calls() -> None:
     assert rate.high == pytest.approx(known.COPY_BYTES_PER_S / 0.9)
 
 
-def test_products_that_get_ever_faster_have_the_rate_of_the_fastest() -> None:
+def test_products_that_get_ever_faster_have_no_rate_far_beyond_the_fastest() -> None:
     rows = [r for r in known.readings_of(cases(), NODE) if r.kind in ("matrix", "copy")]
     steep = [
         replace(r, seconds=r.seconds * 512 / r.case["width"]) if r.kind == "matrix" else r
@@ -74,8 +74,18 @@ def test_products_that_get_ever_faster_have_the_rate_of_the_fastest() -> None:
         if r.kind == "matrix" and r.case["dtype"] == "bf16"
     )
     assert rates.flops_per_s.value is not None
-    assert rates.flops_per_s.value <= 1 / fastest * (1 + 1e-9)
+    assert rates.flops_per_s.value <= 1 / fastest * BEYOND * (1 + 1e-9)
     assert rates.small_dim >= 0
+
+
+def test_one_slow_narrow_product_does_not_make_wide_ones_fast() -> None:
+    rows = known.readings_of(cases(), NODE)
+    narrow = [r.kind == "matrix" and r.case["width"] == 512 for r in rows]
+    rates = fit(
+        [replace(r, seconds=3 * r.seconds) if n else r for r, n in zip(rows, narrow, strict=True)]
+    ).compute["bf16"]
+    fastest = known.FLOPS_PER_S * 8192 / (8192 + known.SMALL_DIM)
+    assert rates.flops_per_s.value == pytest.approx(BEYOND * fastest)
 
 
 def test_noise_of_a_few_percent_moves_rates_by_a_few_percent() -> None:
