@@ -28,7 +28,7 @@ class Sizes:
     """Hidden size, heads, sequence length and micro-batch size of models; the first is so small
     that a GPU waits for the host."""
     vocabulary: int
-    """Tokens that the models know."""
+    """Tokens that the models know: as many as usual, or their logits would stay in caches."""
     updated: int
     """Elements of an update."""
     sent: tuple[int, ...]
@@ -54,9 +54,9 @@ CPU = Sizes(
     rows=512,
     widths=(128, 256, 512, 1024),
     copied=2**24,
-    models=((64, 1, 32, 1), (256, 4, 128, 4), (512, 8, 256, 2), (768, 12, 256, 1)),
-    vocabulary=8_000,
-    updated=2**23,
+    models=((64, 1, 32, 1), (256, 4, 128, 2), (512, 8, 256, 1), (768, 12, 128, 2)),
+    vocabulary=32_000,
+    updated=2**24,
     sent=(2**10, 2**16, 2**19, 2**22, 2**24),
     beside=(512, 2**21),
     case_s=0.4,

@@ -141,6 +141,8 @@ def _of_link(name: str, link: LinkRates, published: Link) -> Iterator[Row]:
     yield _rate(f"{name}-node link, GB/s", link.bytes_per_s, published.bytes_per_s, GIGA)
     latency = None if published.latency_s is None else 1e6 * published.latency_s
     yield _figure(f"{name}-node ring step, us", 1e6 * link.latency_s, latency)
+    for op, factor in link.factors.items():
+        yield _figure(f"{name}-node {op.replace('_', '-')} / its ring", factor, 1.0)
 
 
 def _rate(name: str, found: Quantity, published: float | None, unit: float) -> Row:

@@ -54,13 +54,15 @@ class LinkRates:
     """What one rank sends in a ring, in one direction."""
     latency_s: float
     """Seconds of one step of a ring, however little is sent."""
+    factors: Mapping[str, float]
+    """By operation, such as reduce_scatter: its seconds over those of its ring at these rates."""
     error: float
-    """Median relative error of these on the collectives that they were fitted to."""
+    """Median relative error of all these on the collectives that they were fitted to."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        rate = self.bytes_per_s.as_dict()
-        return {"bytes_per_s": rate, "latency_s": self.latency_s, "error": self.error}
+        plain = {"latency_s": self.latency_s, "factors": dict(self.factors), "error": self.error}
+        return {"bytes_per_s": self.bytes_per_s.as_dict(), **plain}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,16 +206,19 @@ def calibrated(
         time["overlap_cost"] = calibration.overlap_cost
     links = _links(calibration, cluster)
     time |= {f"{name}_efficiency": 1.0 for name in links}
-    time["low_calibrated"] /= calibration.disturbance  # alone, devices are as much faster
+    if cluster.gpu.device is Device.CPU:
+        time |= {"low_unfitted": time["low_cpu"], "high_unfitted": time["high_cpu"]}
+    time["low_unfitted"] /= calibration.disturbance  # alone, devices are as much faster
     where = replace(
         cluster,
         gpu=gpu,
         intra_node=links.get("intra", cluster.intra_node),
         inter_node=links.get("inter", cluster.inter_node),
     )
-    used = {"intra": cluster.gpus_per_node, "inter": cluster.nodes}
-    whole = all(name in links for name, ranks in used.items() if ranks > 1)
-    return where, replace(costs, time=time, calibrated=True, calibrated_links=whole)
+    for name in sorted(links)[-1:]:  # within a node, where there are both
+        factors = calibration.links[name].factors
+        time |= {f"{op}_factor": factor for op, factor in factors.items()}
+    return where, replace(costs, time=time, calibrated=True)
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:

@@ -245,15 +245,32 @@ def _link(readings: Sequence[Reading], axis: str, cluster: Cluster) -> LinkRates
     latency_s, per_byte_s = _plane(rows)
     if per_byte_s <= 0:  # only latency was seen
         per_byte_s = min(left / unit for _, unit, left in rows)
-    errors = [abs(one * latency_s + unit * per_byte_s - left) / left for one, unit, left in rows]
+    fits = [one * latency_s + unit * per_byte_s for one, unit, _ in rows]
+    factors = _by_operation(readings, fits, [left for *_, left in rows])
+    errors = [
+        abs(factors[reading.case["op"]] * fit_s - left_s) / left_s
+        for reading, fit_s, (*_, left_s) in zip(readings, fits, rows, strict=True)
+    ]
     low = median(r.low_s / r.seconds for r in readings)
     high = median(r.high_s / r.seconds for r in readings)
     rate = 1 / per_byte_s
     return LinkRates(
         bytes_per_s=_measured(rate, rate / high, rate / low),
         latency_s=latency_s,
+        factors=factors,
         error=median(errors),
     )
+
+
+def _by_operation(
+    readings: Sequence[Reading], fits: Sequence[float], seen: Sequence[float]
+) -> dict[str, float]:
+    """Seconds of each operation over those of its rings, all sizes together: the largest count."""
+    found = {}
+    for op in dict.fromkeys(r.case["op"] for r in readings):
+        rows = [i for i, r in enumerate(readings) if r.case["op"] == op]
+        found[op] = sum(seen[i] for i in rows) / sum(fits[i] for i in rows)
+    return found
 
 
 def _ring(reading: Reading, group: Group, cluster: Cluster) -> tuple[float, float, float]:

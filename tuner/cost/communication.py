@@ -77,7 +77,7 @@ def link_seconds(
         group = axis_group(item.axis, sizes, cluster)
         twice = item.op is Op.ALL_REDUCE
         seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
-        found[_beside_what(item)] += seconds
+        found[_beside_what(item)] += costs.time[f"{item.op}_factor"] * seconds
     return LinkSeconds(**found)
 
 
@@ -134,7 +134,7 @@ def exposed_s(
     """Seconds by which communication makes a step longer than its computing.
 
     The interval is that of links as much faster and slower as predicted steps that nothing was
-    fitted on, or as those with measured rates where the links' are.
+    fitted on.
 
     Args:
         computing: of the step, as timed.
@@ -148,7 +148,6 @@ def exposed_s(
     links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
     synced = passes if settings.sync_each_batch else 1
     alone = computing.forward + computing.backward
-    low, high = costs.step_interval
 
     def longer(factor: float) -> float:
         slow = links.scaled(factor)
@@ -157,7 +156,7 @@ def exposed_s(
 
     return Quantity(
         value=longer(1.0),
-        low=longer(low),
-        high=longer(high),
+        low=longer(costs.time["low_unfitted"]),
+        high=longer(costs.time["high_unfitted"]),
         provenance=Provenance.PREDICTED,
     )

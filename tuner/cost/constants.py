@@ -19,14 +19,6 @@ class Costs:
     """Efficiencies, latencies and what is hidden."""
     calibrated: bool = False
     """Whether rates are those of the devices themselves, measured: see ``calibration.py``."""
-    calibrated_links: bool = False
-    """Whether those of all links between the cluster's ranks are measured too."""
-
-    @property
-    def step_interval(self) -> tuple[float, float]:
-        """The 80% interval of steps that nothing was fitted on, as factors."""
-        kind = "calibrated" if self.calibrated and self.calibrated_links else "unfitted"
-        return self.time[f"low_{kind}"], self.time[f"high_{kind}"]
 
 
 @cache

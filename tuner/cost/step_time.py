@@ -164,12 +164,9 @@ def _groups(settings: Settings, cluster: Cluster, *, piped: bool) -> Iterator[Gr
 def _interval(
     settings: Settings, cluster: Cluster, costs: Costs, *, piped: bool
 ) -> tuple[float, float]:
-    if costs.calibrated:
-        return costs.step_interval
     t = costs.time
     kind = "_pipelined" if piped and spans_nodes(settings, cluster) else ""
     low, high = t[f"low{kind}"], t[f"high{kind}"]
     if piped and cluster.gpu.name == FITTED_GPU:
         return low, high
-    unfitted = costs.step_interval
-    return min(low, unfitted[0]), max(high, unfitted[1])
+    return min(low, t["low_unfitted"]), max(high, t["high_unfitted"])

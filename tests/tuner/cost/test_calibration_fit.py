@@ -10,7 +10,7 @@ from tuner.cluster import parse_cluster
 from tuner.cost.calibration_fit import BEYOND, fitted
 from tuner.cost.readings import Reading
 from tuner.quantity import Provenance
-from workers.calibration_plan import plan
+from workers.calibration_plan import OPERATIONS, plan
 
 NODE = parse_cluster("8xh100-80gb")
 
@@ -38,6 +38,18 @@ def test_a_link_is_found_again_in_its_collectives() -> None:
     assert link.bytes_per_s.value == pytest.approx(known.LINK_BYTES_PER_S, rel=0.05)
     assert link.latency_s == pytest.approx(known.LATENCY_S, rel=0.05)
     assert link.error < 0.02
+    assert link.factors == {op: pytest.approx(1.0, rel=0.02) for op in OPERATIONS}
+
+
+def test_an_operation_that_is_no_ring_has_a_factor_of_its_own() -> None:
+    rows = known.readings_of(cases(), NODE)
+    slow = [replace(r, seconds=3 * r.seconds) if r.case.get("op") == "reduce_scatter" else r
+            for r in rows]  # fmt: skip
+    factors = fit(slow).links["intra"].factors
+    assert factors["reduce_scatter"] / factors["all_gather"] == pytest.approx(
+        3.0, rel=0.05
+    )  # a start is no part of it
+    assert factors["all_reduce"] == pytest.approx(factors["all_gather"], rel=0.05)
 
 
 def test_one_rank_has_no_links_and_loses_nothing_to_them() -> None:
