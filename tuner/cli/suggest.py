@@ -9,9 +9,11 @@ from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import progress_of
 from tuner.cli.targets import read_targets
 from tuner.cli.worker import worker_argv
+from tuner.cost.calibration import Calibration
+from tuner.errors import TunerError
 from tuner.measurement import Fidelity
 from tuner.store import Store, open_store
-from tuner.study import Study
+from tuner.study import Question, Study
 
 
 def run(asked: SuggestAsked) -> int:
@@ -22,14 +24,21 @@ def run(asked: SuggestAsked) -> int:
         TunerError: it could not be answered.
     """
     inquiry = read_inquiry(asked, **read_budget(asked))
+    if inquiry.terms.fidelity is Fidelity.PREDICTED:
+        check_speed_known(inquiry, _calibration(asked.db, inquiry.question))
     targets = read_targets(asked.write or (), inquiry.question, inquiry.space)
     with open_store(asked.db) as store:
-        if inquiry.terms.fidelity is Fidelity.PREDICTED:
-            question = inquiry.question
-            known = store.calibration(question.cluster, question.framework.versions)
-            check_speed_known(inquiry, known)
         study = _answered(store, inquiry)
     return finish(study, targets, as_json=asked.json)
+
+
+def _calibration(db: str | None, question: Question) -> Calibration | None:
+    """The rates that are kept for a question; no database is made for them."""
+    try:
+        with open_store(db, create=False) as store:
+            return store.calibration(question.cluster, question.framework.versions)
+    except TunerError:  # what is wrong with a database is told when it is opened to be written
+        return None
 
 
 def _answered(store: Store, inquiry: Inquiry) -> Study:
