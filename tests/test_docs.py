@@ -54,8 +54,8 @@ def test_every_decision_is_listed() -> None:
 
 def test_every_command_is_in_the_readme() -> None:
     page = text("README.md")
-    for command in ("suggest", "probe", "studies list", "studies show", "export", "db upgrade",
-                    "db check", "doctor"):  # fmt: skip
+    for command in ("suggest", "probe", "calibrate", "studies list", "studies show", "export",
+                    "db upgrade", "db check", "doctor"):  # fmt: skip
         assert f"`tuner {command}" in page
 
 

@@ -1,6 +1,7 @@
 """What this machine has: GPUs by ``nvidia-smi``, cores, and memory as the kernel allows it."""
 
 import os
+import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,19 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor(root: Path = Path("/")) -> str:
+    """The processor's name as the kernel tells it, or else the kind of machine.
+
+    Args:
+        root: where ``proc`` is found.
+    """
+    for line in _text(root / "proc" / "cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
 
 
 def memory_bytes(root: Path = Path("/")) -> int:

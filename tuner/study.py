@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration
 from tuner.errors import UsageError
 from tuner.framework import Framework
 from tuner.measurement import Fidelity, Measurement
@@ -235,6 +236,8 @@ class Study:
     """The dry runs that its predicted probes name, by key."""
     guards: "Mapping[str, Verdict]" = field(default_factory=dict)
     """What the guard has found of its model's structure in its versions, by the twin's key."""
+    calibration: Calibration | None = None
+    """Rates that were measured on devices like the cluster's, where there are any."""
     created_at: str = ""
     """When it was first asked, UTC in ISO 8601."""
     asked_at: str = ""

@@ -11,7 +11,6 @@ Exit codes: 0 nothing more to do (the study's state says why), 1 it could not go
 
 import argparse
 import logging
-import os
 import sys
 
 from tuner.errors import TunerError
@@ -19,7 +18,7 @@ from tuner.measurement import Fidelity
 from tuner.store import open_store
 from workers.guard import check_knobs_here
 from workers.options import Options
-from workers.stop import StopRequest
+from workers.stop import StopRequest, open_fd
 from workers.worker import INTERRUPTED, Worker
 
 log = logging.getLogger("workers")
@@ -61,18 +60,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--cold", action="store_true", help="start ranks anew for every probe")
     parser.add_argument(
-        "--watch-fd", type=_open_fd, help="stop when this pipe's other end is closed"
+        "--watch-fd", type=open_fd, help="stop when this pipe's other end is closed"
     )
     return parser.parse_args()
-
-
-def _open_fd(text: str) -> int:
-    fd = int(text)
-    try:
-        os.fstat(fd)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{fd} is not open") from error
-    return fd
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ from statistics import median
 
 from tuner.cluster import Cluster
 from tuner.cost.axes import Axis
+from tuner.cost.calibration import calibrated
 from tuner.cost.categories import Phase
 from tuner.cost.collectives import Op, Overlap, StepCollective
 from tuner.cost.communication import Computing, exposed_s
+from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import device_terms
 from tuner.cost.step_time import missing_link
 from tuner.measurement import Collective, Emulation, Exposed, Measurement, Memory, Outcome
 from tuner.settings import Settings
+from tuner.study import Study
 from workers.records import RankEmulation
 
 
@@ -23,6 +26,7 @@ def with_communication(
     cluster: Cluster,
     *,
     stands_in: bool,
+    costs: Costs | None = None,
 ) -> Measurement:
     """The measurement of an emulated probe, with step times and memory as on the cluster.
 
@@ -35,6 +39,7 @@ def with_communication(
         settings: what was tried.
         cluster: what is emulated.
         stands_in: whether the device is not of the cluster's kind.
+        costs: constants of communication, if not the catalogue's.
     """
     if measurement.outcome is not Outcome.OK or found is None or measurement.memory is None:
         return measurement
@@ -43,7 +48,7 @@ def with_communication(
         for count, steps in found.phase_times_s.items()
     }
     unpriced = missing_link(settings, cluster)
-    exposed = {} if unpriced else _exposed(found, settings, cluster)
+    exposed = {} if unpriced else _exposed(found, settings, cluster, costs)
     return replace(
         measurement,
         memory=_with_communicators(measurement.memory, settings, cluster),
@@ -61,7 +66,9 @@ def with_communication(
     )
 
 
-def _exposed(found: RankEmulation, settings: Settings, cluster: Cluster) -> dict[int, Exposed]:
+def _exposed(
+    found: RankEmulation, settings: Settings, cluster: Cluster, costs: Costs | None
+) -> dict[int, Exposed]:
     """By count, with what the typical timed step computes."""
     exposed = {}
     for count, steps in found.phase_times_s.items():
@@ -75,6 +82,7 @@ def _exposed(found: RankEmulation, settings: Settings, cluster: Cluster) -> dict
             settings,
             cluster,
             passes=count,
+            costs=costs,
         )
         assert quantity.value is not None
         assert quantity.low is not None
@@ -124,3 +132,14 @@ def card_bytes(settings: Settings, cluster: Cluster) -> int:
     terms = device_terms(settings, cluster, 0.0)
     beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
     return max(1, int(cluster.gpu.memory_bytes - beside))
+
+
+def priced(study: Study) -> tuple[Cluster, Costs]:
+    """What communication is priced with: a study's cluster and constants, measured where they are.
+
+    Only what links take is read of them: computing is timed.
+    """
+    question, costs = study.question, default_costs()
+    if study.calibration is None:
+        return question.cluster, costs
+    return calibrated(study.calibration, question.workload.precision, question.cluster, costs)

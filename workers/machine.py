@@ -3,13 +3,18 @@
 import fcntl
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from tuner.cluster import Cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import not_installed
 from tuner.here import stands_in, why_not_emulated, why_not_measured
 from tuner.measurement import Fidelity
 from tuner.study import Question
+
+T = TypeVar("T")
 
 
 def check_machine(question: Question, fidelity: Fidelity = Fidelity.MEASURED) -> bool:
@@ -22,22 +27,39 @@ def check_machine(question: Question, fidelity: Fidelity = Fidelity.MEASURED) ->
         ProbeError: this machine is not the cluster, or has no device that can play one of its, or
             has other versions than were stated.
     """
-    cluster = question.cluster
     for package, version, found in not_installed(question.framework):
         raise ProbeError(
             f"the question states {package} {version}; a probe here would measure"
             f" {found or 'no version'}"
         )
+    cluster = question.cluster
+    if fidelity is not Fidelity.EMULATED:
+        check_cluster(cluster)
+        return False
+    _refuse(cluster, _seen(cluster, why_not_emulated))
+    return _seen(cluster, stands_in)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Refuse a cluster that this machine is not.
+
+    Raises:
+        ProbeError: so it is.
+    """
+    _refuse(cluster, _seen(cluster, why_not_measured))
+
+
+def _seen(cluster: Cluster, look: Callable[[Cluster], T]) -> T:
+    """What a look at this machine says of a cluster."""
     try:
-        if fidelity is not Fidelity.EMULATED:
-            why, other_kind = why_not_measured(cluster), False
-        else:
-            why, other_kind = why_not_emulated(cluster), stands_in(cluster)
+        return look(cluster)
     except UsageError as error:
         raise ProbeError(f"{cluster.name} is asked about; {error}") from error
+
+
+def _refuse(cluster: Cluster, why: str) -> None:
     if why:
         raise ProbeError(f"{cluster.name} is asked about; {why}")
-    return other_kind
 
 
 def default_lock_path() -> Path:

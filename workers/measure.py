@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tuner.cluster import Cluster, Device
 from tuner.measurement import Fidelity, Measurement
 from tuner.study import Probe, Study
-from workers.emulation import with_communication
+from workers.emulation import priced, with_communication
 from workers.knobs import check_knobs
 from workers.records import RankRecord
 from workers.spec import probe_spec
@@ -44,8 +44,9 @@ def measure(
     found = probed.measurement
     first = probed.records[0] if probed.records else None
     if request.fidelity is Fidelity.EMULATED and isinstance(first, RankRecord):
+        where, costs = priced(study)
         found = with_communication(
-            found, first.emulation, request.settings, cluster, stands_in=stands_in
+            found, first.emulation, request.settings, where, stands_in=stands_in, costs=costs
         )
     return check_knobs(study.question, request.settings, found)
 

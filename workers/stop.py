@@ -1,5 +1,6 @@
 """Requests to stop: signals, and the end of the command that started this process."""
 
+import argparse
 import os
 import select
 import signal
@@ -7,6 +8,20 @@ import time
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def open_fd(text: str) -> int:
+    """The number of an open file, for an option of a command.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not open.
+    """
+    fd = int(text)
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{fd} is not open") from error
+    return fd
 
 
 class StopRequest:

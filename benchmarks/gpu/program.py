@@ -153,9 +153,16 @@ def run_part(run: Run) -> int:
 
 
 def _rates(run: Run) -> Rates | None:
-    """The card's rates, measured once for its file; that takes of the part's time."""
-    rates = calibration(run.place, run.file.rates)
-    if rates is not None and run.file.rates is None:
+    """The card's rates, measured once for its file; that takes of the part's time.
+
+    ``None`` where they cannot be measured: figures after calibration then stay unmeasured.
+    """
+    try:
+        rates = calibration(run.place, run.file.rates)
+    except ProbeError as error:
+        print(f"no measured rates: {error}", file=sys.stderr, flush=True)
+        return None
+    if run.file.rates is None:
         run.file.keep_rates(rates.as_dict())
     return rates
 

@@ -48,6 +48,8 @@ def test_a_part_runs_with_torch_transformers_and_accelerate_alone(tmp_path):
     (row,) = found["rows"]
     assert (row["part"], row["outcome"], row["cluster"]) == ("time", "ok", "cpu:8")
     assert row["computing"]["measured_s"] > 0
+    assert row["computing"]["calibrated_s"] > 0
+    assert found["rates"]["cluster"] == "cpu:1"
     assert row["measurement"]["emulation"]["collectives"]["2"]
     assert {"forward", "backward", "optimizer"} <= row["phases_s"].keys()
 

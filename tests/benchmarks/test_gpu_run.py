@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.cluster import Device
+from tuner.errors import ProbeError
 from tuner.measurement import Measurement, Outcome
 
 
@@ -130,3 +131,18 @@ def test_rates_are_measured_once_for_the_part_about_time(started, run_part, benc
     run.file.rows.clear()
     assert run_part(run) == 0
     assert asked == [None, {"flops_per_s": 1e12}]
+
+
+def test_without_rates_the_part_about_time_goes_on(
+    started, run_part, benchmark, monkeypatch, capsys
+):
+    def calibration(place, kept):
+        raise ProbeError("rank 0 ended with exit code 1")
+
+    monkeypatch.setattr(benchmark("gpu.program"), "calibration", calibration)
+    run, _ = started("time", 100.0)
+    assert run_part(run) == 0
+    assert run.file.rates is None
+    assert run.file.rows
+    assert not any((row["computing"] or {}).get("calibrated_s") for row in run.file.rows)
+    assert "no measured rates: rank 0 ended" in capsys.readouterr().err

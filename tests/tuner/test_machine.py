@@ -1,4 +1,5 @@
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -164,3 +165,10 @@ def test_version_1_limits_count_and_unlimited_ones_do_not(
     assert machine.memory_bytes(tmp_path) == 24 * GIB
     limit(tmp_path, "memory/job/memory.limit_in_bytes", 2 * GIB)
     assert machine.memory_bytes(tmp_path) == 2 * GIB
+
+
+def test_the_processor_is_named_as_the_kernel_names_it(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nmodel name\t: AMD EPYC 7B13\n")
+    assert machine.processor(tmp_path) == "AMD EPYC 7B13"
+    assert machine.processor(tmp_path / "nothing") == platform.machine()

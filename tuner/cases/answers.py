@@ -7,6 +7,7 @@ from typing import Any
 
 from tuner.cases.reading import Case
 from tuner.cluster import Device
+from tuner.cost.calibration import Calibration
 from tuner.cost.padding import padding_words
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import Profile, told
@@ -20,7 +21,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the dry runs of a case's class have to say."""
+    """What the dry runs of a case's class, and measured rates, have to say."""
 
     profile: Profile | None = None
     """Its memory; ``None`` when it was not dry-run, and memory is by arithmetic."""
@@ -28,6 +29,8 @@ class Finding:
     """Why its dry run failed, and nothing is predicted; empty when it did not."""
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Of the packages that made the dry run; empty when there is none."""
+    calibration: Calibration | None = field(default=None, hash=False)
+    """Rates measured on devices like the cluster's, where there are any."""
 
 
 def prediction_of(case: Case, finding: Finding) -> Prediction:
@@ -41,6 +44,7 @@ def prediction_of(case: Case, finding: Finding) -> Prediction:
         headroom=case.headroom,
         limit_bytes=case.limit_bytes,
         profile=finding.profile,
+        calibration=finding.calibration,
         script=case.script,
     )
 
@@ -117,11 +121,12 @@ def _other_versions(case: Case, finding: Finding) -> tuple[str, ...]:
 
 
 def provenance_of(case: Case, found: Prediction) -> Provenance:
-    """The weakest of the memory's and the speed's; on CPU ranks, which are never priced in
-    seconds, the memory's.
+    """The weakest of the memory's and the speed's; on CPU ranks whose speed nobody measured, the
+    memory's.
     """
     memory = found.allocated_bytes.provenance
-    if case.question.cluster.gpu.device is Device.CPU:
+    on_cpu = case.question.cluster.gpu.device is Device.CPU
+    if on_cpu and found.step_time_s.value is None:
         return memory
     return weakest((memory, found.step_time_s.provenance))
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol, Self
 
 from tuner.cases.answers import Finding
 from tuner.cases.reading import Case
+from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration
 from tuner.dryrun import (
     DryRun,
     DryRunner,
@@ -52,6 +54,9 @@ class Cache(Protocol):
 
     def keep_dry_run(self, dry_run: DryRun) -> None:
         """Keep one."""
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        """The rates that were measured on devices like the cluster's."""
 
 
 class Runner(Protocol):
@@ -95,6 +100,7 @@ class DryRuns:
         self._cache, self._policy, self._watch, self._start = cache, policy, watch, runner
         self._plans = _Plans(dry_run_versions() if versions is None else versions)
         self._known: dict[str, Finding] = {}
+        self._rates: dict[tuple[Cluster, str], Calibration | None] = {}
         self._looked_up: set[str] = set()
         self._chosen: dict[str, DryRunPlan] = {}
         self._spent: Counter[str] = Counter()  # by model
@@ -128,6 +134,18 @@ class DryRuns:
 
     def of(self, case: Case) -> Finding:
         """What is known of a case that was prepared; waits for its dry run if one is made."""
+        found, rates = self._dry_run_of(case), self._calibration_of(case)
+        return found if rates is None else replace(found, calibration=rates)
+
+    def _calibration_of(self, case: Case) -> Calibration | None:
+        """The rates of a case's devices; looked up once in a command."""
+        cluster, versions = case.question.cluster, case.question.framework.versions
+        key = cluster, versions.get("torch", "")
+        if key not in self._rates:
+            self._rates[key] = self._cache.calibration(cluster, versions)
+        return self._rates[key]
+
+    def _dry_run_of(self, case: Case) -> Finding:
         plan = self._plans.of(case)
         if not isinstance(plan, DryRunPlan):
             return _NOTHING

@@ -18,7 +18,7 @@ from tuner.cases.defaults import default_note
 from tuner.catalog import models
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
-from tuner.cluster import Device, parse_cluster
+from tuner.cluster import Cluster, Device, parse_cluster
 from tuner.cost.coverage import uncovered
 from tuner.errors import TunerError, UsageError
 from tuner.framework import (
@@ -145,7 +145,15 @@ def check_measurable(question: Question) -> None:
             library is missing, or this machine is not the cluster.
     """
     _check_software(question)
-    cluster = question.cluster
+    check_here(question.cluster)
+
+
+def check_here(cluster: Cluster) -> None:
+    """Refuse a cluster that this machine is not.
+
+    Raises:
+        UsageError: so it is.
+    """
     if why := why_not_measured(cluster):
         if cluster.gpu.device is not Device.CPU:
             where = "that machine" if cluster.nodes == 1 else "a single node of that kind"

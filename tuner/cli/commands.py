@@ -74,6 +74,32 @@ def predict(asked: PredictAsked) -> int:
     return run(asked)
 
 
+def calibrate(
+    cluster: Annotated[
+        str,
+        Option(
+            metavar="CLUSTER",
+            help="local (this machine) or cpu:2 (two CPU processes): it must be this machine.",
+        ),
+    ] = "local",
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Measure what the devices here really compute, copy and send, for predictions to use.
+
+    It takes under two minutes of all of them: matrix products, copies, layers of a small model,
+    optimizer updates, and collectives from small to large. Until then predictions rest on
+    published rates, and no speed is predicted for CPU processes.
+
+    \b
+    Example, on any machine, without a GPU:
+      tuner calibrate --cluster cpu:2
+    """
+    from tuner.cli.calibrate import run
+
+    return run(cluster, as_json=json, db=db)
+
+
 def export(
     study: StudyId,
     format_name: Annotated[str, Argument(metavar="FORMAT", help="The launcher's: accelerate.")],
@@ -173,6 +199,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "suggest": suggest,
     "predict": predict,
     "probe": probe,
+    "calibrate": calibrate,
     "export": export,
     "doctor": doctor,
 }

@@ -47,7 +47,7 @@ def follow(store: Store, study_id: str, progress: Progress, argv: Sequence[str])
         study = reader.read()
         progress.show(study)
         if code:
-            raise ProbeError(_failure(code, worker.last_words()))
+            raise ProbeError(failure_text(code, worker.last_words()))
     return study
 
 
@@ -74,7 +74,8 @@ def _kept(study: Study) -> str:
     return f"study {study.id} keeps its {probes}, and the same command continues it"
 
 
-def _failure(code: int, words: str) -> str:
+def failure_text(code: int, words: str) -> str:
+    """How a worker failed: its exit code or signal, and its last words."""
     said = LOG_PREFIX.sub("", words)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"the worker {how}{f': {said}' if said else ''}"

@@ -71,7 +71,7 @@ def link_seconds(
         group = axis_group(item.axis, sizes, cluster)
         twice = item.op is Op.ALL_REDUCE
         seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
-        found[_beside_what(item)] += seconds
+        found[_beside_what(item)] += costs.time[f"{item.op}_factor"] * seconds
     return LinkSeconds(**found)
 
 

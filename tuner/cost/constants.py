@@ -116,6 +116,16 @@ class TimeCosts(Table):
     """More of them per tensor-parallel rank, with pipelines over nodes; fitted."""
     torch_host_s: float
     """Host seconds to launch a layer of transformers', forward and backward; assumed."""
+    all_gather_factor: float
+    """Seconds of an all-gather over those of its ring; 1, or calibrated."""
+    reduce_scatter_factor: float
+    """The same of a reduce-scatter."""
+    all_reduce_factor: float
+    """The same of an all-reduce."""
+    broadcast_factor: float
+    """The same of a broadcast; never calibrated, for little is broadcast in a step."""
+    update_factor: float
+    """Seconds of an optimizer's step over those of its traffic; 1, or calibrated."""
     overlap_cost: float
     """Share of a hidden collective's seconds by which computing is slowed; assumed."""
     collective_s: float
@@ -158,6 +168,10 @@ class TimeCosts(Table):
     """The lower end for other stacks and GPUs; from errors on other published runs."""
     high_unfitted: float
     """Its upper end."""
+    low_cpu: float
+    """The lower end for calibrated CPU ranks; assumed."""
+    high_cpu: float
+    """Its upper end; from errors on probes of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +188,8 @@ class Costs:
     """Of what the device holds beside tensors."""
     time: TimeCosts
     """Of time."""
+    calibrated: bool = False
+    """Whether rates are those of the devices themselves, measured: see ``calibration.py``."""
 
     def __post_init__(self) -> None:
         for name, kind in _TABLES.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.cluster import Cluster
 from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
+from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import device_terms
@@ -93,6 +94,7 @@ def predict(
     limit_bytes: int | None = None,
     profile: Profile | None = None,
     script: Script = PLAIN,
+    calibration: Calibration | None = None,
     costs: Costs | None = None,
 ) -> Prediction:
     """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
@@ -106,6 +108,8 @@ def predict(
         limit_bytes: what may be used, in the place of memory and headroom.
         profile: dry runs of the settings' class; allocated memory is then theirs.
         script: what the user's loop keeps beside the step.
+        calibration: rates measured on such devices; nanotron's constants, which are of runs of its
+            own, stay as they are.
         costs: constants, if not the catalogue's.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
@@ -119,7 +123,12 @@ def predict(
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
-    seconds, unknown = step_time(workload, settings, cluster, name, costs, fits=not never)
+    measured: tuple[str, ...] = ()
+    where, priced = cluster, costs
+    if calibration is not None and not piped:
+        where, priced = calibrated(calibration, workload.precision, cluster, costs)
+        measured = (calibrated_text(calibration, cluster),)
+    seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     outside = _sum(terms.context, terms.communicators)
     needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
@@ -139,7 +148,7 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(*_border(needed, limit), *stalls),
+        notes=(*_border(needed, limit), *stalls, *measured),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tuner.catalog.gpus import gpu_kinds
-from tuner.cluster import Cluster
+from tuner.cluster import Cluster, Device
 from tuner.cost.axes import Axis, Sizes, axis_sizes
 from tuner.cost.collectives import (
     Op,
@@ -25,7 +25,7 @@ from tuner.cost.memory import WEIGHT_BYTES
 from tuner.cost.stages import Stage
 from tuner.model import ModelConfig
 from tuner.settings import FSDP, Checkpointing, Settings
-from tuner.workload import Optimizer, Workload
+from tuner.workload import Optimizer, Precision, Workload
 
 _LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 _ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
@@ -77,14 +77,18 @@ def _copied_bytes(collectives: Iterable[StepCollective]) -> float:
 
 
 def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> Computing:
-    """Layers take the longer of the GPU's path and the host's, which launches kernels."""
+    """Layers take the longer of the GPU's path and the host's, which launches kernels.
+
+    A CPU does both itself, one after the other.
+    """
     again = settings.activation_checkpointing is Checkpointing.FULL
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
     keys = attended_keys(workload)
     gpu = stage_compute_s(workload, settings, cluster, costs, _LAYER, keys=keys)
     gpu /= 4 if again else 3
     host = costs.time.torch_host_s / 3
-    part = passes * layers * max(gpu, host)
+    by_turns = cluster.gpu.device is Device.CPU
+    part = passes * layers * (gpu + host if by_turns else max(gpu, host))
     ends = passes * stage_compute_s(workload, settings, cluster, costs, _ENDS) / 3
     return Computing(forward=part + ends, backward=(2 + again) * part + 2 * ends)
 
@@ -142,9 +146,14 @@ reads the gradient, reads and writes the weight and two moments of a byte. SGD i
 def _update_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
     """The optimizer's step: its traffic, on the device or in the host's memory."""
     parameters = _shard_parameters(workload, settings, axis_sizes(settings, cluster))
-    numbers, more = UPDATE_PASSES[workload.optimizer]
-    traffic = parameters * (numbers * WEIGHT_BYTES[workload.precision] + more)
+    traffic = update_bytes(workload.optimizer, workload.precision, parameters)
     if settings.cpu_offload:  # ranks of a node share its memory
         return traffic * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
     assert cluster.gpu.memory_bytes_per_s is not None
-    return traffic / cluster.gpu.memory_bytes_per_s
+    return costs.time.update_factor * traffic / cluster.gpu.memory_bytes_per_s
+
+
+def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) -> float:
+    """What an optimizer's step reads and writes of the device's memory."""
+    numbers, more = UPDATE_PASSES[optimizer]
+    return parameters * (numbers * WEIGHT_BYTES[precision] + more)

@@ -47,7 +47,9 @@ def step_time(
         fits: whether they could run at all; the time of what cannot has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
-    if missing := missing_rate(workload, settings, cluster, piped=piped):
+    if missing := missing_rate(
+        workload, settings, cluster, piped=piped, calibrated=costs.calibrated
+    ):
         return UNKNOWN, f"time is unknown: {missing}"
     least, seconds, most = _modes_s(workload, settings, cluster, costs, piped=piped, fits=fits)
     low, high = _interval(settings, cluster, costs, piped=piped)
@@ -111,10 +113,22 @@ def _modes_s(
     return found.unstalled_s, likely, found.most_s
 
 
-def missing_rate(workload: Workload, settings: Settings, cluster: Cluster, *, piped: bool) -> str:
-    """What would have to be known of the GPU, or of a link that is used; empty if nothing."""
-    if cluster.gpu.device is Device.CPU:
-        return "the speed of CPU ranks is not modelled"
+def missing_rate(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    piped: bool,
+    calibrated: bool = False,
+) -> str:
+    """What would have to be known of the GPU, or of a link that is used; empty if nothing.
+
+    The catalogue's constants are of GPUs; of CPU ranks only a calibration knows the speed.
+    """
+    if cluster.gpu.device is Device.CPU and not calibrated:
+        return (
+            f"the speed of CPU ranks is not known before tuner calibrate --cluster {cluster.name}"
+        )
     unknown = f"of {cluster.gpu.name} is not known"
     if peak_flops_per_s(workload, cluster) is None:
         return f"the matrix rate {unknown}"

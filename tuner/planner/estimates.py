@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
 
+from tuner.cost.calibration import Calibration
 from tuner.cost.categories import Basis
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
@@ -147,7 +148,8 @@ class Forecast:
         """Why no speed is known, so that none is the fastest; empty when some are."""
         if self.timed or not self.estimates:
             return ""
-        return _why_no_speed(self.study.question, next(iter(self.estimates)))
+        settings = next(iter(self.estimates))
+        return _why_no_speed(self.study.question, settings, self.study.calibration)
 
     def is_settled(self, settings: Settings) -> bool:
         """Whether a dry run can say no more about these settings."""
@@ -164,7 +166,8 @@ class Forecast:
         return 0 if isinstance(plan, str) else plan
 
     def _plan(self, settings: Settings) -> int | str:
-        return _dry_runs_of(_Asked(self._identity, 0, self.study.question), settings.settings_class)
+        asked = _Asked(self._identity, 0, "", self.study.question)
+        return _dry_runs_of(asked, settings.settings_class)
 
     def why_no_dry_runs(self) -> str:
         """Why no class was dry-run; empty when that is not known, or was not tried yet."""
@@ -208,10 +211,10 @@ def forecast(study: Study) -> Forecast:
     whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.terms.limit_bytes(study.question.cluster)
     profiles, failed = _dry_run_classes(study)
-    asked = _Asked(study.question.identity, limit, study.question)
+    asked = _asked(study, limit)
     wrong = verdicts.failed(study, _space(asked).legal)
     estimates = {
-        e.settings: _with_dry_run(e, study.question, limit, profiles)
+        e.settings: _with_dry_run(e, asked, profiles)
         for e in _by_arithmetic(asked)
         if e.settings.settings_class not in failed and e.settings not in wrong
     }
@@ -247,9 +250,9 @@ def _by_need(found: Estimate) -> tuple[int, str]:
     return found.expected_bytes, str(found.settings)
 
 
-def _why_no_speed(question: Question, settings: Settings) -> str:
+def _why_no_speed(question: Question, settings: Settings, calibration: Calibration | None) -> str:
     """Why the speed of some settings is unknown; empty when it is known."""
-    found = _estimate(question, settings, _NO_LIMIT)
+    found = _estimate(_Asked("", _NO_LIMIT, "", question, calibration), settings)
     return "" if found.step_time.value is not None else found.prediction.why
 
 
@@ -270,15 +273,21 @@ class _Asked:
 
     identity: str
     limit_bytes: int
+    calibrated_at: str
     question: Question = field(compare=False)
+    calibration: Calibration | None = field(default=None, compare=False)
+
+
+def _asked(study: Study, limit_bytes: int) -> _Asked:
+    rates, question = study.calibration, study.question
+    measured = f"{rates.at} {rates.cluster}" if rates else ""
+    return _Asked(question.identity, limit_bytes, measured, question, rates)
 
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.
 @lru_cache(maxsize=2)
 def _by_arithmetic(asked: _Asked) -> tuple[Estimate, ...]:
-    return tuple(
-        _estimate(asked.question, settings, asked.limit_bytes) for settings in _space(asked).legal
-    )
+    return tuple(_estimate(asked, settings) for settings in _space(asked).legal)
 
 
 @lru_cache(maxsize=2)
@@ -305,31 +314,31 @@ def _dry_runs_of(asked: _Asked, settings: Settings) -> int | str:
 
 def _with_dry_run(
     by_arithmetic: Estimate,
-    question: Question,
-    limit_bytes: int,
+    asked: _Asked,
     profiles: Mapping[Settings, tuple[Profile, Probe]],
 ) -> Estimate:
     settings = by_arithmetic.settings
     found = profiles.get(settings.settings_class)
     if found is None:
         return by_arithmetic
-    return _estimate(question, settings, limit_bytes, *found)
+    return _estimate(asked, settings, *found)
 
 
 def _estimate(
-    question: Question,
+    asked: _Asked,
     settings: Settings,
-    limit_bytes: int,
     profile: Profile | None = None,
     probe: Probe | None = None,
 ) -> Estimate:
+    question = asked.question
     prediction = predict(
         question.workload,
         question.cluster,
         question.framework,
         settings,
-        limit_bytes=limit_bytes,
+        limit_bytes=asked.limit_bytes,
         profile=profile,
+        calibration=asked.calibration,
     )
     return Estimate(settings=settings, prediction=prediction, probe=probe)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.cluster import Device
+from tuner.cost.calibration import calibrated_text
 from tuner.cost.explain import explain_memory
 from tuner.cost.padding import padding_words
 from tuner.framework import FrameworkName, same_release
@@ -112,7 +113,10 @@ def how_to_know_speed(question: Question) -> str:
     """What to do where no speed is predicted."""
     cluster = question.cluster
     if cluster.gpu.device is Device.CPU:
-        return "Speeds of CPU ranks can be measured: --fidelity measured, on that machine."
+        return (
+            "Speeds of CPU ranks can be measured, on that machine: --fidelity measured; or"
+            f" predicted, once tuner calibrate --cluster {cluster.name} has run there."
+        )
     matrices = "fp32" if question.workload.precision is Precision.FP32 else "dense_bf16"
     figures = [
         (f"gpu.{matrices}_flops_per_s", getattr(cluster.gpu, f"{matrices}_flops_per_s")),
@@ -250,6 +254,7 @@ def _grounds(known: Forecast) -> Iterator[str]:
     """Which numbers are from dry runs, which are arithmetic, and made with what."""
     if not known.estimates:
         return
+    yield from _rates(known)
     if not known.profiles:
         why = known.why_no_dry_runs()
         yield f"No dry run was made{f' ({why})' if why else ''}: all numbers are arithmetic."
@@ -262,6 +267,14 @@ def _grounds(known: Forecast) -> Iterator[str]:
         " of tensors, and every time are arithmetic."
     )
     yield from _other_versions(known)
+
+
+def _rates(known: Forecast) -> Iterator[str]:
+    """Where the rates of devices and links are measured ones."""
+    question, calibration = known.study.question, known.study.calibration
+    if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
+        told = calibrated_text(calibration, question.cluster)
+        yield f"{told[0].upper()}{told[1:]}."
 
 
 def _other_versions(known: Forecast) -> Iterator[str]:

@@ -30,7 +30,14 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
         return step_time([measurement], settings.gradient_accumulation_steps)
     if measurement.memory is None:
         return UNKNOWN
-    return predict(question.workload, question.cluster, question.framework, settings).step_time_s
+    found = predict(
+        question.workload,
+        question.cluster,
+        question.framework,
+        settings,
+        calibration=study.calibration,
+    )
+    return found.step_time_s
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:

@@ -1,6 +1,7 @@
-"""What asking a question does to its row: a new study, or the same one on new terms.
+"""What asking a question does to its row: a new study, or the same one on new terms; and how
+studies are named.
 
-Every function works inside a writing transaction of the caller's.
+Every function works inside a transaction of the caller's, a writing one for asking.
 """
 
 from datetime import datetime
@@ -9,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.errors import StoreError
+from tuner.errors import StoreError, UnknownNameError, UsageError
 from tuner.store import queue
 from tuner.store.clock import clock
 from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
@@ -84,3 +85,31 @@ def renew(
     study.terms, study.asked_at = terms.as_dict(), now
     if study.state is StudyState.QUEUED:
         study.reason = ""
+
+
+def named_study(session: Session, given: str) -> StudyRow:
+    """The study whose id begins so; the ``st-`` may be left out.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    begin = given.strip().lower()
+    begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
+    if begin != ID_PREFIX:
+        like = StudyRow.id.startswith(begin, autoescape=True)
+        rows = session.scalars(select(StudyRow).where(like).order_by(StudyRow.id).limit(5)).all()
+        if len(rows) == 1 or (rows and rows[0].id == begin):
+            return rows[0]
+        if rows:
+            ids = ", ".join(row.id for row in rows)
+            raise UsageError("study", given, f"several begin so: {ids}")
+    raise unknown_study(session, given)
+
+
+def unknown_study(session: Session, given: str) -> UsageError:
+    """What is wrong with a name that no study has."""
+    newest = select(StudyRow.id).order_by(StudyRow.asked_at.desc()).limit(1000)
+    ids = session.scalars(newest).all()
+    if not ids:
+        return UsageError("study", given, "no such study; there are none in this database yet")
+    return UnknownNameError("study", given, ids)

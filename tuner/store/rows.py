@@ -8,12 +8,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import parse_settings
-from tuner.store.clock import iso
+from tuner.store.calibrations import read_calibration
+from tuner.store.clock import clock, iso
 from tuner.store.records import Event, EventKind, StudySummary
 from tuner.store.tables import (
     DryRunRow,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in two queries more, and another one for dry runs that it names.
+    """The whole study, in three queries more, and another one for dry runs that it names.
 
     The row is read first: should a probe change between the two, the revision is the older one,
     and a plan made from it is not entered.
@@ -48,7 +50,12 @@ def read_study(session: Session, row: StudyRow) -> Study:
         probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
         study = _study(row, probes, read_dry_runs(session, named))
-        return replace(study, guards=guards_of(session, study.question))
+        question = study.question
+        return replace(
+            study,
+            guards=guards_of(session, question),
+            calibration=read_calibration(session, question.cluster, question.framework.versions),
+        )
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error
@@ -66,6 +73,17 @@ def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]
         with suppress(ValueError, KeyError, TypeError):  # another version's: it is made anew
             found[row.key] = DryRun.from_dict(row.record)
     return found
+
+
+def keep_dry_run(session: Session, dry_run: "DryRun") -> None:
+    """Keep a dry run. The first of a key stays, unless it had failed or cannot be read."""
+    row = session.get(DryRunRow, dry_run.key, with_for_update=True)
+    if row is None:
+        row = DryRunRow(key=dry_run.key, record=dry_run.as_dict(), created_at=clock(session))
+        with suppress(IntegrityError), session.begin_nested():  # another was quicker
+            session.add(row)
+    elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
+        row.record, row.created_at = dry_run.as_dict(), clock(session)
 
 
 def _study(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:

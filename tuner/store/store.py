@@ -5,19 +5,20 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 :class:`tuner.errors.UsageError` with the field ``db`` when it cannot be written.
 """
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Engine, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.errors import UnknownNameError, UsageError
+from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
-from tuner.store.asking import ID_PREFIX, asked_study, renew
+from tuner.store.asking import asked_study, named_study, renew, unknown_study
+from tuner.store.calibrations import keep_calibration, read_calibration
 from tuner.store.clock import clock
 from tuner.store.engine import (
     default_url,
@@ -32,13 +33,14 @@ from tuner.store.records import Claim, Event, EventKind, StudySummary
 from tuner.store.rows import (
     add_event,
     event_of,
+    keep_dry_run,
     measurement_row,
     probe_of,
     read_dry_runs,
     read_study,
     read_summaries,
 )
-from tuner.store.tables import DryRunRow, EventRow, ProbeRow, StudyRow
+from tuner.store.tables import EventRow, ProbeRow, StudyRow
 from tuner.store.verdicts import keep_verdict, read_verdicts
 from tuner.study import (
     STUDY_TRANSITIONS,
@@ -142,7 +144,7 @@ class Store:
             UsageError: there is none, or several.
         """
         with self._read() as session:
-            return read_study(session, _named_study(session, study_id))
+            return read_study(session, named_study(session, study_id))
 
     def studies(self, limit: int = 50) -> list[StudySummary]:
         """The studies that were asked last, newest first."""
@@ -180,7 +182,7 @@ class Store:
         with self._write() as session:
             study = session.get(StudyRow, study_id, with_for_update=True)
             if study is None:
-                raise _unknown(session, study_id)
+                raise unknown_study(session, study_id)
             if to not in STUDY_TRANSITIONS[study.state]:
                 return False
             if expect is not None and study.state not in expect:
@@ -318,15 +320,7 @@ class Store:
     def keep_dry_run(self, dry_run: "DryRun") -> None:
         """Keeps a dry run for all studies. The first of a key stays, unless it had failed."""
         with self._write() as session:
-            row = session.get(DryRunRow, dry_run.key, with_for_update=True)
-            if row is None:
-                row = DryRunRow(
-                    key=dry_run.key, record=dry_run.as_dict(), created_at=clock(session)
-                )
-                with suppress(IntegrityError), session.begin_nested():  # another was quicker
-                    session.add(row)
-            elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
-                row.record, row.created_at = dry_run.as_dict(), clock(session)
+            keep_dry_run(session, dry_run)
 
     # Verdicts of the guard
 
@@ -339,6 +333,25 @@ class Store:
         """Keeps a verdict for all studies; one that was not reached replaces none that was."""
         with self._write() as session:
             keep_verdict(session, verdict)
+
+    # Calibrations
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        """The newest rates that were measured on devices like the cluster's.
+
+        Those of a cluster of the same size go before newer ones of another.
+
+        Args:
+            cluster: whose rates are wanted.
+            versions: of packages; rates are of a release of torch, where it is stated.
+        """
+        with self._read() as session:
+            return read_calibration(session, cluster, versions)
+
+    def keep_calibration(self, calibration: Calibration) -> None:
+        """Keeps rates for all studies on such devices."""
+        with self._write() as session:
+            keep_calibration(session, calibration)
 
     # Transactions
 
@@ -357,7 +370,7 @@ def _planned_at(session: Session, study_id: str, revision: int) -> StudyRow | No
     """The study, locked, if it still stands where a probe was planned for it."""
     study = session.get(StudyRow, study_id, with_for_update=True)
     if study is None:
-        raise _unknown(session, study_id)
+        raise unknown_study(session, study_id)
     return study if study.revision == revision and study.state in queue.OPEN else None
 
 
@@ -374,26 +387,3 @@ def _queued_probe(
         state=ProbeState.QUEUED,
         created_at=now,
     )
-
-
-def _named_study(session: Session, given: str) -> StudyRow:
-    """The study whose id begins so; the ``st-`` may be left out."""
-    begin = given.strip().lower()
-    begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
-    if begin != ID_PREFIX:
-        like = StudyRow.id.startswith(begin, autoescape=True)
-        rows = session.scalars(select(StudyRow).where(like).order_by(StudyRow.id).limit(5)).all()
-        if len(rows) == 1 or (rows and rows[0].id == begin):
-            return rows[0]
-        if rows:
-            ids = ", ".join(row.id for row in rows)
-            raise UsageError("study", given, f"several begin so: {ids}")
-    raise _unknown(session, given)
-
-
-def _unknown(session: Session, given: str) -> UsageError:
-    newest = select(StudyRow.id).order_by(StudyRow.asked_at.desc()).limit(1000)
-    ids = session.scalars(newest).all()
-    if not ids:
-        return UsageError("study", given, "no such study; there are none in this database yet")
-    return UnknownNameError("study", given, ids)

@@ -5,6 +5,7 @@ studies ──< probes ──< attempts        one running attempt per probe, by
    └──< events
 dry_runs                               kept for all studies; their measurements name them
 guards                                 verdicts, kept for all studies
+calibrations                           kept for all studies of such devices
 """
 
 import json
@@ -265,6 +266,24 @@ class GuardRow(Base):
     ruling: Mapped[Ruling] = mapped_column(_status(Ruling, "ruling"))
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
     """``Verdict.as_dict()``."""
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class CalibrationRow(Base):
+    """Rates that were measured on a kind of device; the newest one counts."""
+
+    __tablename__ = "calibrations"
+    __table_args__ = (Index(None, "hardware", "torch"), _KEEP_IDS)
+
+    id: Mapped[int] = _row_id()
+    hardware: Mapped[str] = mapped_column(String(64))
+    """``hardware_key()`` of the cluster that was measured."""
+    torch: Mapped[str] = mapped_column(String(64))
+    """Release of torch that it was measured with."""
+    nodes: Mapped[int]
+    gpus_per_node: Mapped[int]
+    record: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    """``Calibration.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 

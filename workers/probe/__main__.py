@@ -1,9 +1,10 @@
-"""One rank of a probe, or of several, one after the other.
+"""One rank of a probe, of several, one after the other, or of a calibration.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
     python -P -m workers.probe --series --out DIR
 
-The second runs every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
+The first with ``--calibrate`` times the cases of the spec, and trains nothing. The second runs
+every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
 (``workers/probe/orders.py``).
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
@@ -37,7 +38,10 @@ def main() -> int:
     parser.add_argument("--init-method", default="env://")
     parser.add_argument("--watch-fd", type=int)
     parser.add_argument("--silence-s", type=float, default=20.0)
+    parser.add_argument("--calibrate", action="store_true", help="time the cases of the spec")
     options = parser.parse_args()
+    if options.series and options.calibrate:
+        parser.error("--calibrate is not for --series")
     # past the deadline the supervisor sends SIGTERM: leave in the log where this rank hangs
     faulthandler.register(signal.SIGTERM, chain=True)
     if options.watch_fd is not None:
@@ -54,9 +58,12 @@ def _run(options: argparse.Namespace) -> "Record":
         from workers.probe.series import run_series
 
         return run_series(options.out)
-    from workers.probe.rank import run_rank
+    if options.calibrate:
+        from workers.probe.calibrate.rank import calibrate_rank as run
+    else:
+        from workers.probe.rank import run_rank as run
 
-    return run_rank(options.spec, options.out, options.init_method)
+    return run(options.spec, options.out, options.init_method)
 
 
 if __name__ == "__main__":

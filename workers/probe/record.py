@@ -48,6 +48,7 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     emulation: dict[str, Any] | None = None
+    readings: list[dict[str, Any]] = field(default_factory=list)
 
     def fail(self, error: BaseException, phase: str, device: Device | None) -> None:
         """Set the outcome from the kind of ``error``; text is kept for people only."""

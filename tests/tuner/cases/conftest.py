@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tuner.cases import DryRuns, Policy, answer_cases
+from tuner.cluster import Cluster
+from tuner.cost.calibration import Calibration
 from tuner.dryrun import DryRun
 from tuner.errors import ProbeError
 
@@ -53,6 +55,7 @@ class Cache:
 
     kept: dict[str, DryRun] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    rates: Calibration | None = None
 
     def dry_runs(self, keys: Collection[str]) -> Mapping[str, DryRun]:
         """Those that are kept."""
@@ -62,6 +65,10 @@ class Cache:
     def keep_dry_run(self, dry_run: DryRun) -> None:
         """Keep one."""
         self.kept[dry_run.key] = dry_run
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        """The one for all clusters, if there is one."""
+        return self.rates
 
 
 @dataclass

@@ -42,6 +42,7 @@ def test_commands_are_those_that_exist() -> None:
         "suggest",
         "predict",
         "probe",
+        "calibrate",
         "export",
         "doctor",
         "studies list",

@@ -218,6 +218,9 @@ class Keys:
     def keep_dry_run(self, dry_run: DryRun) -> None:
         """Never called."""
 
+    def calibration(self, cluster: Cluster, versions: dict[str, str]) -> None:
+        """Never called."""
+
     def waiting(self, text: str) -> None:
         """Never called."""
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from tuner.measurement import Measurement, Outcome
+from tests.tuner.cost.calibrations import calibration_of
+from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import fits, probe_as_dict
 from tuner.space import enumerate_space
 from tuner.study import Probe, ProbeState
@@ -43,6 +44,22 @@ def test_a_probe_that_waits_has_nothing_derived(lab: SimpleNamespace) -> None:
     found = probe_as_dict(lab.study(lab.question()), waiting)
     assert set(found) == RAW
     assert found["measurement"] is None
+
+
+def test_the_time_of_a_dry_run_is_predicted_at_measured_rates(lab: SimpleNamespace) -> None:
+    question = lab.question(cluster="2xh100-80gb")
+    study = lab.study(question)
+    cases = (
+        {"kind": "copy", "dtype": "fp32", "elements": 1024},
+        {"kind": "matrix", "dtype": "fp32", "rows": 8, "width": 8},
+        {"kind": "matrix", "dtype": "fp32", "rows": 8, "width": 16},
+    )
+    measured = replace(study, calibration=calibration_of(cases, question.cluster))
+    probe = probe_of(lab)
+    probe = replace(probe, request=replace(probe.request, fidelity=Fidelity.PREDICTED))
+    usual, found = (probe_as_dict(one, probe)["step_time_s"] for one in (study, measured))
+    assert usual["provenance"] == found["provenance"] == "predicted"
+    assert usual["value"] != found["value"]
 
 
 def test_fits_is_of_the_studys_terms(lab: SimpleNamespace) -> None:

@@ -19,7 +19,16 @@ from tuner.store.engine import make_engine, parse_url
 from tuner.store.tables import VERSION_TABLE, Base
 from tuner.study import Question, Terms
 
-TABLES = {"studies", "probes", "attempts", "measurements", "events", "dry_runs", "guards"}
+TABLES = {
+    "studies",
+    "probes",
+    "attempts",
+    "measurements",
+    "events",
+    "dry_runs",
+    "guards",
+    "calibrations",
+}
 
 ON_ONE_SERVER = pytest.mark.xdist_group("postgresql")
 
@@ -140,7 +149,7 @@ def test_tables_of_others_beside_ours_are_no_difference(empty_url: str, engine: 
 @ON_ONE_SERVER
 def test_check_tells_that_a_database_is_not_migrated(new_postgresql: object) -> None:
     url = new_postgresql()  # type: ignore[operator]
-    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0004"]
+    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0005"]
     with pytest.raises(StoreError, match="run tuner db upgrade"):
         open_store(url)
     migrate.upgrade(url)
@@ -171,7 +180,7 @@ def test_a_database_of_a_newer_version_is_refused(empty_url: str, engine: Engine
     for use in (open_store, migrate.upgrade):
         with pytest.raises(StoreError, match=r"written by a newer version of tuner .*9999"):
             use(empty_url)
-    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0004"]
+    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0005"]
 
 
 def test_tables_of_another_program_are_left_alone(empty_url: str, engine: Engine) -> None:
@@ -243,7 +252,7 @@ def test_a_database_of_the_first_schema_keeps_its_data(empty_url: str, engine: E
         for statement in OF_THE_FIRST_SCHEMA:
             connection.execute(text(statement))
         before = rows_of(connection)
-    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004"]
+    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005"]
     assert migrate.check(empty_url) == []
     with engine.begin() as connection:
         assert rows_of(connection) == before
@@ -287,7 +296,7 @@ def test_going_back_drops_what_is_predicted_and_emulated(empty_url: str, engine:
         command.downgrade(migrate.alembic_config(connection), "0001")
     with engine.begin() as connection:
         assert rows_of(connection) == before
-    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004"]
+    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005"]
 
 
 OPEN_AND_ASK_NOTHING = """

@@ -1,0 +1,59 @@
+"""A probe's measurement, put together from what its ranks found."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from tests.tuner.cost.calibrations import calibration_of
+from tests.workers.test_emulation import CLUSTER, FIRST, SETTINGS, memory, noted
+from tuner.cost.calibration import Calibration
+from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
+from workers.measure import measure
+from workers.records import RankRecord
+from workers.warm import Probed
+
+CASES = [
+    {"kind": "copy", "dtype": "bf16", "elements": 1024},
+    {"kind": "matrix", "dtype": "bf16", "rows": 8, "width": 8},
+    *(
+        {"kind": "collective", "op": "all_gather", "axis": "intra", "dtype": "bf16", "elements": n}
+        for n in (10**3, 10**6, 10**8)
+    ),
+]
+
+
+def exposed_s(question: Question, calibration: Calibration | None) -> float:
+    """Seconds of one exposed gather, of a probe of rank 0 alone."""
+    rank = RankRecord(
+        rank=0, outcome=Outcome.OK, phase="", error="", ended_at=0.0, emulation=noted(FIRST)
+    )
+    found = Measurement(outcome=Outcome.OK, memory=memory(), step_times_s={2: (0.35,) * 3})
+    probed = Probed(measurement=found, records=(rank,))
+    request = ProbeRequest(settings=SETTINGS, fidelity=Fidelity.EMULATED)
+    made = measure(
+        Study(
+            id="st-000000000000",
+            question=replace(question, cluster=CLUSTER),
+            terms=Terms(fidelity=Fidelity.EMULATED),
+            state=StudyState.RUNNING,
+            seed=0,
+            calibration=calibration,
+        ),
+        Probe(id=1, request=request, state=ProbeState.RUNNING),
+        SimpleNamespace(measure=lambda *_, **__: probed),  # type: ignore[arg-type]
+        stands_in=False,
+        deadline_s=1.0,
+        pause=lambda seconds: "",
+    )
+    assert made.emulation is not None
+    return made.emulation.exposed_s[2].value_s
+
+
+def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question: Question) -> None:
+    found = calibration_of(CASES, CLUSTER)
+    link = found.links["intra"]
+    twice = link.bytes_per_s.scaled(2)
+    faster = replace(found, links={"intra": replace(link, bytes_per_s=twice)})
+    calibrated_s = exposed_s(question, found)
+    assert calibrated_s != exposed_s(question, None)
+    assert 0.4 < exposed_s(question, faster) / calibrated_s < 0.6

@@ -1,0 +1,249 @@
+"""Rates that were measured on the devices of a cluster, in the place of the catalogue's.
+
+They are of a kind of device, in one release of torch. Links are of groups as large as a node, or
+of as many nodes. What is measured is in :mod:`tuner.cost.readings`; rates are made of it in
+:mod:`tuner.cost.calibration_fit`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tuner import machine
+from tuner.cluster import Cluster, Device, Link
+from tuner.cost.constants import Costs
+from tuner.quantity import Provenance, Quantity
+from tuner.workload import Precision
+
+FORMAT = 1
+"""Of :meth:`Calibration.as_dict`; one of another format is not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRates:
+    """What one device computes in one number format, with all others at it too."""
+
+    flops_per_s: Quantity
+    """Matrix products of many channels."""
+    small_dim: float
+    """Channels at which half of that is reached."""
+    traffic_factor: float
+    """Traffic of a layer over its kept activations, forward and backward, at copies' rate."""
+    logit_traffic: float
+    """Bytes of traffic per logit, at that rate."""
+    layer_host_s: float
+    """Host seconds to launch one layer, forward and backward."""
+    update_factor: float
+    """Seconds of AdamW's step over those of its counted traffic at that rate."""
+    layers_error: float
+    """Largest relative error of these figures on the layers that they were fitted to."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name != "flops_per_s"}
+        return {"flops_per_s": self.flops_per_s.as_dict(), **plain}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """One kind of link: within a node, or between nodes."""
+
+    bytes_per_s: Quantity
+    """What one rank sends in a ring, in one direction."""
+    latency_s: float
+    """Seconds of one step of a ring, however little is sent."""
+    factors: Mapping[str, float]
+    """By operation, such as reduce_scatter: its seconds over those of its ring at these rates."""
+    error: float
+    """Median relative error of all these on the collectives that they were fitted to."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain = {"latency_s": self.latency_s, "factors": dict(self.factors), "error": self.error}
+        return {"bytes_per_s": self.bytes_per_s.as_dict(), **plain}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What one run of ``tuner calibrate`` found."""
+
+    hardware: str
+    """Which kind of device: :func:`hardware_key`."""
+    cluster: str
+    """The short spelling of the cluster that was measured."""
+    nodes: int
+    """Its nodes."""
+    gpus_per_node: int
+    """Ranks of each."""
+    at: str
+    """When, UTC in ISO 8601."""
+    wall_s: float
+    """Seconds that it took, with the start of the ranks."""
+    versions: Mapping[str, str]
+    """Of the packages that it was measured with."""
+    memory_bytes_per_s: Quantity
+    """Reading and writing one device's memory, both counted."""
+    compute: Mapping[str, ComputeRates]
+    """By number format: bf16, fp32."""
+    links: Mapping[str, LinkRates] = field(default_factory=dict)
+    """``intra`` and ``inter`` node, where there are several ranks."""
+    disturbance: float
+    """A typical call's seconds over those of its shortest: 1 where nothing else ran meanwhile."""
+    overlap_cost: float | None = None
+    """Part of the shorter of computing and communicating by which both at once take longer than
+    the longer one; ``None`` when there is one rank."""
+    readings: tuple[Mapping[str, Any], ...] = ()
+    """What was timed, as JSON."""
+
+    @property
+    def torch(self) -> str:
+        """The release of torch that it holds for."""
+        return self.versions.get("torch", "").partition("+")[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {
+            "format": FORMAT,
+            **plain,
+            "versions": dict(self.versions),
+            "memory_bytes_per_s": self.memory_bytes_per_s.as_dict(),
+            "compute": {dtype: rates.as_dict() for dtype, rates in self.compute.items()},
+            "links": {name: rates.as_dict() for name, rates in self.links.items()},
+            "readings": [dict(reading) for reading in self.readings],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Calibration":
+        """The reverse of :meth:`as_dict`.
+
+        Raises:
+            ValueError: it is of another format.
+            KeyError, TypeError: it is none.
+        """
+        if values["format"] != FORMAT:
+            raise ValueError(f"format {values['format']}")
+        return cls(
+            **{name: values[name] for name in _PLAIN},
+            versions=dict(values["versions"]),
+            memory_bytes_per_s=_quantity(values["memory_bytes_per_s"]),
+            compute={
+                dtype: ComputeRates(**{**rates, "flops_per_s": _quantity(rates["flops_per_s"])})
+                for dtype, rates in values["compute"].items()
+            },
+            links={
+                name: LinkRates(**{**rates, "bytes_per_s": _quantity(rates["bytes_per_s"])})
+                for name, rates in values["links"].items()
+            },
+            readings=tuple(values["readings"]),
+        )
+
+
+_PLAIN = (
+    "hardware",
+    "cluster",
+    "nodes",
+    "gpus_per_node",
+    "at",
+    "wall_s",
+    "disturbance",
+    "overlap_cost",
+)
+
+
+def _quantity(values: Mapping[str, Any]) -> Quantity:
+    return Quantity(**{**values, "provenance": Provenance(values["provenance"])})
+
+
+def hardware_key(cluster: Cluster) -> str:
+    """Which kind of device a cluster has; the same in all clusters of that kind.
+
+    A CPU rank has a share of this machine, so its kind is the processor with its cores, and how
+    many ranks share them.
+    """
+    kind: dict[str, object] = {"device": str(cluster.gpu.device), "name": cluster.gpu.name}
+    if cluster.gpu.device is Device.CPU:
+        ranks = {"nodes": cluster.nodes, "ranks": cluster.gpus_per_node}
+        kind |= {"processor": machine.processor(), "cores": machine.usable_cores(), **ranks}
+    return hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()
+
+
+def calibrated(
+    calibration: Calibration, precision: Precision, cluster: Cluster, costs: Costs
+) -> tuple[Cluster, Costs]:
+    """The cluster and the constants with what was measured in the place of published peaks.
+
+    Links are replaced where a group of the same size was measured.
+
+    Args:
+        calibration: of the cluster's kind of device.
+        precision: of the workload. Mixed precision computes in bf16, and updates in fp32.
+        cluster: whose speed is asked for.
+        costs: the catalogue's.
+    """
+    time: dict[str, float] = {}  # of the constants, those that are measured
+    gpu = replace(cluster.gpu, memory_bytes_per_s=calibration.memory_bytes_per_s.value)
+    computes = "fp32" if precision is Precision.FP32 else "bf16"
+    updates = "bf16" if precision is Precision.BF16 else "fp32"
+    if rates := calibration.compute.get(computes):
+        peak = rates.flops_per_s.value
+        if computes == "fp32":
+            gpu = replace(gpu, fp32_flops_per_s=peak)
+        else:
+            gpu = replace(gpu, dense_bf16_flops_per_s=peak)
+        time |= {
+            "matmul_efficiency": 1.0,
+            "small_dim": rates.small_dim,
+            "traffic_factor": rates.traffic_factor,
+            "logit_traffic": rates.logit_traffic,
+            "torch_host_s": rates.layer_host_s,
+        }
+    if rates := calibration.compute.get(updates):
+        time["update_factor"] = rates.update_factor
+    if calibration.overlap_cost is not None:
+        time["overlap_cost"] = calibration.overlap_cost
+    links = _links(calibration, cluster)
+    time |= {f"{name}_efficiency": 1.0 for name in links}
+    if cluster.gpu.device is Device.CPU:
+        low, time["high_unfitted"] = costs.time.low_cpu, costs.time.high_cpu
+    else:
+        low = costs.time.low_unfitted
+    time["low_unfitted"] = low / calibration.disturbance  # alone, devices are as much faster
+    where = replace(
+        cluster,
+        gpu=gpu,
+        intra_node=links.get("intra", cluster.intra_node),
+        inter_node=links.get("inter", cluster.inter_node),
+    )
+    for name in sorted(links)[-1:]:  # within a node, where there are both
+        factors = calibration.links[name].factors
+        time |= {f"{op}_factor": factor for op, factor in factors.items()}
+    return where, replace(costs, time=replace(costs.time, **time), calibrated=True)
+
+
+def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
+    """Those that hold for the cluster too."""
+    same = {
+        "intra": calibration.gpus_per_node == cluster.gpus_per_node,
+        "inter": calibration.nodes == cluster.nodes,
+    }
+    return {
+        name: Link(bytes_per_s=rates.bytes_per_s.value, latency_s=rates.latency_s)
+        for name, rates in calibration.links.items()
+        if same[name]
+    }
+
+
+def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:
+    """Which rates of a cluster are measured, when and with what, for people."""
+    what = ["computing", "copying", *(_LINKS[name] for name in _links(calibration, cluster))]
+    where = "" if calibration.cluster == cluster.name else f" on {calibration.cluster}"
+    return (
+        f"{', '.join(what[:-1])} and {what[-1]} are priced at calibrated rates, measured{where} on"
+        f" {calibration.at[:10]} with torch {calibration.torch or 'unknown'}"
+    )
+
+
+_LINKS = {"intra": "links within a node", "inter": "links between nodes"}

@@ -1,0 +1,327 @@
+"""Rates from what was timed: the cost model's own formulas, solved for their constants.
+
+Each constant is fitted to the cases that show it: matrix rates to products of several widths,
+bandwidth to copies that no cache holds, a layer's traffic to what layers take beyond their
+matrices, latency and bandwidth of links to collectives of several sizes. What is smallest is the
+sum of squared relative errors.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from tuner.cluster import Cluster, Device, Link
+from tuner.cost.calibration import Calibration, ComputeRates, LinkRates, hardware_key
+from tuner.cost.compute import stage_compute_s
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.links import Group, ring_s
+from tuner.cost.readings import PRECISIONS, Reading, of_kind
+from tuner.cost.sharded_time import update_bytes
+from tuner.cost.stages import Stage
+from tuner.quantity import Provenance, Quantity
+from tuner.settings import Settings
+from tuner.workload import Optimizer, Workload
+
+LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
+ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
+BYTES = {"bf16": 2, "fp32": 4}
+"""Of one number."""
+
+
+def fitted(
+    readings: Sequence[Reading],
+    cluster: Cluster,
+    *,
+    versions: Mapping[str, str],
+    at: str,
+    wall_s: float,
+) -> Calibration:
+    """The rates of a cluster.
+
+    Args:
+        readings: of all its ranks.
+        cluster: where.
+        versions: of the packages that ran.
+        at: when, UTC in ISO 8601.
+        wall_s: seconds that it took.
+
+    Raises:
+        ValueError: no copies or no matrix products were timed.
+    """
+    copied = _copy_rate(of_kind(readings, "copy"))
+    sent = of_kind(readings, "collective")
+    dtypes = [dtype for dtype in BYTES if of_kind(readings, "matrix", dtype=dtype)]
+    if not dtypes:
+        raise ValueError("no matrix products were timed")
+    return Calibration(
+        hardware=hardware_key(cluster),
+        cluster=cluster.name,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        at=at,
+        wall_s=wall_s,
+        versions=dict(versions),
+        memory_bytes_per_s=copied,
+        compute={dtype: _compute(readings, dtype, cluster, copied) for dtype in dtypes},
+        links={
+            axis: _link(rows, axis, cluster)
+            for axis in ("intra", "inter")
+            if len(rows := of_kind(sent, "collective", axis=axis)) > 1
+        },
+        disturbance=median(r.median_s / r.low_s for r in readings),
+        overlap_cost=_overlap_cost(of_kind(readings, "both")),
+        readings=tuple(reading.as_dict() for reading in readings),
+    )
+
+
+def _measured(value: float, low: float, high: float) -> Quantity:
+    ends = min(low, value), max(high, value)
+    return Quantity(value=value, low=ends[0], high=ends[1], provenance=Provenance.MEASURED)
+
+
+def _copy_rate(copies: Sequence[Reading]) -> Quantity:
+    """Of the largest copies, in bytes read and written per second: smaller ones stay in caches."""
+    if not copies:
+        raise ValueError("no copies were timed")
+    sizes = [(2 * BYTES[r.case["dtype"]] * r.case["elements"], r) for r in copies]
+    largest = max(size for size, _ in sizes)
+    found = [(size, r) for size, r in sizes if size == largest]
+    return _measured(
+        median(size / r.seconds for size, r in found),
+        min(size / r.high_s for size, r in found),
+        max(size / r.low_s for size, r in found),
+    )
+
+
+# -- computing --------------------------------------------------------------------------------
+
+
+def _compute(
+    readings: Sequence[Reading], dtype: str, cluster: Cluster, copied: Quantity
+) -> ComputeRates:
+    """Matrices first, then what layers and the model's ends take beside them."""
+    flops_per_s, small_dim = _matrix_rate(of_kind(readings, "matrix", dtype=dtype))
+    here = _with_rates(cluster, flops_per_s, copied)
+    timed = _layers(of_kind(readings, "layers", dtype=dtype))
+    usual = default_costs().time
+    host_s = min((t.layer_s for t in timed), default=usual.torch_host_s)
+    # a CPU launches and computes by turns; a GPU computes while the host launches
+    beside = host_s if cluster.gpu.device is Device.CPU else 0.0
+    busy = [t for t in timed if t.layer_s > HOST_BOUND * host_s]
+    found: dict[str, float] = {}
+    for name, stage in (("traffic_factor", LAYER), ("logit_traffic", ENDS)):
+        rows = [_beyond_matrices(t, name, stage, here, small_dim, beside) for t in busy]
+        found[name] = _slope(rows) if rows else usual[name]
+    costs = _costs(small_dim, **found)
+    errors = [abs(_stage_s(t, LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
+    return ComputeRates(
+        flops_per_s=flops_per_s,
+        small_dim=small_dim,
+        layer_host_s=host_s,
+        update_factor=_update_factor(of_kind(readings, "update", dtype=dtype), dtype, copied),
+        layers_error=max(errors, default=0.0),
+        **found,
+    )
+
+
+HOST_BOUND = 2.0
+"""Layers that take less than so many times the host's share say little of the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """A small model at two depths."""
+
+    workload: Workload
+    settings: Settings
+    layer_s: float
+    """What one more layer takes, forward and backward."""
+    ends_s: float
+    """What the model takes beside its layers: embedding, head, loss."""
+
+
+def _layers(readings: Iterable[Reading]) -> list[_Timed]:
+    """Pairs of readings that differ in depth alone."""
+    by_shape: dict[str, dict[int, Reading]] = {}
+    for reading in readings:
+        model = {k: v for k, v in reading.case["model"].items() if k != "num_hidden_layers"}
+        rest = {k: v for k, v in reading.case.items() if k not in ("model", "layers")}
+        by_shape.setdefault(repr((model, rest)), {})[reading.case["layers"]] = reading
+    found = []
+    for depths in by_shape.values():
+        if len(depths) < 2:
+            continue
+        few, many = min(depths), max(depths)
+        layer_s = (depths[many].seconds - depths[few].seconds) / (many - few)
+        ends_s = depths[few].seconds - few * layer_s
+        workload, settings = depths[few].workload()
+        if layer_s > 0:  # not so where something else ran meanwhile
+            row = _Timed(workload=workload, settings=settings, layer_s=layer_s, ends_s=ends_s)
+            found.append(row)
+    return found
+
+
+def _matrix_rate(products: Sequence[Reading]) -> tuple[Quantity, float]:
+    """Rate of wide products, and the width at which half of it is reached.
+
+    Seconds of an operation are ``a + b / width``: ``1 / a`` is the rate, ``b / a`` that width.
+    """
+    rows = []
+    for r in products:
+        operations = 2 * r.case["rows"] * r.case["width"] ** 2
+        rows.append((1.0, 1 / r.case["width"], r.seconds / operations))
+    constant, by_width = _plane(rows)
+    least = min(seconds for _, _, seconds in rows) / BEYOND
+    if constant < least:  # a slow narrow product says little of wide ones
+        constant = least
+        by_width = _slope([(inverse, s - least, s) for _, inverse, s in rows])
+    low = min(r.low_s / r.seconds for r in products)
+    high = max(r.high_s / r.seconds for r in products)
+    rate = 1 / constant
+    return _measured(rate, rate / high, rate / low), by_width / constant
+
+
+BEYOND = 1.1
+"""Rate of the widest products over the fastest that was timed, at most."""
+
+
+def _with_rates(cluster: Cluster, flops_per_s: Quantity, copied: Quantity) -> Cluster:
+    gpu = replace(
+        cluster.gpu,
+        dense_bf16_flops_per_s=flops_per_s.value,
+        fp32_flops_per_s=flops_per_s.value,
+        memory_bytes_per_s=copied.value,
+    )
+    return replace(cluster, gpu=gpu)
+
+
+def _costs(small_dim: float, **time: float) -> Costs:
+    """Constants of matrices alone, and what is given."""
+    usual = default_costs()
+    matrices = {"matmul_efficiency": 1.0, "small_dim": small_dim}
+    nothing = {"traffic_factor": 0.0, "logit_traffic": 0.0}
+    return replace(usual, time=replace(usual.time, **{**matrices, **nothing, **time}))
+
+
+def _stage_s(timed: _Timed, stage: Stage, cluster: Cluster, costs: Costs) -> float:
+    return stage_compute_s(timed.workload, timed.settings, cluster, costs, stage)
+
+
+def _beyond_matrices(
+    timed: _Timed, name: str, stage: Stage, cluster: Cluster, small_dim: float, beside: float
+) -> tuple[float, float, float]:
+    """Seconds that one unit of a constant makes, those that are left for it, and all of them."""
+    matrices_s = _stage_s(timed, stage, cluster, _costs(small_dim))
+    unit_s = _stage_s(timed, stage, cluster, _costs(small_dim, **{name: 1.0})) - matrices_s
+    whole_s = timed.layer_s if stage is LAYER else timed.ends_s
+    left_s = whole_s - matrices_s - (beside if stage is LAYER else 0.0)
+    return unit_s, left_s, max(whole_s, unit_s)
+
+
+def _slope(rows: Sequence[tuple[float, float, float]]) -> float:
+    """The factor of the first that comes nearest to the second, relative to the third."""
+    over = sum(unit * left / whole**2 for unit, left, whole in rows)
+    return max(0.0, over / sum((unit / whole) ** 2 for unit, _, whole in rows))
+
+
+def _update_factor(updates: Sequence[Reading], dtype: str, copied: Quantity) -> float:
+    """Of the largest update: an optimizer's state is in no cache."""
+    if not updates:
+        return 1.0
+    largest = max(updates, key=lambda r: r.case["elements"])
+    traffic = update_bytes(Optimizer.ADAMW, PRECISIONS[dtype], largest.case["elements"])
+    assert copied.value is not None
+    return largest.seconds * copied.value / traffic
+
+
+# -- communicating ----------------------------------------------------------------------------
+
+
+def _link(readings: Sequence[Reading], axis: str, cluster: Cluster) -> LinkRates:
+    """Latency and bandwidth of a ring's step."""
+    ranks = cluster.gpus_per_node if axis == "intra" else cluster.nodes
+    group = Group(ranks=ranks, ranks_per_node=ranks if axis == "intra" else 1)
+    rows = [_ring(reading, group, cluster) for reading in readings]
+    latency_s, per_byte_s = _plane(rows)
+    if per_byte_s <= 0:  # only latency was seen
+        per_byte_s = min(left / unit for _, unit, left in rows)
+    fits = [one * latency_s + unit * per_byte_s for one, unit, _ in rows]
+    factors = _by_operation(readings, fits, [left for *_, left in rows])
+    errors = [
+        abs(factors[reading.case["op"]] * fit_s - left_s) / left_s
+        for reading, fit_s, (*_, left_s) in zip(readings, fits, rows, strict=True)
+    ]
+    low = median(r.low_s / r.seconds for r in readings)
+    high = median(r.high_s / r.seconds for r in readings)
+    rate = 1 / per_byte_s
+    return LinkRates(
+        bytes_per_s=_measured(rate, rate / high, rate / low),
+        latency_s=latency_s,
+        factors=factors,
+        error=median(errors),
+    )
+
+
+def _by_operation(
+    readings: Sequence[Reading], fits: Sequence[float], seen: Sequence[float]
+) -> dict[str, float]:
+    """Seconds of each operation over those of its rings, all sizes together: the largest count."""
+    found = {}
+    for op in dict.fromkeys(r.case["op"] for r in readings):
+        rows = [i for i, r in enumerate(readings) if r.case["op"] == op]
+        found[op] = sum(seen[i] for i in rows) / sum(fits[i] for i in rows)
+    return found
+
+
+def _ring(reading: Reading, group: Group, cluster: Cluster) -> tuple[float, float, float]:
+    """Of a collective: steps of latency, bytes sent, and the seconds that are theirs."""
+    case, usual = reading.case, default_costs()
+    size = BYTES[case["dtype"]] * case["elements"]
+    twice = case["op"] == "all_reduce"
+    whole = replace(usual.time, intra_efficiency=1.0, inter_efficiency=1.0)
+    ideal = replace(usual, time=whole)
+
+    def seconds(link: Link, size_bytes: float) -> float:
+        linked = replace(cluster, intra_node=link, inter_node=link)
+        return ring_s(size_bytes, 1, group, linked, ideal, twice=twice)
+
+    start_s = seconds(Link(bytes_per_s=1.0, latency_s=0.0), 0.0)
+    steps = seconds(Link(bytes_per_s=1.0, latency_s=1.0), 0.0) - start_s
+    sent_bytes = seconds(Link(bytes_per_s=1.0, latency_s=0.0), size) - start_s
+    # a start is counted beside the link's own latency, but no more of it than was seen
+    return steps, sent_bytes, max(reading.seconds - start_s, reading.seconds / 2)
+
+
+def _overlap_cost(readings: Sequence[Reading]) -> float | None:
+    """By how much of the shorter both at once are longer than the longer."""
+    found = []
+    for dtype in BYTES:
+        parts = {r.case["part"]: r.seconds for r in readings if r.case["dtype"] == dtype}
+        if len(parts) == 3:
+            longer = max(parts["matrix"], parts["collective"])
+            shorter = min(parts["matrix"], parts["collective"])
+            found.append(min(1.0, max(0.0, (parts["both"] - longer) / shorter)))
+    return median(found) if found else None
+
+
+def _plane(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """``x, y >= 0`` for which ``a x + b y`` comes nearest to ``c``, relative to it.
+
+    Args:
+        rows: ``a, b, c``; at least one.
+    """
+    scaled = [(a / c, b / c) for a, b, c in rows]
+    aa, ab = sum(a * a for a, _ in scaled), sum(a * b for a, b in scaled)
+    bb, a1, b1 = sum(b * b for _, b in scaled), sum(a for a, _ in scaled), sum(b for _, b in scaled)
+    determinant = aa * bb - ab * ab
+    if determinant > RANK_DEFICIENT * aa * bb:
+        x, y = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
+        if x >= 0 and y >= 0:
+            return x, y
+    only_x, only_y = a1 / aa if aa else 0.0, b1 / bb if bb else 0.0
+    # the better of the two ends
+    return (only_x, 0.0) if a1 * only_x >= b1 * only_y else (0.0, only_y)
+
+
+RANK_DEFICIENT = 1e-9
+"""Of the normal equations' determinant, relative to what it is of independent columns."""
