@@ -15,7 +15,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from tuner import planner
 from tuner.errors import NothingFitsError, StoreError, TunerError, UsageError
 from tuner.store import Store, StudySummary
-from tuner.study import Probe, Study
+from tuner.study import Study
 
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names that a browser may call this service by: another page's name is refused."""
@@ -59,7 +59,7 @@ def create_app(store: Store) -> FastAPI:
     @app.get("/tune/{study_id}/probes", summary="A study's probes, oldest first")
     def show_probes(study_id: StudyId) -> dict[str, Any]:
         study = _find(store, study_id)
-        return {"probes": [_probe(probe) for probe in study.probes]}
+        return {"probes": [planner.probe_as_dict(study, probe) for probe in study.probes]}
 
     return app
 
@@ -82,19 +82,6 @@ def _summary(summary: StudySummary) -> dict[str, Any]:
         "probes": probes,
         "created_at": summary.created_at,
         "asked_at": summary.asked_at,
-    }
-
-
-def _probe(probe: Probe) -> dict[str, Any]:
-    measurement = probe.measurement
-    return {
-        "id": probe.id,
-        "settings": probe.request.settings.as_dict(),
-        "fidelity": str(probe.request.fidelity),
-        "repetition": probe.request.repetition,
-        "state": str(probe.state),
-        "finished_at": probe.finished_at,
-        "measurement": measurement.as_dict() if measurement is not None else None,
     }
 
 

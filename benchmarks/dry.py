@@ -23,7 +23,7 @@ from tuner.settings import Settings
 from tuner.workload import Workload
 
 LIMIT_S = 300.0
-"""Seconds of one dry run; more than users are made to wait, for a benchmark's machine is busy."""
+"""CPU seconds of the dry runs of one class; more than users wait, for this machine is busy."""
 
 
 class Asked(Protocol):

@@ -12,6 +12,7 @@ of vTrain (Megatron-DeepSpeed, A100), from which only the width of an interval i
 from collections.abc import Callable
 from dataclasses import replace
 from math import log
+from typing import Any
 
 from sweep import Run, nanotron_runs, vtrain_runs
 
@@ -70,9 +71,10 @@ def search(table: str, names: tuple[str, ...], loss: Callable[[Costs], float]) -
         before = best
         for name in names:
             for factor in (1 + step, 1 / (1 + step)):
-                values = dict(getattr(costs, table))
-                values[name] = min(values[name] * factor, AT_MOST.get(name, float("inf")))
-                tried = replace(costs, **{table: values})
+                values = getattr(costs, table)
+                value = min(values[name] * factor, AT_MOST.get(name, float("inf")))
+                changed: dict[str, Any] = {table: replace(values, **{name: value})}
+                tried = replace(costs, **changed)
                 if (found := loss(tried)) < best - 1e-6:
                     costs, best = tried, found
         if best > before - 1e-4:

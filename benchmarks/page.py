@@ -1,56 +1,108 @@
 """The results in ``docs/prediction.md``: written by the benchmark, so that page and file agree."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common import ROOT
+from sweep_table import WORKLOAD
 
 PAGE = ROOT / "docs" / "prediction.md"
+LOST = 0.1
+"""Workloads are named whose fastest predicted run loses more than this share."""
+
+Row = Mapping[str, Any]
 
 
-def write(result: Mapping[str, Any]) -> None:
+def write(result: Row) -> None:
     """Put the results' tables into the page, each between its two markers."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, lines in (("goals", goals(result)), ("rivals", rivals(result["rivals"]))):
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+
+
+def filled(text: str, result: Row) -> str:
+    """The page's text with all sections anew.
+
+    Raises:
+        ValueError: a marker is missing, or there twice.
+    """
+    for name, lines in SECTIONS.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         before, rest = text.split(begin)
-        text = before + begin + "\n".join(lines) + "\n" + end + rest.split(end)[1]
-    PAGE.write_text(text, encoding="utf-8")
+        _, after = rest.split(end)
+        text = before + begin + "\n".join(lines(result)) + "\n" + end + after
+    return text
 
 
-def goals(result: Mapping[str, Any]) -> list[str]:
+def goals(result: Row) -> list[str]:
     """Every figure that is held to something."""
     versions = result["versions"]
     met = sum(goal["met"] for goal in result["goals"])
     packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
+    rows = [(g["name"], g["goal"], f"{g['value']:.3g}", _met(g)) for g in result["goals"]]
     return [
-        f"{result['date']}, {result['device']}, {packages}: {met} of {len(result['goals'])} met.",
+        f"{result['date']}, {result['device']}, {packages}: {met} of {len(rows)} met.",
         "",
-        "| figure | goal | value | |",
-        "|---|---|---|---|",
-        *(f"| {g['name']} | {g['goal']} | {g['value']:.3g} | {_met(g)} |" for g in result["goals"]),
+        *_table(("figure", "goal", "value", ""), rows),
     ]
 
 
-def _met(goal: Mapping[str, Any]) -> str:
+def _met(goal: Row) -> str:
     return "met" if goal["met"] else "**missed**"
 
 
-def rivals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Median errors and verdicts, ours and other tools'."""
+def sweep(result: Row) -> list[str]:
+    """nanotron's sweep and vTrain's runs; and where choosing by prediction would lose most."""
+    workloads = [row for row in result["rows"] if row["runs"].startswith(WORKLOAD)]
+    others = [row for row in result["rows"] if not row["runs"].startswith(WORKLOAD)]
+    lost = {row["runs"].removeprefix(WORKLOAD): row["regret_of_fastest"] for row in workloads}
+    named = [f"{name}: {_percent(of)}" for name, of in lost.items() if of > LOST]
+    header = ("runs", "n", "memory, first stage", "worst stage", "inside, first", "worst",
+              "tokens/s", "inside", "Spearman, pooled", "by workload", "regret")  # fmt: skip
     return [
-        "| on | by | rows | median error | largest error | verdicts |",
-        "|---|---|---|---|---|---|",
-        *map(_rival, rows),
+        *_table(header, [_sweep_row(row) for row in others]),
+        "",
+        f"Of {len(lost)} workloads, the run predicted fastest is more than {LOST:.0%} slower than"
+        f" the fastest in {len(named)} ({'; '.join(named)}).",
     ]
 
 
-def _rival(row: Mapping[str, Any]) -> str:
-    errors = f"{_percent(row['median_error'])} | {_percent(row['largest_error'])}"
-    return f"| {row['on']} | {row['by']} | {row['n']} | {errors} | {_verdicts(row)} |"
+def _sweep_row(row: Row) -> tuple[str, ...]:
+    shares = ("memory_first_stage_error", "memory_worst_stage_error", "inside_first_stage",
+              "inside_worst_stage", "speed_error", "inside_speed")  # fmt: skip
+    ranks = [row[name] for name in ("spearman_pooled", "spearman_median")]
+    return (
+        row["runs"],
+        str(row["n"]),
+        *(_percent(row[name]) for name in shares),
+        *("" if rank is None else f"{rank:.3f}" for rank in ranks),
+        _percent(row["regret_of_fastest"]),
+    )
 
 
-def _verdicts(row: Mapping[str, Any]) -> str:
+def stated(result: Row) -> list[str]:
+    """DLRover's rows by what is stated of their script: GiB by GPUs."""
+    rows = result["dlrover_stated"]
+    sizes = [name for name in rows[0] if name.endswith("GPUs")]
+    lines = [
+        (row["stated"], row["by"].replace("_", " "),
+         *("" if row[name] is None else f"{row[name]:.1f}" for name in sizes),
+         _percent(row["largest_error"]))
+        for row in rows
+    ]  # fmt: skip
+    return _table(("stated", "by", *sizes, "largest error"), lines)
+
+
+def rivals(result: Row) -> list[str]:
+    """Median errors and verdicts, ours and other tools'."""
+    header = ("on", "by", "rows", "median error", "largest error", "verdicts")
+    return _table(header, [_rival(row) for row in result["rivals"]])
+
+
+def _rival(row: Row) -> tuple[str, ...]:
+    errors = (_percent(row["median_error"]), _percent(row["largest_error"]))
+    return (row["on"], row["by"], str(row["n"]), *errors, _verdicts(row))
+
+
+def _verdicts(row: Row) -> str:
     accuracy = row["balanced_accuracy"]
     if accuracy is None:
         return ""
@@ -59,3 +111,17 @@ def _verdicts(row: Mapping[str, Any]) -> str:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.3g}%"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+SECTIONS: Mapping[str, Callable[[Row], list[str]]] = {
+    "goals": goals,
+    "sweep": sweep,
+    "stated": stated,
+    "rivals": rivals,
+}
+"""What is between markers of the same names."""

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,14 @@ from common import RESULTS, ROOT, Goal, report, show
 from dry import Dried, dry_run_all
 from plot import BLUE, GREEN, ORANGE, PURPLE, YELLOW, Panel, Series, svg
 from probe_cases import Case
+from public_goals import dlrover_goals, interval_goals, issue_goals
 from public_rows import (
     PublicRow,
-    difference,
     dlrover_rows,
     issue_rows,
     judge,
-    slope_error,
+    judge_stated,
+    stated_lines,
     torchtitan_rows,
 )
 from rival_table import of_probes, of_public, of_sweep, table
@@ -40,60 +40,8 @@ from sweep_table import Pair, pick, predicted
 
 PICTURE = ROOT / "docs" / "images" / "prediction.svg"
 MB_GIB = 1e6 / 2**30
-WAYS = {"dry_run": "dry run", "arithmetic": "arithmetic"}
-DIFFERENCES = (
-    ("CodeLlama, sync on each batch: GiB off the measured +0", 6, 4, 0.0, 1.0),
-    ("Mixtral, sync on each of 16 batches: GiB off the measured +1", 2, 0, 1.0, 3.0),
-    ("Mixtral, 8-bit AdamW: GiB off the measured -14", 3, 2, -14.0, 4.0),
-)
-"""Of issue 29425: two rows (by their place), the measured difference, what it may be off by."""
 
 Told = Sequence[Mapping[str, Any]]
-
-
-def issue_goals(told: Told) -> list[Goal]:
-    """The seven rows: verdicts, and differences between rows."""
-    found = []
-    for way, name in WAYS.items():
-        answered = [row[way] for row in told if row[way]]
-        right = sum(row["verdict_right"] for row in answered)
-        found.append(Goal(name=f"29425, {name}: verdicts right of 7", goal=">= 7", value=right))
-        for what, row, other, measured, allowed in DIFFERENCES:
-            known = told[row][way] and told[other][way]
-            off = abs(difference(told, way, row, other) - measured) if known else inf
-            found.append(Goal(name=f"29425, {name}: {what}", goal=f"<= {allowed:g}", value=off))
-    return [*found, _unknown("29425", told)]
-
-
-def dlrover_goals(told: Told) -> list[Goal]:
-    """The four rows."""
-    found = []
-    for way, name in WAYS.items():
-        known = all(row[way] for row in told)
-        worst = max(abs(row[way]["error"]) for row in told) if known else inf
-        slope = slope_error(told, way) if known else inf
-        found += [
-            Goal(name=f"DLRover, {name}: allocated peak, largest error", goal="<= 0.08",
-                 value=worst),
-            Goal(name=f"DLRover, {name}: slope in 1/N, error", goal="<= 0.02", value=slope),
-        ]  # fmt: skip
-    return [*found, _unknown("DLRover", told)]
-
-
-def _unknown(group: str, told: Told) -> Goal:
-    without = [row for row in told if not row["dry_run"] or row["arithmetic"]["gib"] is None]
-    share = len(without) / len(told)
-    return Goal(name=f"{group}: share answered unknown", goal="<= 0", value=share)
-
-
-def interval_goals(told: Told) -> list[Goal]:
-    """Published rows that nothing was fitted on, by each way of coming to a figure."""
-    found = []
-    for way, name in WAYS.items():
-        held = [row[way]["inside"] for row in told if row[way] and row["measured_gib"]]
-        what = f"29425 and DLRover, {name}: intervals hold the measured"
-        found.append(Goal(name=what, goal=">= 0.8", value=sum(held) / len(held)))
-    return found
 
 
 def extrapolation() -> tuple[list[Goal], dict[str, Any]]:
@@ -102,8 +50,10 @@ def extrapolation() -> tuple[list[Goal], dict[str, Any]]:
     if not path.exists():
         return [Goal(name="extrapolation: runs of its benchmark", goal=">= 1", value=0)], {}
     found = json.loads(path.read_text())
-    names = ("name", "goal", "value")
-    kept = [Goal(**{name: goal[name] for name in names}) for goal in found["goals"]]
+    kept = [
+        Goal(name=f"extrapolation: {goal['name']}", goal=goal["goal"], value=goal["value"])
+        for goal in found["goals"]
+    ]
     return kept, {key: found[key] for key in ("date", "commit", "versions", "rows")}
 
 
@@ -171,6 +121,8 @@ class Predicted:
     """Published rows by source."""
     told: Mapping[str, Told]
     """What is predicted for each of them."""
+    stated: Told
+    """The same for DLRover's rows with fewer and more facts of its script stated."""
     cases: Sequence[Case]
     """What was probed on CPU ranks."""
     probes: Told
@@ -200,6 +152,7 @@ def predict_all(data: Mapping[str, Any], kept: Path | None = None) -> Predicted:
     return Predicted(
         public=public,
         told={name: [judge(row, dried) for row in rows] for name, rows in public.items()},
+        stated=judge_stated(dried),
         cases=cases,
         probes=[probe_table.compare(one, dried) for one in probed],
         sweep=predicted(nanotron_runs()),
@@ -224,7 +177,7 @@ def goals(found: Predicted, speeds: Told) -> list[Goal]:
     told = found.told
     return [
         *issue_goals(told["issue_29425"]),
-        *dlrover_goals(told["dlrover"]),
+        *dlrover_goals(told["dlrover"], found.stated),
         *probe_table.goals(found.probes),
         *extrapolation()[0],
         *sweep_table.goals(found.sweep),
@@ -242,32 +195,44 @@ def main() -> None:
     data = probe_table.load()
     found = predict_all(data, options.dry_runs)
     speeds = [] if options.without_speed else speed.lines()
-    compared = rivals(found)
+    more = results(found, data, speeds)
+    show_tables(more)
+    if options.dry_runs or options.without_speed:  # not all of it, or not anew
+        told = [{**asdict(goal), "met": goal.met} for goal in goals(found, speeds)]
+        show("goals, not recorded", told)
+        return
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture(found))
-    siblings = [sweep_table.sibling(*pair) for pair in sweep_table.conflicting(found.ran)]
-    print(f"{len(siblings)} pairs of conflicting siblings (listed in the result file)")
-    show("other tools on the same rows", compared)
-    show("speed against published figures", published_times.rows())
-    if speeds:
-        show(
-            "speed", [{k: line.get(k) for k in ("what", "seconds", "dry_runs")} for line in speeds]
-        )
-    more = {
+    page.write(report("predict", goals(found, speeds), lines(found), more))
+
+
+def results(found: Predicted, data: Mapping[str, Any], speeds: Told) -> dict[str, Any]:
+    """What the result file holds beside goals and the sweep's table."""
+    siblings = sweep_table.conflicting(found.ran)
+    return {
         **found.told,
+        "dlrover_stated": stated_lines(found.stated),
         "cpu_probes": found.probes,
         "cpu_probes_measured": {k: data[k] for k in ("date", "commit", "versions", "device")},
         "extrapolation": extrapolation()[1],
-        "rivals": compared,
+        "rivals": rivals(found),
         "published_times": published_times.rows(),
         "speed": speeds,
-        "conflicting_siblings": siblings,
+        "conflicting_siblings": [sweep_table.sibling(*pair) for pair in siblings],
         "dry_runs": {"count": found.dried.requests, "seconds": found.dried.seconds},
     }
-    if options.dry_runs:  # not all of it was predicted anew
-        show("goals, not recorded", [asdict(goal) for goal in goals(found, speeds)])
-        return
-    page.write(report("predict", goals(found, speeds), lines(found), more))
+
+
+def show_tables(more: Mapping[str, Any]) -> None:
+    """Print what is not printed as goals and rows."""
+    siblings = len(more["conflicting_siblings"])
+    print(f"{siblings} pairs of conflicting siblings (listed in the result file)")
+    show("other tools on the same rows", more["rivals"])
+    show("DLRover, by what is stated of its script", more["dlrover_stated"])
+    show("speed against published figures", more["published_times"])
+    if more["speed"]:
+        kinds = ("what", "seconds", "dry_runs")
+        show("speed", [{kind: line.get(kind) for kind in kinds} for line in more["speed"]])
 
 
 def lines(found: Predicted) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from common import Goal
 from dry import Dried
+from judging import holds, share
 from probe_cases import Case, case
 
 from tuner.cost.prediction import Prediction, predict
@@ -90,19 +91,15 @@ def compare(one: Probed, dried: Dried) -> dict[str, Any]:
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     """What is asked of the CPU probes; a row without an answer counts as missed."""
     profiled = [row for row in rows if "profiler_mb" in row]
-    unknown = [row for row in rows if row["dry_run"] is None]
-    of_dry, of_arithmetic = "dry run within 1% or one gathered block", "arithmetic the same"
+    by_events = "CPU probes, by the profiler's events"
     return [
         Goal(name="CPU probes: settings measured", goal=">= 40", value=len(rows)),
-        Goal(name=f"CPU probes: share with {of_dry}", goal=">= 1", value=_near(rows, "dry_run")),
-        Goal(name=f"CPU probes: share with {of_arithmetic}", goal=">= 1",
-             value=_near(rows, "arithmetic")),
-        Goal(name="CPU probes, by the profiler's events: settings", goal=">= 6",
-             value=len(profiled)),
-        Goal(name=f"CPU probes, by the profiler's events: share with {of_dry}", goal=">= 1",
-             value=_near(profiled, "dry_run_by_profiler")),
+        *_closeness(rows, "CPU probes", "dry run", "dry_run"),
+        *_closeness(rows, "CPU probes", "arithmetic", "arithmetic"),
+        Goal(name=f"{by_events}: settings", goal=">= 6", value=len(profiled)),
+        *_closeness(profiled, by_events, "dry run", "dry_run_by_profiler"),
         Goal(name="CPU probes: share answered unknown", goal="<= 0",
-             value=len(unknown) / len(rows)),
+             value=share([row["dry_run"] is None for row in rows])),
         Goal(name="CPU probes: dry runs' intervals hold the measured", goal=">= 0.8",
              value=_share(rows, "dry_run", "inside")),
         Goal(name="CPU probes: arithmetic's intervals hold the measured", goal=">= 0.8",
@@ -110,12 +107,16 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     ]  # fmt: skip
 
 
-def _near(rows: Sequence[Mapping[str, Any]], basis: str) -> float:
-    return _share(rows, basis, "near")
+def _closeness(rows: Sequence[Mapping[str, Any]], of: str, way: str, basis: str) -> list[Goal]:
+    """What is asked, and the stricter of it: no block is allowed."""
+    return [
+        Goal(name=f"{of}: share with {way} {what}", goal=">= 1", value=_share(rows, basis, key))
+        for what, key in (("within 1% or one gathered block", "near"), ("within 1%", "within_1%"))
+    ]
 
 
 def _share(rows: Sequence[Mapping[str, Any]], basis: str, what: str) -> float:
-    return sum(bool(row.get(basis) and row[basis][what]) for row in rows) / len(rows)
+    return share([bool(row.get(basis) and row[basis][what]) for row in rows])
 
 
 def _predict(of: Case, profile: Any) -> Prediction:
@@ -126,12 +127,11 @@ def _predict(of: Case, profile: Any) -> Prediction:
 def _told(prediction: Prediction, measured: float, block: int) -> dict[str, Any]:
     q = prediction.allocated_bytes
     assert q.value is not None
-    assert q.low is not None
-    assert q.high is not None
     return {
         "mb": q.value / 1e6,
         "error": q.value / measured - 1,
         "near": abs(q.value - measured) <= max(ALLOWED * measured, block),
-        "inside": q.low <= measured <= q.high,
+        "within_1%": abs(q.value - measured) <= ALLOWED * measured,
+        "inside": holds(q, measured),
         "by_phase_mb": {name: value / 1e6 for name, value in prediction.by_phase.items()},
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dry import Dried
+from judging import holds
 
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
@@ -26,6 +27,8 @@ layers is among the model's outputs, and their name is bound anew only after the
 DLROVER_VERSIONS = {"accelerate": "0.24.0", "torch": "2.1.0", "transformers": "4.38.0"}
 """These say FSDP1, and the oldest transformers that the version table describes; its logits and
 loss are those of the example's own, 4.31."""
+NOTHING_STATED = "nothing"
+"""The name of a question that leaves out what DLRover's script does."""
 ISSUE_VERSIONS = {"accelerate": "0.28.0", "torch": "2.2.0", "transformers": "4.38.0"}
 """Of the weeks in which issue 29425 was written: FSDP1, and the first accelerate that could
 synchronise on each batch."""
@@ -94,16 +97,39 @@ def issue_rows() -> list[PublicRow]:
     return found
 
 
-def dlrover_rows() -> list[PublicRow]:
-    """DLRover's ATorch example: allocated peaks of FSDP1, bf16 autocast over fp32 weights."""
+def dlrover_rows(
+    script: Script = DLROVER_SCRIPT, versions: Mapping[str, str] = DLROVER_VERSIONS
+) -> list[PublicRow]:
+    """DLRover's ATorch example: allocated peaks of FSDP1, bf16 autocast over fp32 weights.
+
+    Args:
+        script: what is said of its loop; by default all that is true.
+        versions: what is said of its stack; the same.
+    """
     found = []
     for row in _rows(DLROVER):
         knobs = ("sharding", "micro_batch_size", "activation_checkpointing")
         settings = Settings.from_dict({knob: row[knob] for knob in knobs})
         public = _public(row, DLROVER, settings, sequence_length=int(row["sequence_length"]))
-        stack = framework("accelerate", DLROVER_VERSIONS)
-        found.append(replace(public, stack=stack, script=DLROVER_SCRIPT))
+        stack = framework("accelerate", versions)
+        found.append(replace(public, stack=stack, script=script))
     return found
+
+
+def dlrover_stated() -> dict[str, list[PublicRow]]:
+    """DLRover's rows with fewer facts of its script, and with all; by what is stated.
+
+    Releases of transformers matter through a script's facts only: without any, nothing is added.
+    """
+    return {
+        NOTHING_STATED: dlrover_rows(PLAIN),
+        "use_cache": dlrover_rows(Script(use_cache=True)),
+        "keeps_outputs": dlrover_rows(Script(keeps_outputs=True)),
+        "both, in transformers 5": dlrover_rows(
+            versions={**DLROVER_VERSIONS, "transformers": "5.0.0"}
+        ),
+        "both, in transformers 4.38": dlrover_rows(),
+    }
 
 
 def torchtitan_rows() -> list[PublicRow]:
@@ -141,6 +167,32 @@ def judge(row: PublicRow, dried: Dried) -> dict[str, Any]:
         "tokens_per_s": row.tokens_per_s,
         "predicted_tokens_per_s": by_arithmetic.tokens_per_s_per_gpu.as_dict(),
     }
+
+
+def judge_stated(dried: Dried) -> list[dict[str, Any]]:
+    """DLRover's rows with fewer and more facts of its script: what is predicted of each."""
+    return [
+        {"stated": stated, **judge(row, dried)}
+        for stated, rows in dlrover_stated().items()
+        for row in rows
+    ]
+
+
+def stated_lines(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each set of facts and way: the rows' peaks in GiB, by GPUs, and the largest error."""
+    rows = dlrover_rows()
+    names = [f"{row.cluster.world_size} GPUs" for row in rows]
+    measured = dict(zip(names, (row.measured_gib for row in rows), strict=True))
+    found: list[dict[str, Any]] = [
+        {"stated": "measured", "by": "", **measured, "largest_error": None}
+    ]
+    for stated in dict.fromkeys(row["stated"] for row in told):
+        for way in ("dry_run", "arithmetic"):
+            known = [row[way] for row in told if row["stated"] == stated]
+            gib = {name: one and one["gib"] for name, one in zip(names, known, strict=True)}
+            worst = max((abs(one["error"]) for one in known if one), default=None)
+            found.append({"stated": stated, "by": way, **gib, "largest_error": worst})
+    return found
 
 
 def of_kind(prediction: Prediction, kind: str) -> Any:
@@ -184,7 +236,7 @@ def _told(row: PublicRow, prediction: Prediction) -> dict[str, Any]:
     }
     if row.measured_gib is not None:
         told["error"] = told["gib"] / row.measured_gib - 1
-        told["inside"] = told["low_gib"] <= row.measured_gib <= told["high_gib"]
+        told["inside"] = holds(q, row.measured_gib * GIB)
     return told
 
 

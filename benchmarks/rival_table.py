@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from judging import balanced
 from public_rows import PublicRow
 from rivals import RIVALS, estimates
-from sweep_table import Pair, balanced, printed_gib
+from sweep_table import Pair, printed_gib
 
 from tuner.cluster import Cluster
 from tuner.settings import Settings

@@ -4,8 +4,13 @@ None of them knows of micro-batches, sequences, activations, deferred synchronis
 outside the allocator; so each gives one figure for many of our rows. Where a tool does not know
 of a dimension that splits the model (tensor and pipeline parallelism), its user is taken to
 divide the parameters by it.
+
+Data-parallel ranks divide only what the sharding shards, of the parts that each tool itself tells
+apart: optimizer state in ZeRO-1, gradients too in ZeRO-2 (``shard_grad_op``), parameters too in
+ZeRO-3 (``full_shard``, and ``hybrid_shard`` within a node), nothing in ZeRO-0 (``ddp``).
 """
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -20,9 +25,9 @@ from tuner.settings import Settings, Sharding
 from tuner.workload import Precision, Workload
 
 ACCELERATE = "accelerate estimate-memory"
-ACCELERATE_SHARDED = "accelerate estimate-memory / shards"
+ACCELERATE_SHARDED = "accelerate estimate-memory, sharded parts / ranks"
 DEEPSPEED = "DeepSpeed ZeRO estimator"
-STATES = "16 bytes per parameter / shards"
+STATES = "16 bytes per parameter, sharded parts / ranks"
 RIVALS = (ACCELERATE, ACCELERATE_SHARDED, DEEPSPEED, STATES)
 
 
@@ -30,10 +35,10 @@ def estimates(workload: Workload, cluster: Cluster, settings: Settings) -> dict[
     """Bytes of one rank by the name of the rival."""
     parts = settings.tp_size * settings.pp_size
     shards = shard_size(settings, cluster)
-    whole = accelerate_bytes(workload.model, workload.precision)
+    whole = accelerate_figures(workload.model, workload.precision)
     return {
-        ACCELERATE: whole,
-        ACCELERATE_SHARDED: whole / parts / shards,
+        ACCELERATE: max(whole.values()),
+        ACCELERATE_SHARDED: accelerate_sharded(whole, settings.sharding, shards) / parts,
         DEEPSPEED: deepspeed_bytes(workload.model, settings, parts, shards),
         STATES: states_bytes(workload.model.parameters / parts, settings.sharding, shards),
     }
@@ -48,8 +53,8 @@ def shard_size(settings: Settings, cluster: Cluster) -> int:
 
 
 @cache
-def accelerate_bytes(model: ModelConfig, precision: Precision) -> float:
-    """``accelerate estimate-memory``, the column "Training using Adam".
+def accelerate_figures(model: ModelConfig, precision: Precision) -> Mapping[str, float]:
+    """``accelerate estimate-memory``'s four figures; "Training using Adam" is the largest.
 
     Its own functions (accelerate/commands/estimate.py) on the model that it would build:
     ``AutoModel`` in fp32, on the meta device.
@@ -58,20 +63,45 @@ def accelerate_bytes(model: ModelConfig, precision: Precision) -> float:
         built = AutoModel.from_config(_configuration(model))
     total, _ = calculate_maximum_sizes(built)
     dtype = "float32" if precision is Precision.FP32 else "float16"
-    return float(max(estimate_training_usage(total, dtype).values()))
+    return {name: float(size) for name, size in estimate_training_usage(total, dtype).items()}
+
+
+def accelerate_sharded(whole: Mapping[str, float], sharding: Sharding, shards: int) -> float:
+    """The same after sharding, of which the tool knows nothing: each figure divided by itself.
+
+    Its fourth, ``step``, is the sum of the other three in fp32, and optimizer state alone
+    otherwise; the parts that it is made of are divided.
+    """
+    ranks = _divided_by(sharding, shards)
+    parts = {name: whole[name] / ranks[name] for name in ranks}
+    summed = whole["step"] == sum(whole[name] for name in ranks)
+    return max(*parts.values(), sum(parts.values()) if summed else 0.0)
+
+
+def _divided_by(sharding: Sharding, shards: int) -> dict[str, int]:
+    """Ranks that share the parameters, the gradients and the optimizer state."""
+    whole = sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
+    gradients = whole or sharding is Sharding.SHARD_GRAD_OP
+    return {
+        "model": shards if whole else 1,
+        "gradients": shards if gradients else 1,
+        "optimizer": shards,
+    }
 
 
 def deepspeed_bytes(model: ModelConfig, settings: Settings, parts: int, shards: int) -> float:
     """DeepSpeed's estimate without offload, of the ZeRO stage that the sharding is.
 
     ``estimate_zero2_model_states_mem_needs`` (deepspeed/runtime/zero/stage_1_and_2.py) and
-    ``estimate_zero3_model_states_mem_needs`` (.../stage3.py), version 0.19.8. There is no
-    estimator of ZeRO 0 and 1: ``ddp`` takes ZeRO 2's on one rank, ``zero1`` ZeRO 2's.
+    ``estimate_zero3_model_states_mem_needs`` (.../stage3.py), version 0.19.8. There is none of
+    ZeRO 0 and 1: they take the parts that ZeRO 2's comment names (2 bytes of parameters; 6 of
+    gradients, in 16 and 32 bits; 12 of fp32 parameters and optimizer state), divided as theirs.
     """
     total, largest = (count / parts for count in _counts(model))
     if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD):
         return 4 * largest + int(18 * total / shards)
-    return 2 * total + int(18 * total / shards)
+    ranks = _divided_by(settings.sharding, shards)
+    return total * (2 + 6 / ranks["gradients"] + 12 / ranks["optimizer"])
 
 
 def states_bytes(parameters: float, sharding: Sharding, shards: int) -> float:
@@ -80,9 +110,8 @@ def states_bytes(parameters: float, sharding: Sharding, shards: int) -> float:
     Rajbhandari et al. 2020, "ZeRO" (https://arxiv.org/abs/1910.02054), figure 1: weights 2,
     gradients 2, optimizer 12 bytes; each stage shards one more of them.
     """
-    weights = 2 / (shards if sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1)
-    gradients = 2 / (1 if sharding in (Sharding.DDP, Sharding.ZERO1) else shards)
-    return parameters * (weights + gradients + 12 / shards)
+    ranks = _divided_by(sharding, shards)
+    return parameters * (2 / ranks["model"] + 2 / ranks["gradients"] + 12 / ranks["optimizer"])
 
 
 @cache

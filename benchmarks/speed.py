@@ -1,4 +1,4 @@
-"""How long answers take: whole commands, each from a fresh database or from a filled one."""
+"""How long answers take: whole commands, without a database, with an empty or with a filled one."""
 
 import json
 import os
@@ -28,6 +28,16 @@ LLAMA = ("--model", "llama-3.1-8b", "--cluster", "8xh100-80gb",
          "--global-batch-size", "256", "--sequence-length", "4096")  # fmt: skip
 MIXTRAL = ("--model", "mixtral-8x7b", "--cluster", "64x8xh100-80gb",
            "--global-batch-size", "1024", "--sequence-length", "4096")  # fmt: skip
+LLAMA_NAME, MIXTRAL_NAME = "Llama-3.1-8B on 8xh100-80gb", "Mixtral-8x7B on 64x8xh100-80gb"
+FIRST = "cold, making its database"
+"""The first command on a fresh machine: there is no database yet, and the command makes it."""
+COLD = "cold, database there"
+"""No dry run and no study is known, but another command has made the database."""
+CACHED = "from the cache"
+"""All dry runs are known, from another study; this one is new."""
+AGAIN = "asked again"
+"""The study is known."""
+HOW = (FIRST, COLD, CACHED, AGAIN)
 CASES = 10_000
 BATCHES = (64, 128, 192, 256, 512, 1024)
 """Global batches whose spaces the generated cases are drawn from."""
@@ -71,17 +81,18 @@ def dry_runs_in(database: Path) -> int:
 
 
 def suggest_lines(name: str, question: Sequence[str], runs: int) -> list[dict[str, Any]]:
-    """Medians of several runs: cold, from the cache of dry runs alone, and asked again."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Medians of several runs, one line for each of :data:`HOW`."""
+    found: dict[str, list[dict[str, Any]]] = {how: [] for how in HOW}
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            fresh, filled = Path(folder) / "fresh.db", Path(folder) / "filled.db"
-            for database in (fresh, filled):
+            absent, empty, filled = (Path(folder) / f"{what}.db" for what in "abc")
+            found[FIRST].append(suggest(question, absent))
+            for database in (empty, filled):
                 timed([TUNER, "db", "upgrade"], database)
-            found.setdefault("cold", []).append(suggest(question, fresh))
-            copy_dry_runs(fresh, filled)
-            found.setdefault("from the cache", []).append(suggest(question, filled))
-            found.setdefault("asked again", []).append(suggest(question, filled))
+            found[COLD].append(suggest(question, empty))
+            copy_dry_runs(empty, filled)
+            found[CACHED].append(suggest(question, filled))
+            found[AGAIN].append(suggest(question, filled))
     return [_middle(f"{name}, {how}", all_runs) for how, all_runs in found.items()]
 
 
@@ -160,8 +171,8 @@ def lines(runs: int = 3) -> list[dict[str, Any]]:
     """All of them."""
     load = os.getloadavg()[0]
     found = [
-        *suggest_lines("suggest, Llama-3.1-8B on 8xh100-80gb", LLAMA, runs),
-        *suggest_lines("suggest, Mixtral-8x7B on 64x8xh100-80gb", MIXTRAL, runs),
+        *suggest_lines(f"suggest, {LLAMA_NAME}", LLAMA, runs),
+        *suggest_lines(f"suggest, {MIXTRAL_NAME}", MIXTRAL, runs),
         predict_line(runs),
     ]
     return [{**line, "load_before": load} for line in found]
@@ -169,12 +180,19 @@ def lines(runs: int = 3) -> list[dict[str, Any]]:
 
 def goals(found: Sequence[Mapping[str, Any]]) -> list[Goal]:
     """What is asked of them."""
-    cold, cached, _, mixtral, *_, predict = found
+    by_name = {line["what"]: line for line in found}
+    llama, mixtral = f"suggest, {LLAMA_NAME}", f"suggest, {MIXTRAL_NAME}"
+    asked = [(f"{llama}, {how}", 15) for how in (FIRST, COLD)]
+    asked += [(f"{llama}, {CACHED}", 1)]
+    asked += [(f"{mixtral}, {how}", 25) for how in (FIRST, COLD)]
+    seconds = [
+        Goal(name=f"{what}: seconds", goal=f"<= {limit}", value=by_name[what]["seconds"])
+        for what, limit in asked
+    ]
+    first, predict = f"{llama}, {FIRST}", found[-1]
     return [
-        Goal(name=f"{cold['what']}: seconds", goal="<= 15", value=cold["seconds"]),
-        Goal(name=f"{cold['what']}: dry runs", goal="<= 6", value=cold["dry_runs"]),
-        Goal(name=f"{cached['what']}: seconds", goal="<= 1", value=cached["seconds"]),
-        Goal(name=f"{mixtral['what']}: seconds", goal="<= 25", value=mixtral["seconds"]),
+        *seconds,
+        Goal(name=f"{first}: dry runs", goal="<= 6", value=by_name[first]["dry_runs"]),
         Goal(name="predict, a model already dry-run: cases per second", goal=">= 1000",
              value=predict["cases_per_s"]),
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from common import ROOT, Goal, report
 
@@ -26,7 +27,7 @@ def command() -> list[str]:
     return [TUNER, *words[words.index("suggest") :], "--json"]
 
 
-def ask(folder: str) -> tuple[float, dict]:
+def ask(folder: str) -> tuple[float, dict[str, Any]]:
     """Seconds and the answer of one asking."""
     environment = {**os.environ, "TUNER_DB": f"sqlite:///{folder}/studies.db"}
     started = time.perf_counter()

@@ -18,10 +18,6 @@ from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity
 from tuner.study import ProbeRequest, Question, Study, StudyState
 
-ACCIDENTS = ("TimeLimit", "Crashed")
-"""How the errors of dry runs begin that say more of the machine than of the settings: such a dry
-run is not kept for other studies, nor taken from those that are."""
-
 OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
 """States in which probes are entered."""
 
@@ -114,7 +110,7 @@ def _plan(question: Question, settings: Settings, versions: Mapping[str, str]) -
 
 
 def kept_dry_run(store: Store, question: Question, request: ProbeRequest) -> DryRun | None:
-    """The dry run that a probe asks for, if it is kept.
+    """The dry run that a probe asks for, if one is kept that holds on this machine.
 
     What is not installed here, torch above all, counts as in the versions that the question
     states: whoever shares the database may have made its dry runs with these.
@@ -130,7 +126,7 @@ def kept_dry_run(store: Store, question: Question, request: ProbeRequest) -> Dry
     except NotDryRunError:
         return None
     found = store.dry_runs([key]).get(key)
-    return None if found is None or found.error.startswith(ACCIDENTS) else found
+    return found if found is not None and found.holds_here() else None
 
 
 def is_dry_run(request: ProbeRequest) -> bool:
@@ -166,9 +162,9 @@ def measurement_of(
 
 
 def _outcome(dry_run: DryRun) -> Outcome:
-    if dry_run.error.startswith("TimeLimit"):
+    if dry_run.is_late:
         return Outcome.TIMEOUT
-    return Outcome.CRASHED if dry_run.error.startswith(ACCIDENTS) else Outcome.INVALID
+    return Outcome.INVALID if dry_run.is_refusal else Outcome.CRASHED
 
 
 def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:

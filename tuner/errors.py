@@ -5,6 +5,7 @@ TunerError                  something the user can act on; shown as one line
 │   ├── UnknownNameError    a catalogue name that does not exist, with the nearest names
 │   └── ModelConfigError    a config.json that cannot be read as data
 ├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
+├── SpeedUnknownError       settings fit, but nothing says which is the fastest (exit 1)
 ├── StoreError              the database cannot be used (exit 1)
 └── ProbeError              the probes could not be run at all (exit 1)
 
@@ -36,7 +37,12 @@ class UsageError(TunerError):
         self.field = field
         self.given = given
         self.allowed = allowed
-        super().__init__(f"{field}: got {_shown(given)}; {allowed}")
+        super().__init__(f"{field}: {self.detail}")
+
+    @property
+    def detail(self) -> str:
+        """What is wrong, for those who show the field beside it."""
+        return f"got {_shown(self.given)}; {self.allowed}"
 
 
 class UnknownNameError(UsageError):
@@ -59,6 +65,10 @@ class NothingFitsError(TunerError):
     exit_code = 3
 
 
+class SpeedUnknownError(TunerError):
+    """Settings fit, but no speed is known of any; the message says what is missing."""
+
+
 class StoreError(TunerError):
     """The database cannot be opened, is not up to date, or refused a write."""
 
@@ -73,6 +83,10 @@ def _some_of(known: list[str]) -> str:
 
 
 def _shown(given: object, most: int = 120) -> str:
+    if given is None:
+        return "nothing"
+    if isinstance(given, bool):
+        return str(given).lower()
     text = repr(str(given)) if isinstance(given, str) else str(given)
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 3] + "..."

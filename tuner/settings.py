@@ -19,6 +19,10 @@ class Sharding(StrEnum):
     HYBRID_SHARD = "hybrid_shard"  # as full_shard within a node, replicated between nodes
 
 
+FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
+"""Shardings that FSDP does: they split gradients and optimizer state at least."""
+
+
 class Checkpointing(StrEnum):
     """What backward computes again instead of keeping it from forward."""
 

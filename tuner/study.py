@@ -194,6 +194,20 @@ class Probe:
     finished_at: str | None = None
     """When it was done, UTC in ISO 8601."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "id": self.id,
+            "settings": self.request.settings.as_dict(),
+            "fidelity": str(self.request.fidelity),
+            "repetition": self.request.repetition,
+            "accumulation_counts": list(self.request.accumulation_counts),
+            "state": str(self.state),
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "finished_at": self.finished_at,
+            "measurement": self.measurement and self.measurement.as_dict(),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:

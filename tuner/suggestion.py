@@ -121,9 +121,11 @@ class Suggestion:
     framework: Mapping[str, Any]
     """With which stack, as plain values."""
     best: Candidate | None
-    """The fastest that fits, or one that cannot be told apart from it and is lighter."""
+    """The fastest that fits, or one that cannot be told apart from it and is lighter; ``None``
+    where nothing fits, or no speed is known."""
     alternatives: tuple[Candidate, ...] = ()
-    """The next ones, fastest first."""
+    """The next ones, fastest first. Where no speed is known, and none is best, what fits: of each
+    class the largest micro-batch, the simplest class first."""
     pareto: tuple[Candidate, ...] = ()
     """Those that no other beats in both memory and speed, fastest first."""
     dead_knobs: tuple[DeadKnob, ...] = ()

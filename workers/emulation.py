@@ -5,8 +5,9 @@ from dataclasses import replace
 from statistics import median
 
 from tuner.cluster import Cluster
+from tuner.cost.axes import Axis
 from tuner.cost.categories import Phase
-from tuner.cost.collectives import Axis, Op, Overlap, StepCollective
+from tuner.cost.collectives import Op, Overlap, StepCollective
 from tuner.cost.communication import Computing, exposed_s
 from tuner.cost.device_memory import device_terms
 from tuner.cost.step_time import missing_link

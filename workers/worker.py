@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from tuner.advance import (
-    ACCIDENTS,
     advance_from_cache,
     end_of,
     kept_dry_run,
@@ -271,7 +270,7 @@ class Worker:
             found = self._patiently(find)
             if found is None:
                 found = self._dry_runs.make(plan_here(study.question, settings), why_stop)
-                if not found.error.startswith(ACCIDENTS):
+                if found.is_kept:
                     self._patiently(partial(self._store.keep_dry_run, found))
         except (StoppedError, NotDryRunError) as error:
             self._give_back(claim, str(error))

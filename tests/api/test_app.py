@@ -1,5 +1,6 @@
 """Studies over HTTP: what is there, what is not, and who may ask."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tuner.cluster import parse_cluster
 from tuner.framework import framework
 from tuner.measurement import Measurement, Memory, Outcome
 from tuner.model import load_model
-from tuner.planner import Stop, Wait, next_probe
+from tuner.planner import Stop, Wait, next_probe, probe_as_dict
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.study import Question, Study, StudyState, Terms
 from tuner.workload import Workload
@@ -80,6 +81,7 @@ def test_shows_a_study_with_its_suggestion(client: TestClient, study: Study) -> 
 
 def test_shows_probes(client: TestClient, study: Study) -> None:
     (probe,) = client.get(f"/tune/{study.id}/probes").json()["probes"]
+    assert probe == json.loads(json.dumps(probe_as_dict(study, study.probes[0])))
     assert probe["state"] == "done"
     assert probe["measurement"]["outcome"] == "ok"
 

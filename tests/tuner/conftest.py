@@ -30,13 +30,11 @@ def trace(request: Mapping[str, Any], one_bytes: float, more_bytes: float) -> di
         for count in request["accumulation_counts"]
     ]
     return {
-        "format": 1,
+        "format": 2,
         "device": request["spec"]["device"],
         "layers": request["spec"]["model"]["num_hidden_layers"],
         "micro_batch_sizes": request["micro_batch_sizes"],
         "steps": steps,
-        "axes": {"dp": 2},
-        "arithmetic_bytes": {},
         "block_bytes": 0,
         "notes": [],
         "versions": VERSIONS,

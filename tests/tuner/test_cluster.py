@@ -250,7 +250,7 @@ def test_bad_tables_name_the_path(change: dict[str, object], field: str) -> None
 @pytest.mark.parametrize("missing", ["nodes", "gpus_per_node", "gpu"])
 def test_required_fields(missing: str) -> None:
     values = {name: value for name, value in INLINE.items() if name != missing}
-    with pytest.raises(UsageError, match=f"cluster.{missing}: got None; is required"):
+    with pytest.raises(UsageError, match=f"cluster.{missing}: got nothing; is required"):
         Cluster.from_dict(values)
 
 
@@ -314,3 +314,14 @@ def test_text_from_a_network_opens_no_file(tmp_path: Path) -> None:
         parse_cluster(str(path), allow_files=False)
     with pytest.raises(UnknownNameError):
         parse_cluster("c.json", allow_files=False)
+
+
+def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "clusters.md"
+    example = page.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
+    path = tmp_path / "cluster.toml"
+    path.write_text(example)
+    found = parse_cluster(str(path))
+    assert found.name == "2x8xour-gpu"
+    assert None not in (found.gpu.dense_bf16_flops_per_s, found.gpu.memory_bytes_per_s)
+    assert None not in (found.intra_node.bytes_per_s, found.inter_node.bytes_per_s)

@@ -2,9 +2,10 @@
 
 python -P stand_in_dry.py DOES [options of the program, which are passed over]
 
-DOES is one of: ok (answer), error (refuse), late (as if a dry run took too long), die, wait (do not
-answer), hang (nor end when standard input does). With a number behind it, as in die:1, so often,
-and ok after that; the file that STAND_IN_COUNT names counts.
+DOES is one of: ok (answer), error (refuse), late (as if a dry run took too long), busy (as if only
+the machine were to blame), die, wait (do not answer), hang (nor end when standard input does). With
+a number behind it, as in die:1, so often, and ok after that; the file that STAND_IN_COUNT names
+counts.
 """
 
 import json
@@ -15,7 +16,15 @@ from pathlib import Path
 
 ERRORS = {
     "error": {"type": "NotImplementedError", "message": "no kernel", "operator": "aten::odd"},
-    "late": {"type": "TimeLimit", "message": "took longer than 60 s", "rule": "time_limit"},
+    "busy": {"type": "TimeLimit", "message": "not done in 50 s", "rule": "time_limit"},
+    "late": {
+        "type": "TimeLimit",
+        "message": "more than 45 s",
+        "rule": "time_limit",
+        "operator": "aten.odd",
+        "phase": "backward",
+        "limit_s": 45.0,
+    },
 }
 
 
@@ -24,7 +33,7 @@ def trace(request: dict) -> dict:
     line = {"bytes": sizes, "categories": {"activations": sizes}}
     parts = {"micro_batch": 0, "phase": "backward", "part": "before", "lines": [line]}
     return {
-        "format": 1,
+        "format": 2,
         "device": request["spec"]["device"],
         "layers": request["spec"]["model"]["num_hidden_layers"],
         "micro_batch_sizes": request["micro_batch_sizes"],
@@ -32,8 +41,6 @@ def trace(request: dict) -> dict:
             {"accumulation": count, "segments": [parts], "collectives": []}
             for count in request["accumulation_counts"]
         ],
-        "axes": {},
-        "arithmetic_bytes": {},
         "block_bytes": 0,
         "notes": [],
         "versions": {"torch": "2.13.0"},

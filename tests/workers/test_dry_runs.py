@@ -1,5 +1,6 @@
 """Predicted studies at a worker, with a stand-in for the program that needs torch."""
 
+import platform
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from tuner import advance
-from tuner.advance import ACCIDENTS, advance_from_cache, plan_here
+from tuner.advance import advance_from_cache, kept_dry_run, plan_here
 from tuner.cluster import parse_cluster
 from tuner.dryrun import DryRunner, StoppedError
 from tuner.errors import ProbeError
@@ -115,15 +116,45 @@ def test_when_all_fail_nothing_is_known(store: Store, question: Question, work: 
     assert answer(study).best is None
 
 
-def test_a_late_dry_run_is_an_outcome_and_not_kept(
+def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(
     store: Store, question: Question, work: Work
 ) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "late:2") == 0
+    assert work(study.id, "busy:2") == 0
     study = store.study(study.id)
     assert outcomes(study)[0] is Outcome.TIMEOUT
     key = plan_here(question, study.probes[0].request.settings).key
     assert store.dry_runs([key]) == {}
+
+
+def test_what_took_too_long_is_not_waited_for_again_on_this_machine(
+    store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = store.ask(question, PREDICTED)
+    assert work(study.id, "late:2") == 0
+    first = store.study(study.id).probes[0]
+    assert outcomes(store.study(study.id))[0] is Outcome.TIMEOUT
+    assert "aten.odd in backward" in first.measurement.detail
+    assert kept_dry_run(store, question, first.request) is not None
+    workload = replace(question.workload, global_batch_size=8)
+    other = store.ask(replace(question, workload=workload), PREDICTED)
+    assert outcomes(advance_from_cache(store, other))[0] is Outcome.TIMEOUT
+    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    assert kept_dry_run(store, question, first.request) is None
+
+
+def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long(
+    store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = store.ask(question, PREDICTED)
+    assert work(study.id, "late:2") == 0
+    key = plan_here(question, store.study(study.id).probes[0].request.settings).key
+    assert store.dry_runs([key])[key].is_late
+    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    workload = replace(question.workload, global_batch_size=8)
+    other = store.ask(replace(question, workload=workload), PREDICTED)
+    assert work(other.id) == 0
+    assert store.dry_runs([key])[key].error == ""
 
 
 def test_a_program_that_dies_is_started_again(store: Store, question: Question, work: Work) -> None:
@@ -227,10 +258,11 @@ def test_kept_dry_runs_are_entered_without_a_worker(
     assert other.probes
 
 
-@pytest.mark.parametrize("does", ["late", "die"])
-def test_accidents_are_known_by_their_errors(
+@pytest.mark.parametrize(("does", "error"), [("busy", "TimeLimit"), ("die", "Crashed")])
+def test_accidents_are_not_kept(
     question: Question,
     does: str,
+    error: str,
     tmp_path: Path,
     alive: Callable[[str], list[psutil.Process]],
     eventually: Callable[..., None],
@@ -238,7 +270,7 @@ def test_accidents_are_known_by_their_errors(
     request = next_probe_of(question)
     with DryRuns(runner(does, tmp_path)) as dry_runs:
         found = dry_runs.make(plan_here(question, request.settings), lambda: "")
-    assert found.error.startswith(ACCIDENTS)
+    assert (found.error.partition(":")[0], found.is_kept) == (error, False)
     eventually(lambda: not alive(str(tmp_path)))
 
 

@@ -1,12 +1,13 @@
 """What is answered to one case, as plain JSON values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from tuner.cases.reading import Case
 from tuner.cluster import Device
+from tuner.cost.padding import padding_words
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import Profile, told
 from tuner.errors import UsageError
@@ -51,8 +52,8 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
     """
     found = None if finding.error else prediction_of(case, finding)
     answer = unknown(finding.error) if found is None else _predicted(case, found)
-    notes = notes_of(case, finding, found)
-    return {**answer, "notes": list(notes), "canonical": _knobs(case.settings)}
+    notes = [*notes_of(case, finding, found), *_padding(case)]
+    return {**answer, "notes": notes, "canonical": _knobs(case.settings)}
 
 
 def unknown(reason: str) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def unknown(reason: str) -> dict[str, Any]:
 
 def refusal(error: UsageError) -> dict[str, Any]:
     """What is added to a case that is wrong."""
-    return {"error": {"field": error.field, "message": " ".join(str(error).split())}}
+    return {"error": {"field": error.field, "message": " ".join(error.detail.split())}}
 
 
 def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[str, ...]:
@@ -96,6 +97,13 @@ def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[st
     of_dry_run = (f"of the dry run: {note}" for note in told_of)
     figures = found.notes if found else ()
     return (*case.notes, *figures, *_other_versions(case, finding), *of_dry_run)
+
+
+def _padding(case: Case) -> Iterator[str]:
+    """That experts are padded; people are told with the explanation of memory."""
+    question = case.question
+    if words := padding_words(question.workload, question.cluster, case.settings):
+        yield words
 
 
 def _other_versions(case: Case, finding: Finding) -> tuple[str, ...]:
@@ -125,7 +133,7 @@ def _predicted(case: Case, found: Prediction) -> dict[str, Any]:
             "allocated_gib": found.allocated_bytes.scaled(1 / GIB).as_dict(),
             "reserved_gib": found.reserved_bytes.scaled(1 / GIB).as_dict(),
             "device_gib": found.device_bytes.scaled(1 / GIB).as_dict(),
-            "limit_gib": found.limit_bytes / GIB,
+            "limit_gib": case.memory_limit_gib or found.limit_bytes / GIB,
             "breakdown": _gib(found.breakdown),
             "by_phase": _gib(found.by_phase),
             "context_gib": found.context_bytes / GIB,

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
-from tuner.advance import ACCIDENTS
 from tuner.cases.answers import Finding
 from tuner.cases.reading import Case
 from tuner.dryrun import (
@@ -20,7 +19,6 @@ from tuner.dryrun import (
     DryRunPlan,
     NotDryRunError,
     Profile,
-    class_of,
     dry_run_versions,
     missing_package,
     plan_dry_runs,
@@ -161,7 +159,7 @@ class DryRuns:
             kept = self._cache.dry_runs(fresh[start : start + KEYS_AT_ONCE])
             for key, dry_run in kept.items():
                 again = dry_run.error and self._policy is Policy.ALL
-                if not again and not dry_run.error.startswith(ACCIDENTS):
+                if not again and dry_run.holds_here():
                     self._known[key] = _finding(dry_run)
                     self._spent[models[key]] = MOST_OF_A_MODEL
 
@@ -208,7 +206,7 @@ class DryRuns:
             if len(answers[plan.key]) == len(plan.requests):
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 dry_run = DryRun.from_answers(plan, answers[plan.key], now)
-                if not dry_run.error.startswith(ACCIDENTS):
+                if dry_run.is_kept:
                     self._cache.keep_dry_run(dry_run)
                 self._known[plan.key] = _finding(dry_run)
                 del self._chosen[plan.key]
@@ -233,7 +231,7 @@ class _Plans:
 
     def of(self, case: Case) -> DryRunPlan | str:
         """The plan of a case's class, or the reason why there is none."""
-        question, settings = case.question, class_of(case.settings)
+        question, settings = case.question, case.settings.settings_class
         workload, cluster = question.workload, question.cluster
         key = (
             (workload.model.fingerprint, workload.sequence_length),

@@ -5,12 +5,13 @@ frameworks are kept by their text: files of cases repeat them.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, TypeGuard, TypeVar
 
 from tuner.cases.coverage import NotCoveredError, uncovered_gpu, uncovered_model_type
+from tuner.cases.defaults import default_note, default_sizes
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster, parse_cluster
@@ -34,7 +35,7 @@ from tuner.workload import (
 
 T = TypeVar("T")
 
-REQUIRED = frozenset({"workload", "cluster", "settings"})
+REQUIRED = ("workload", "cluster", "settings")
 OPTIONAL = frozenset({"id", "framework", "headroom", "memory_limit_gib", "script"})
 """Fields of a case. ``id`` may hold anything, and is only echoed."""
 
@@ -57,13 +58,18 @@ class Case:
     settings: Settings
     """In canonical form."""
     headroom: float = HEADROOM
-    """Share of the device's memory to leave free; not applied to ``limit_bytes``."""
-    limit_bytes: int | None = None
+    """Share of the device's memory to leave free; not applied to ``memory_limit_gib``."""
+    memory_limit_gib: float | None = None
     """Memory that one device may use, taken as it is."""
     script: Script = field(default_factory=Script)
     """What the user's training loop keeps beside the step."""
     notes: tuple[str, ...] = ()
-    """Knobs that were written with another value than they have, and why."""
+    """What was written and is not used, or was left out and matters, and why."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit in bytes."""
+        return None if self.memory_limit_gib is None else round(self.memory_limit_gib * 2**30)
 
 
 def read_case(values: Mapping[str, Any]) -> Case:
@@ -76,12 +82,13 @@ def read_case(values: Mapping[str, Any]) -> Case:
             of the workload under the framework.
     """
     _check_names("", values, REQUIRED, OPTIONAL)
+    values = {name: value for name, value in values.items() if value is not None}
     workload = _workload_of(values["workload"])
     cluster = _cluster_of(values["cluster"])
     stack = _framework_of(values.get("framework", str(FrameworkName.TORCH)))
     written, given = read_settings(values["settings"])
     headroom = _headroom(values.get("headroom", HEADROOM))
-    limit_bytes = _limit_bytes(values.get("memory_limit_gib"))
+    limit_gib = _limit_gib(values.get("memory_limit_gib"))
     script = Script.from_dict(values.get("script", {}))
     missing = [str(one) for one in (workload, cluster) if isinstance(one, NotCoveredError)]
     if isinstance(workload, NotCoveredError) or isinstance(cluster, NotCoveredError):
@@ -90,15 +97,23 @@ def read_case(values: Mapping[str, Any]) -> Case:
     if reason := uncovered(workload, stack, cluster):
         raise NotCoveredError(reason)
     question = Question(workload=workload, cluster=cluster, framework=stack)
-    settings, notes = canonical(question, written, given)
+    settings, changed = canonical(question, written, given)
     return Case(
         question=question,
         settings=settings,
         headroom=headroom,
-        limit_bytes=limit_bytes,
+        memory_limit_gib=limit_gib,
         script=script,
-        notes=notes,
+        notes=(*changed, *_notes(values)),
     )
+
+
+def _notes(values: Mapping[str, Any]) -> Iterator[str]:
+    """What was written and is not used, and what was left out and matters."""
+    if "headroom" in values and values.get("memory_limit_gib") is not None:
+        yield "headroom is not applied: memory_limit_gib is taken as it is"
+    if note := default_note(values["workload"]["model"]):
+        yield note
 
 
 def canonical(
@@ -191,7 +206,7 @@ def _kept(read: Callable[[Any], T]) -> Callable[[object], T | NotCoveredError]:
 @_kept
 def _workload_of(value: object) -> Workload:
     fields = _mapping("workload", value)
-    needed = {"model", "sequence_length", "global_batch_size"}
+    needed = ("model", "sequence_length", "global_batch_size")
     free = {"model_name", "optimizer", "precision", "reduce_dtype"}
     _check_names("workload.", fields, needed, free)
     sequence, batch = fields["sequence_length"], fields["global_batch_size"]
@@ -210,7 +225,17 @@ def _workload_of(value: object) -> Workload:
         return Workload(model=model, sequence_length=sequence, global_batch_size=batch, **kinds)
     except UsageError as error:
         inside = error.field.startswith("workload.")
-        raise _renamed(error, error.field if inside else f"workload.{error.field}") from error
+        field = error.field if inside else f"workload.{error.field}"
+        allowed = error.allowed + _by_default(fields["model"], error.field)
+        raise UsageError(field, error.given, allowed) from error
+
+
+def _by_default(model: object, field: str) -> str:
+    """That the longest sequence is not the user's own figure; empty where it is."""
+    longest = default_sizes(model).get("max_position_embeddings")
+    if field != "sequence_length" or longest is None:
+        return ""
+    return f": without max_position_embeddings it has transformers' default, {longest}"
 
 
 def _model_of(value: object, name: object) -> ModelConfig:
@@ -259,7 +284,7 @@ def _framework_of(value: object) -> Framework:
     if isinstance(value, str):
         return framework(_short("framework", value), None, _installed())
     fields = _mapping("framework", value)
-    _check_names("framework.", fields, {"name"}, {"versions"})
+    _check_names("framework.", fields, ("name",), {"versions"})
     if not isinstance(fields["name"], str):
         allowed = f"must be one of {', '.join(FrameworkName)}"
         raise UsageError("framework.name", fields["name"], allowed)
@@ -287,13 +312,13 @@ def _headroom(value: object) -> float:
     return float(value)
 
 
-def _limit_bytes(value: object) -> int | None:
+def _limit_gib(value: object) -> float | None:
     if value is None:
         return None
     if not _is_number(value) or not 2**-30 <= value <= LARGEST_GIB:
         allowed = f"must be a number of GiB above 0 and up to {LARGEST_GIB}"
         raise UsageError("memory_limit_gib", value, allowed)
-    return int(value * 2**30)
+    return float(value)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -312,8 +337,8 @@ def _check_names(
         if name not in required and name not in optional:
             known = ", ".join(sorted({*required, *optional}))
             raise UsageError(f"{path}{name}", values[name], f"no such field; there are {known}")
-    for name in sorted(required):
-        if name not in values:
+    for name in required:
+        if values.get(name) is None:
             raise UsageError(f"{path}{name}", None, "is required")
 
 

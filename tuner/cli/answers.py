@@ -10,7 +10,7 @@ from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.cli.targets import Target, with_launch, write_text
 from tuner.cli.units import count_text, moment_text
 from tuner.cli.words import question_text
-from tuner.errors import NothingFitsError, ProbeError, TunerError
+from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError, TunerError
 from tuner.measurement import Fidelity
 from tuner.planner import Stop, answer, has_predicted_answer, next_probe, what_is_needed
 from tuner.store import Store
@@ -93,6 +93,7 @@ def require_best(study: Study, suggestion: Suggestion) -> Candidate:
 
     Raises:
         NothingFitsError: there are none, for want of memory.
+        SpeedUnknownError: some fit, but no speed is known.
         ProbeError: there are none, because no probe had a result.
     """
     if suggestion.best is None:
@@ -101,11 +102,13 @@ def require_best(study: Study, suggestion: Suggestion) -> Candidate:
 
 
 def why_none(study: Study, suggestion: Suggestion) -> TunerError:
-    """Why a study has no best settings: what ran did not fit, or nothing ran."""
+    """Why a study has no best settings: nothing fits, no speed is known, or nothing ran."""
     why = " ".join(suggestion.explanation[:2]) or study.reason
     if study.terms.fidelity is Fidelity.PREDICTED:
         if what_is_needed(study):
             return NothingFitsError(f"nothing fits: {why}")
+        if suggestion.alternatives:
+            return SpeedUnknownError(f"no settings are known to be the fastest: {why}")
         return ProbeError(f"study {study.id} has no answer: {why}")
     if {"oom", "ok"} & suggestion.probes.keys():
         # A study whose budget was spent first has settings that were not tried.

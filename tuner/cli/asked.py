@@ -4,13 +4,18 @@ Everything is checked here, before any database is opened: after a usage error n
 written anywhere.
 """
 
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
+from tuner.cases.defaults import default_note
+from tuner.catalog import models
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
 from tuner.cluster import Device, parse_cluster
@@ -25,12 +30,11 @@ from tuner.framework import (
 )
 from tuner.here import best_fidelity, why_not_emulated, why_not_measured, why_unpriced
 from tuner.measurement import Fidelity
-from tuner.model import load_model
+from tuner.model import ModelConfig, load_model
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
-from tuner.planner.estimates import why_no_speed
 from tuner.settings import KNOBS
 from tuner.space import Space, enumerate_space
-from tuner.study import Question, Terms
+from tuner.study import HEADROOM, Question, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload, choice
 
 T = TypeVar("T")
@@ -74,7 +78,7 @@ def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
         budget["max_dry_runs"] = MOST_DRY_RUNS
     terms = Terms(
         fidelity=fidelity,
-        headroom=read_share("headroom", asked.headroom),
+        headroom=HEADROOM if asked.headroom is None else read_share("headroom", asked.headroom),
         memory_limit_bytes=if_given(read_size, "memory_limit", asked.memory_limit),
         **{"max_probes": MOST_PROBES[fidelity], **budget},
     )
@@ -84,6 +88,8 @@ def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
         check_emulatable(question)
     if chosen_for:
         typer.echo(f"fidelity {fidelity}: {chosen_for}", err=True)
+    if None not in (asked.headroom, asked.memory_limit):
+        typer.echo("tuner: --headroom is not applied: --memory-limit is taken as it is", err=True)
     return Inquiry(question=question, space=enumerate_space(question), terms=terms)
 
 
@@ -116,22 +122,14 @@ def read_fidelity(asked: Asked, question: Question) -> tuple[Fidelity, str]:
     return Fidelity(asked.fidelity), ""
 
 
-def check_speed_known(inquiry: Inquiry) -> None:
-    """Refuse to look for the fastest settings where no speed can be predicted.
+def check_covered(question: Question) -> None:
+    """Refuse to predict what nothing is known of.
 
     Raises:
-        TunerError: so it is; with the figure that is missing, or what is not covered.
+        TunerError: so it is; with what is not covered.
     """
-    question = inquiry.question
     if reason := uncovered(question.workload, question.framework, question.cluster):
         raise TunerError(f"nothing is predicted: {reason}")
-    whys = (why_no_speed(question, settings) for settings in inquiry.space.legal)
-    why = next(whys)
-    if why and all(whys):
-        raise TunerError(
-            f"cluster: {question.cluster.name}: {why}, so nothing says which settings are the"
-            " fastest; state what is missing in a .toml file, or measure"
-        )
 
 
 def if_given(read: Callable[[str, str], T], field: str, text: str | None) -> T | None:
@@ -194,7 +192,7 @@ def _question(asked: Asked) -> Question:
 
 def _workload(asked: Asked) -> Workload:
     return Workload(
-        model=load_model(asked.model),
+        model=read_model(asked.model),
         sequence_length=read_whole("sequence_length", asked.sequence_length),
         global_batch_size=read_whole("global_batch_size", asked.global_batch_size),
         optimizer=choice("optimizer", Optimizer, asked.optimizer),
@@ -203,6 +201,20 @@ def _workload(asked: Asked) -> Workload:
             lambda field, text: choice(field, ReduceDtype, text), "reduce_dtype", asked.reduce_dtype
         ),
     )
+
+
+def read_model(spec: str) -> ModelConfig:
+    """The model of a name or file; sizes that a file leaves out are told on stderr.
+
+    Raises:
+        UsageError: as :func:`tuner.model.load_model`.
+    """
+    model = load_model(spec)
+    if models.find(spec) is None:  # a file, which load_model has found to be small and readable
+        values = json.loads(Path(os.path.expanduser(spec)).read_bytes())  # noqa: PTH111
+        if note := default_note(values):
+            typer.echo(f"tuner: {model.name}: {note}", err=True)
+    return model
 
 
 def _knobs(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:

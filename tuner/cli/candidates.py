@@ -22,15 +22,20 @@ BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arith
 
 
 def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
-    """The table of the best settings and of those next to them, fastest first."""
+    """The table of the best settings and of those next to them, fastest first.
+
+    Where no speed is known there is no best, and what fits is listed in its own order.
+    """
     best = suggestion.best
-    if best is None:
+    found = [*([best] if best else []), *suggestion.alternatives]
+    if not found:
         return
-    found = sorted([best, *suggestion.alternatives], key=_seconds)
-    console.print(_table(found, best, width=console.width, per=per))
+    table = _table(sorted(found, key=_seconds), best, width=console.width, per=per)
+    console.print(table)
+    speeds = "* is the answer. Speeds are arithmetic; memory" if best else "These fit. Memory"
     legend = (
-        "* is the answer. Speeds are arithmetic; memory is what tensors take at the peak, from a"
-        " dry run of the settings' class or by arithmetic."
+        f"{speeds} is what tensors take at the peak, from a dry run of the settings' class or by"
+        " arithmetic."
     )
     console.print(Text(legend, style="dim"))
 
@@ -79,7 +84,7 @@ def sizes_text(quantity_gib: Quantity) -> str:
     return f"{texts[0]} {unit}{between}"
 
 
-def _table(found: Sequence[Candidate], best: Candidate, *, width: int, per: str) -> Table:
+def _table(found: Sequence[Candidate], best: Candidate | None, *, width: int, per: str) -> Table:
     unit, divisor = size_unit(max(one.allocated_gib.value or 0.0 for one in found) * GIB)
     texts = [knob_texts(one.settings) for one in found]
     columns = [
@@ -88,12 +93,7 @@ def _table(found: Sequence[Candidate], best: Candidate, *, width: int, per: str)
             Column(TITLES[knob], [one[knob] for one in texts], is_number=knob.endswith(_NUMBERS))
             for knob in differing([one.settings for one in found])
         ),
-        Column("step\ns", [time_text(one.step_time_s.value) for one in found], is_number=True),
-        Column(
-            f"tokens/s\nper {per}",
-            [speed_text(one.tokens_per_s_per_gpu.value) for one in found],
-            is_number=True,
-        ),
+        *(_time_columns(found, per) if best else ()),
         Column(
             f"memory\n{unit}",
             [size_number((one.allocated_gib.value or 0.0) * GIB, divisor) for one in found],
@@ -102,6 +102,15 @@ def _table(found: Sequence[Candidate], best: Candidate, *, width: int, per: str)
         Column("from", [BASES[one.basis] if one.basis else "" for one in found]),
     ]
     return table_of(columns, width, ["bold green" if one is best else "" for one in found])
+
+
+def _time_columns(found: Sequence[Candidate], per: str) -> tuple[Column, Column]:
+    steps = [time_text(one.step_time_s.value) for one in found]
+    speeds = [speed_text(one.tokens_per_s_per_gpu.value) for one in found]
+    return (
+        Column("step\ns", steps, is_number=True),
+        Column(f"tokens/s\nper {per}", speeds, is_number=True),
+    )
 
 
 _NUMBERS = tuple(knob for knob in KNOBS if knob.endswith(("_size", "_steps")))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -11,10 +10,9 @@ from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
 from tuner.cli.units import duration_text, moment_text, speed_text, time_text
 from tuner.cli.words import range_text, rank_word
-from tuner.cost.prediction import predict
 from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.planner import speed_of, step_time
-from tuner.quantity import UNKNOWN, Quantity
+from tuner.planner import speed_of
+from tuner.planner.probes import step_time_of
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.study import Probe, Study
@@ -27,48 +25,6 @@ _FIDELITIES = {
 
 LOG_LINES = 12
 """Lines that are shown of the end of a rank's log."""
-
-
-def probe_dict(study: Study, probe: Probe) -> dict[str, Any]:
-    """A probe as plain JSON values, with the quantities that follow from its measurement."""
-    values: dict[str, Any] = {
-        "id": probe.id,
-        "settings": probe.request.settings.as_dict(),
-        "fidelity": str(probe.request.fidelity),
-        "repetition": probe.request.repetition,
-        "accumulation_counts": list(probe.request.accumulation_counts),
-        "state": str(probe.state),
-        "memory_limit_bytes": probe.memory_limit_bytes,
-        "finished_at": probe.finished_at,
-        "measurement": probe.measurement and probe.measurement.as_dict(),
-    }
-    if probe.measurement is not None:
-        time = _step_time(study, probe, probe.measurement)
-        values["outcome"] = str(probe.measurement.outcome)
-        values["fits"] = fits(study, probe.measurement)
-        values["step_time_s"] = time.as_dict()
-        values["tokens_per_s_per_gpu"] = speed_of(time, study.question).as_dict()
-    return values
-
-
-def _step_time(study: Study, probe: Probe, measurement: Measurement) -> Quantity:
-    """Measured; or of a dry run, which takes no time, predicted."""
-    settings, question = probe.request.settings, study.question
-    if probe.request.fidelity is not Fidelity.PREDICTED:
-        return step_time([measurement], settings.gradient_accumulation_steps)
-    if measurement.memory is None:
-        return UNKNOWN
-    return predict(question.workload, question.cluster, question.framework, settings).step_time_s
-
-
-def fits(study: Study, measurement: Measurement) -> bool | None:
-    """Whether the probe fits on the study's terms; ``None`` when that is not known."""
-    if measurement.outcome is Outcome.OOM:
-        return False
-    if measurement.memory is None:
-        return None
-    needed = measurement.memory.allocated_bytes + measurement.memory.overhead_bytes
-    return needed <= study.terms.limit_bytes(study.question.cluster)
 
 
 def show_probe(console: Console, study: Study, probe: Probe) -> None:
@@ -160,7 +116,7 @@ def _passes(count: int) -> str:
 
 def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
     yield from _emulation_facts(measurement)
-    time = _step_time(study, probe, measurement)
+    time = step_time_of(study, probe, measurement)
     if time.value is None:
         return
     speed, per = speed_of(time, study.question), rank_word(study.question)

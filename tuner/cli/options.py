@@ -125,9 +125,13 @@ class Asked:
         ),
     ] = None
     headroom: Annotated[
-        str,
-        _option("SHARE", "Share of each GPU's usable memory to leave free, below 1.", SPACE),
-    ] = "0.05"
+        str | None,
+        _option(
+            "SHARE",
+            "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
+            SPACE,
+        ),
+    ] = None
     memory_limit: Annotated[
         str | None,
         _option(

@@ -22,7 +22,6 @@ from tuner.cluster import parse_cluster
 from tuner.cost.explain import compared_classes
 from tuner.errors import NothingFitsError, ProbeError, TunerError, UsageError
 from tuner.framework import parse_stated_versions
-from tuner.model import load_model
 from tuner.store import open_store
 from tuner.workload import choice
 
@@ -155,7 +154,9 @@ def _values(asked: PredictAsked) -> dict[str, Any]:
     for name in NEEDED:
         if getattr(asked, name) is None:
             raise UsageError(name, None, "is required, unless --cases names a file of cases")
-    model = load_model(str(asked.model))
+    from tuner.cli.asked import read_model  # files of cases need nothing of the planner
+
+    model = read_model(str(asked.model))
     stated = parse_stated_versions(asked.framework_version or ())
     workload = {
         "model": model.as_config(),

@@ -9,7 +9,7 @@ from tuner.advance import kept_dry_run, measurement_of, why_not_here
 from tuner.cli.answers import standing_text
 from tuner.cli.asked import Inquiry, read_inquiry
 from tuner.cli.console import stdout_console
-from tuner.cli.details import fits, probe_dict, show_probe
+from tuner.cli.details import show_probe
 from tuner.cli.errors import print_json, report
 from tuner.cli.follow import follow
 from tuner.cli.options import ProbeAsked
@@ -17,6 +17,7 @@ from tuner.cli.progress import progress_of
 from tuner.cli.worker import worker_argv
 from tuner.errors import NothingFitsError, ProbeError, StoreError
 from tuner.measurement import Fidelity, Outcome
+from tuner.planner.probes import fits, probe_as_dict
 from tuner.planner.timing import counts_to_run
 from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings, settings_notes
@@ -128,7 +129,7 @@ def _show(study: Study, probe: Probe, *, as_json: bool) -> int:
     if measurement is None:
         raise ProbeError(f"the probe was not run: study {study.id} is {study.state} {study.reason}")
     if as_json:
-        print_json({"study_id": study.id, "probe": probe_dict(study, probe)})
+        print_json({"study_id": study.id, "probe": probe_as_dict(study, probe)})
     else:
         show_probe(stdout_console(), study, probe)
     if fits(study, measurement) is False:

@@ -6,13 +6,13 @@ from typing import Any
 from rich.console import Console
 
 from tuner.cli.console import facts_grid, stdout_console
-from tuner.cli.details import probe_dict, show_logs
+from tuner.cli.details import show_logs
 from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.cli.targets import with_launch
 from tuner.cli.units import count_text, duration_text, moment_text
 from tuner.cli.words import question_text
-from tuner.planner import answer
+from tuner.planner import answer, probe_as_dict
 from tuner.sizes import size_text
 from tuner.space.dead import show
 from tuner.store import open_store
@@ -48,7 +48,7 @@ def _as_dict(study: Study, suggestion: Suggestion) -> dict[str, Any]:
             "question": study.question.as_dict(),
             "terms": study.terms.as_dict(),
         },
-        "probes": [probe_dict(study, probe) for probe in study.probes],
+        "probes": [probe_as_dict(study, probe) for probe in study.probes],
         "suggestion": suggestion.as_dict(),
     }
 

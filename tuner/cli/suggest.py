@@ -3,7 +3,7 @@
 import typer
 
 from tuner.cli.answers import answered_before, closed_without_probes, finish, standing_text
-from tuner.cli.asked import Inquiry, check_speed_known, read_budget, read_inquiry
+from tuner.cli.asked import Inquiry, check_covered, read_budget, read_inquiry
 from tuner.cli.follow import follow
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import progress_of
@@ -23,7 +23,7 @@ def run(asked: SuggestAsked) -> int:
     """
     inquiry = read_inquiry(asked, **read_budget(asked))
     if inquiry.terms.fidelity is Fidelity.PREDICTED:
-        check_speed_known(inquiry)
+        check_covered(inquiry.question)
     targets = read_targets(asked.write or (), inquiry.question, inquiry.space)
     with open_store(asked.db) as store:
         study = _answered(store, inquiry)

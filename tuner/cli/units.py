@@ -20,6 +20,8 @@ BYTES = {
 }
 LONGEST_S = 366 * 86_400
 LARGEST_BYTES = 2**50
+LEAST_WITHOUT_UNIT = 2**20
+"""Bytes; nobody limits memory to less, but many forget the unit."""
 
 _DECIMAL = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
 
@@ -77,12 +79,15 @@ def read_size(field: str, text: str) -> int:
     """Bytes of ``4GiB``, ``500MiB``, ``80GB`` (decimal) or ``1073741824``.
 
     Raises:
-        UsageError: not of that form, below one byte, or above 1024 TiB.
+        UsageError: not of that form, below one byte, or above 1024 TiB; or a small number
+            without a unit, which was meant to have one.
     """
     found = re.fullmatch(rf"({_DECIMAL})\s*([a-z]*)", text.strip().lower())
     if not found or found[2] not in BYTES:
         raise UsageError(field, text, "must be a size such as 4GiB, 500MiB or 80GB")
     size = int(float(found[1]) * BYTES[found[2]])
+    if not found[2] and 1 <= size < LEAST_WITHOUT_UNIT:
+        raise UsageError(field, text, f"must have a unit, as {found[1]}GiB or {found[1]}B has")
     if not 1 <= size <= LARGEST_BYTES:
         raise UsageError(field, text, "must be from 1 byte to 1024TiB")
     return size

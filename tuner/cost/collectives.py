@@ -9,23 +9,21 @@ tests hold the list against dry runs. Experts are never exchanged: they are gath
 replicated (tensor parallelism), so there is no all-to-all.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.cluster import Cluster
+from tuner.cost.axes import Axis, Sizes, axis_sizes
 from tuner.cost.buckets import ddp_buckets
 from tuner.cost.categories import Phase
 from tuner.cost.memory import COMPUTE_BYTES, REDUCE_BYTES, WEIGHT_BYTES
-from tuner.cost.tensors import Split, Tensor, buffer_bytes, model_tensors
+from tuner.cost.tensors import Split, buffer_bytes, model_tensors
+from tuner.cost.units import model_units
 from tuner.model import ModelConfig
-from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.settings import FSDP, Checkpointing, Settings, Sharding
 from tuner.workload import Precision, Workload
-
-FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
-"""Shardings that are FSDP2's."""
 
 
 class Op(StrEnum):
@@ -35,15 +33,6 @@ class Op(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
     BROADCAST = "broadcast"
-
-
-class Axis(StrEnum):
-    """Mesh axes."""
-
-    DP = "dp"  # DDP's replicas
-    DP_SHARD = "dp_shard"  # ranks that FSDP shards over
-    DP_REPLICATE = "dp_replicate"  # ranks that hold equal shards (hybrid_shard)
-    TP = "tp"
 
 
 class Overlap(StrEnum):
@@ -72,15 +61,6 @@ class StepCollective:
     """Bytes of the whole tensors, all of them together."""
 
 
-class Sizes(NamedTuple):
-    """Ranks on each axis."""
-
-    tp: int
-    shard: int
-    replicate: int
-    dp: int
-
-
 class _Elements(NamedTuple):
     """Numbers that FSDP2's units hold, padded to the ranks, and how many units there are."""
 
@@ -105,16 +85,6 @@ class _Partial(NamedTuple):
     elements: int
 
 
-def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
-    """Ranks on each axis; ``hybrid_shard`` shards within a node and replicates between nodes."""
-    dp = settings.data_parallel_size(cluster.world_size)
-    sharded = settings.sharding in FSDP and dp > 1
-    hybrid = sharded and settings.sharding is Sharding.HYBRID_SHARD
-    replicate = cluster.nodes if hybrid else 1
-    shard = max(1, dp // replicate) if sharded else 1
-    return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp)
-
-
 def reducing_passes(settings: Settings) -> int:
     """Backward passes of a step that reduce gradients over the data-parallel ranks."""
     return settings.gradient_accumulation_steps if settings.sync_each_batch else 1
@@ -132,7 +102,7 @@ def step_collectives(
     """
     sizes = axis_sizes(settings, cluster)
     found: list[StepCollective] = []
-    if settings.sharding in FSDP and sizes.dp > 1:
+    if sizes.is_fsdp:
         found += _of_fsdp(workload, settings, sizes)
     elif sizes.dp > 1:
         found += _of_ddp(workload, settings)
@@ -175,25 +145,15 @@ def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepC
 
 @lru_cache(maxsize=4096)
 def _fsdp_elements(model: ModelConfig, tp: int, ranks: int) -> _Elements:
-    """Elements of accelerate's units: embedding; layers; last norm with the head; what is left.
+    """Elements of the units, in the order in which they are gathered.
 
-    Where the head is the embedding, that unit begins forward and ends backward. What is left
-    (learned positions) is the root's, which is gathered first.
+    Where the head is the embedding, that unit begins forward and ends backward. The root's is
+    gathered first.
     """
-    tensors = model_tensors(model)
-
-    def padded(unit: Iterable[Tensor]) -> int:
-        return sum(
-            -(-part.rows // ranks) * ranks * part.columns
-            for part in (tensor.local(tp) for tensor in unit)
-        )
-
-    sparse = sum(tensors.is_sparse)
-    layers = sparse * padded(tensors.sparse_layer)
-    layers += (len(tensors.is_sparse) - sparse) * padded(tensors.dense_layer)
-    units = len(tensors.is_sparse)
-    embedding, root = padded(tensors.embedding), padded(tensors.positions)
-    tail = padded((*tensors.norm, *tensors.head))
+    held = model_units(model, tp, ranks)
+    units = len(held.layers)
+    layers = sum(layer.padded for layer in held.layers)
+    embedding, tail, root = held.embedding.padded, held.tail.padded, held.root.padded
     tied = model.tied_embeddings
     begins = embedding + tail * tied
     whole = begins + tail * (not tied) + root + layers
@@ -272,10 +232,9 @@ def _of_partial_gradients(workload: Workload, settings: Settings, sizes: Sizes) 
 
     FSDP2 does it before each of its own reductions; without FSDP it is done once per step.
     """
-    sharded = settings.sharding in FSDP and sizes.dp > 1
     number = WEIGHT_BYTES[workload.precision]
     passes = 1
-    if sharded:
+    if sizes.is_fsdp:
         passes = reducing_passes(settings)
         number = COMPUTE_BYTES[workload.precision]
         if passes < settings.gradient_accumulation_steps:  # accumulated in the reduction's format

@@ -12,15 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from tuner.cluster import Cluster
+from tuner.cost.axes import Axis, Sizes, axis_sizes
 from tuner.cost.categories import Phase
-from tuner.cost.collectives import (
-    Axis,
-    Op,
-    Overlap,
-    Sizes,
-    StepCollective,
-    axis_sizes,
-)
+from tuner.cost.collectives import Op, Overlap, StepCollective
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.links import axis_group, ring_s
 from tuner.quantity import Provenance, Quantity
@@ -107,7 +101,7 @@ def passes_s(
         synced: those of them whose backward reduces gradients.
         costs: constants.
     """
-    busy = costs.time["overlap_cost"]
+    busy = costs.time.overlap_cost
     forward = _beside(computing.forward + links.tensor_forward, links.gathers_forward, busy)
     each = (computing.backward + links.tensor_backward) / passes
     gather = links.gathers_backward / passes
@@ -156,7 +150,7 @@ def exposed_s(
 
     return Quantity(
         value=longer(1.0),
-        low=longer(costs.time["low_unfitted"]),
-        high=longer(costs.time["high_unfitted"]),
+        low=longer(costs.time.low_unfitted),
+        high=longer(costs.time.high_unfitted),
         provenance=Provenance.PREDICTED,
     )

@@ -5,6 +5,7 @@ from math import exp
 
 from tuner.cluster import Cluster
 from tuner.cost.constants import Costs
+from tuner.cost.shards import COMPUTE_BYTES, layer_kinds
 from tuner.cost.stages import Stage, counts
 from tuner.model import ModelConfig
 from tuner.settings import Checkpointing, Settings
@@ -21,13 +22,42 @@ def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
     return cluster.gpu.dense_bf16_flops_per_s
 
 
+def attended_keys(workload: Workload) -> float:
+    """Keys that each query of transformers' attention is multiplied with, averaged over layers.
+
+    Half of the sequence where a kernel skips what is after the query. A window does not make them
+    fewer: it comes as a mask (``sdpa_mask`` in ``transformers/masking_utils.py``), which flash
+    attention does not take (``check_for_attn_mask`` in ATen's ``sdp_utils_cpp.h``), and the kernel
+    that takes one goes through all keys. So do capped scores, computed operator by operator.
+    """
+    model, tokens = workload.model, workload.sequence_length
+    kinds = layer_kinds(model, tokens)
+    capped = bool(model.fields.get("attn_logit_softcapping"))
+    whole = sum(capped or masked for _, masked in kinds)
+    return tokens * (whole + (len(kinds) - whole) / 2) / len(kinds)
+
+
 def stage_compute_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    costs: Costs,
+    stage: Stage,
+    *,
+    keys: float | None = None,
 ) -> float:
     """Forward and backward of one micro-batch on one rank, without communication.
 
-    FLOPs: 6 per parameter and token, 6 x sequence x channels for causal attention; a third more
-    where forward is computed again.
+    FLOPs: 6 per parameter and token, 12 x keys x channels for attention; a third more where forward
+    is computed again. The fitted traffic of logits is of their fp32 copies, in any precision.
+
+    Args:
+        workload: what is trained.
+        settings: of which micro-batch size, tensor parallelism and checkpointing are read.
+        cluster: where; the GPU's rates must be known.
+        costs: constants.
+        stage: what is computed.
+        keys: that each query is multiplied with; causal attention's by default.
     """
     model, tp = workload.model, settings.tp_size
     found, t = counts(model), costs.time
@@ -36,19 +66,20 @@ def stage_compute_s(
     assert peak is not None
     assert rate is not None
     again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
-    attention = 6 * workload.sequence_length * found.attention
+    attention = 12 * (workload.sequence_length / 2 if keys is None else keys) * found.attention
+    width = COMPUTE_BYTES[workload.precision]
     narrowest = min(model.hidden_size, found.mlp) / tp
     layer = 6 * found.active + attention
-    moved = 2 * t["traffic_factor"] * found.kept * tokens
+    moved = width * t.traffic_factor * found.kept * tokens
     if model.experts:
         layer += 6 * _idle_rows(model, tokens) * _expert_parameters(model)
-        moved += 6 * _weights_read(model, tokens)
+        moved += 3 * width * _weights_read(model, tokens)
         narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
-    efficiency = t["matmul_efficiency"] * narrowest / (narrowest + t["small_dim"])
+    efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
     logits = tokens * model.vocab_size
-    head_s = 6 * model.hidden_size * logits / (peak * t["matmul_efficiency"])
-    head_s += t["logit_traffic"] * logits / rate
+    head_s = 6 * model.hidden_size * logits / (peak * t.matmul_efficiency)
+    head_s += t.logit_traffic * logits / rate
     return stage.layers * layer_s + stage.head * head_s
 
 
@@ -74,6 +105,6 @@ def _idle_rows(model: ModelConfig, tokens: float) -> float:
 def _weights_read(model: ModelConfig, tokens: float) -> float:
     """Expert parameters that a layer reads from memory, however few tokens each of them gets.
 
-    Forward reads them, backward reads them and writes their gradients; times 2 bytes.
+    Forward reads them, backward reads them and writes their gradients.
     """
     return _reached(model, tokens) * _expert_parameters(model)

@@ -1,5 +1,6 @@
 """What the cost model does not cover: of it nothing is predicted, and the reason is told."""
 
+from tuner.catalog.versions import meets
 from tuner.cluster import Cluster
 from tuner.framework import Framework, FrameworkName
 from tuner.workload import Optimizer, Precision, Workload
@@ -13,15 +14,21 @@ def uncovered(workload: Workload, framework: Framework, cluster: Cluster) -> str
 
     nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
-    FSDP1 shards flat parameters: it does not pad experts as FSDP2 does, whose padding is counted.
+    FSDP2 pads packed experts, and this is counted. FSDP1 does not, for it shards flat parameters;
+    nor does FSDP2 with transformers before 5, which keeps the matrices of experts apart.
     """
     if framework.name is FrameworkName.NANOTRON:
         return _uncovered_nanotron(workload)
     experts, ranks = workload.model.experts, cluster.world_size
-    if experts and experts % ranks and framework.fsdp_version == 1:
+    if not experts or experts % ranks == 0:
+        return ""
+    split = f"splits {experts} experts over {ranks} ranks is not covered"
+    if framework.fsdp_version == 1:
+        return f"how FSDP1 {split}; FSDP2, of accelerate 1.6 and later, is"
+    if "transformers" in framework.versions and meets(framework.versions["transformers"], "<5"):
         return (
-            f"how FSDP1 splits {experts} experts over {ranks} ranks is not covered; FSDP2, of"
-            " accelerate 1.6 and later, is"
+            f"how FSDP2 {split} with transformers before 5, which keeps each expert's matrices"
+            " apart; with 5 and later, which packs them, it is"
         )
     return ""
 

@@ -13,18 +13,17 @@ has none of this.
 from dataclasses import dataclass
 
 from tuner.cluster import Cluster, Device
+from tuner.cost.axes import axis_sizes, is_fsdp
 from tuner.cost.constants import Costs, default_costs
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import Provenance, Quantity
-from tuner.settings import Settings, Sharding
+from tuner.settings import Settings
 
 WORKSPACE_BYTES = 8_519_680
 """cuBLAS's workspace of one thread before Hopper: 2 x 4096 + 8 x 16 KiB, torch's default for
 ``CUBLAS_WORKSPACE_CONFIG`` (PyTorch PR 83461, ``CublasHandlePool.cpp``)."""
 HOPPER_WORKSPACE_BYTES = 32 * 2**20
 """The same on Hopper (cuBLAS's ``cublasSetWorkspace``; PyTorch PR 120925)."""
-
-_FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +56,12 @@ def device_terms(
         return _ON_CPU
     figures = (default_costs() if costs is None else costs).device
     context = _quantity(
-        figures["context_bytes"], figures["context_low_bytes"], figures["context_high_bytes"]
+        figures.context_bytes, figures.context_low_bytes, figures.context_high_bytes
     )
     each = _quantity(
-        figures["communicator_bytes"],
-        figures["communicator_low_bytes"],
-        figures["communicator_high_bytes"],
+        figures.communicator_bytes,
+        figures.communicator_low_bytes,
+        figures.communicator_high_bytes,
     )
     communicators = each.scaled(communicator_count(settings, cluster))
     factor = "reserved_fsdp1" if _uses_fsdp1(settings, cluster, framework) else "reserved"
@@ -85,16 +84,15 @@ def communicator_count(settings: Settings, cluster: Cluster) -> int:
     others: for barriers, and for what all ranks must agree on. NCCL makes a communicator when a
     group first communicates, and each has its own buffers (NCCL issues 964 and 986).
     """
-    ranks = settings.data_parallel_size(cluster.world_size)
-    split = settings.sharding is Sharding.HYBRID_SHARD
-    data = (ranks // cluster.nodes, cluster.nodes) if split else (ranks,)
-    groups = [size for size in (*data, settings.tp_size, settings.pp_size) if size > 1]
+    sizes = axis_sizes(settings, cluster)
+    data = (sizes.shard, sizes.replicate) if sizes.is_fsdp else (sizes.dp,)
+    groups = [size for size in (*data, sizes.tp, settings.pp_size) if size > 1]
     return len(groups) + (cluster.world_size > 1 and cluster.world_size not in groups)
 
 
 def _uses_fsdp1(settings: Settings, cluster: Cluster, framework: Framework | FrameworkName) -> bool:
-    sharded = settings.sharding in _FSDP and settings.data_parallel_size(cluster.world_size) > 1
-    return sharded and isinstance(framework, Framework) and framework.fsdp_version == 1
+    old = isinstance(framework, Framework) and framework.fsdp_version == 1
+    return old and is_fsdp(settings, cluster)
 
 
 def _quantity(value: float, low: float, high: float) -> Quantity:

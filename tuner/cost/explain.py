@@ -14,6 +14,7 @@ from tuner.cost.explain_words import (
     optimizer_reason,
     reason,
 )
+from tuner.cost.padding import padding_words
 from tuner.cost.prediction import Prediction, Profile, predict
 from tuner.errors import UsageError
 from tuner.framework import Framework, FrameworkName
@@ -79,7 +80,7 @@ def explain_memory(
     *,
     profiles: Mapping[Settings, Profile],
 ) -> tuple[str, ...]:
-    """One sentence on where the memory goes, and one for each knob's neighbouring values.
+    """Where the memory goes, what of it is padding, and a sentence for each knob's next values.
 
     Both figures of a difference are of one basis: dry runs where both classes have a profile,
     arithmetic for both otherwise. Values that are illegal or dead in these settings are left out.
@@ -89,13 +90,15 @@ def explain_memory(
         cluster: where.
         framework: with which stack.
         settings: legal ones.
-        profiles: dry runs by class (:func:`tuner.dryrun.class_of`).
+        profiles: dry runs by class (:attr:`tuner.settings.Settings.settings_class`).
     """
     if isinstance(framework, FrameworkName):
         framework = Framework(name=framework)
     question = Question(workload=workload, cluster=cluster, framework=framework)
     asked = _Asked(question=question, profiles=profiles)
-    told = [_whole(asked.predict(settings, dry=True), cluster)]
+    told = [_whole(asked.predict(settings, dry=True))]
+    if padding := padding_words(workload, cluster, settings):
+        told.append(f"{padding}.")
     changes = memory_changes(question, settings, profiles=profiles)
     return (*told, *(f"{change}." for change in changes))
 
@@ -125,7 +128,7 @@ def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Setti
             yield knob, other
 
 
-def _whole(found: Prediction, cluster: Cluster) -> str:
+def _whole(found: Prediction) -> str:
     """Where the memory goes."""
     total = found.allocated_bytes.value or 0.0
     largest = sorted(found.breakdown.items(), key=lambda item: -item[1])[:MOST_CATEGORIES]

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tuner.cost.shards import FSDP, shard_ranks
-from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.cost.axes import shard_ranks
+from tuner.settings import FSDP, Checkpointing, Settings, Sharding
 from tuner.sizes import size_text
 from tuner.study import Question
 from tuner.workload import Optimizer

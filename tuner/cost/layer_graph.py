@@ -16,6 +16,8 @@ WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
 """Model types whose norms multiply by their weight in fp32."""
 _FUSED = frozenset({"gpt2", "gpt_neox", "phi3"})
 """Model types with one linear for queries, keys and values."""
+_JOINED = frozenset({"phi", "phi3", "gpt_neox"})
+"""Model types that may rotate a part of each head, and join it with the rest (``torch.cat``)."""
 _SPELLED_OUT = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"})
 """Activations that transformers computes operator by operator."""
 
@@ -39,6 +41,12 @@ class LayerKey(NamedTuple):
 def layer_program(key: LayerKey, *, sparse: bool, sliding: bool) -> Program:
     """The events of one layer: ``sparse`` with experts, ``sliding`` with windowed attention."""
     return _Layer(key, sparse=sparse, sliding=sliding).program()
+
+
+def dropout_mask(size: float, width: int, device: Device) -> float:
+    """Bytes that dropout of ``size`` bytes keeps: CUDA's kernel a byte for each element of
+    ``width`` bytes, CPU's a mask in the tensor's own precision."""
+    return size / width if device is Device.CUDA else size
 
 
 class _Layer:
@@ -93,43 +101,60 @@ class _Layer:
         return self.graph.op(self.stream, x, y, passes=True)
 
     def _dropout(self, x: int, rate: float | None) -> int:
-        """CUDA's kernel keeps a mask of bytes, CPU's one in the tensor's precision."""
         if not rate:
             return x
-        mask = (1 if self.key.device is Device.CUDA else self.r) * self.own * self.hidden
+        mask = dropout_mask(self.stream, self.r, self.key.device)
         index = self.graph.next + 1
         return self.graph.ops((self.stream, mask), x, saves=(index,))[0]
 
-    def _norm(self, x: int, channels: float | None = None, *, inner: bool = False) -> int:
-        """RMSNorm in fp32, or LayerNorm; ``inner`` ones are of tensors in compute precision."""
-        graph, own = self.graph, self.tokens if inner else self.own
-        size = own * (self.hidden if channels is None else channels)
-        width = self.c if inner else self.r
+    def _norm(self, x: int) -> int:
+        """The norm of the residual stream."""
+        return self._normed(x, self.own, self.hidden, self.r, weights=self.hidden)
+
+    def _inner_norm(self, x: int, channels: float, heads: int) -> int:
+        """The norm of queries or keys, over each head's channels or over all."""
+        if self.architecture.wide_norms:
+            return self._normed(
+                x, self.tokens, channels, self.c, weights=self.model.head_dim * heads
+            )
+        rows, channels = self.tokens * channels / self.model.head_dim, self.model.head_dim
+        return self._normed(x, rows, channels, self.c, weights=self.model.head_dim)
+
+    def _normed(self, x: int, rows: float, channels: float, width: int, *, weights: int) -> int:
+        """RMSNorm in fp32, or LayerNorm, of elements of ``width`` bytes.
+
+        Each row's root mean square, or its mean and deviation, is kept in fp32.
+        """
+        graph, size, index = self.graph, rows * channels, self.graph.next + 1
         if self.architecture.norm_weights == 2:
-            return graph.op(width * size, x, saves=(x,), weight=2 * self.hidden)
+            sizes = (width * size, 8 * rows)
+            return graph.ops(sizes, x, saves=(x, index), weights=(2 * weights,))[0]
         wide = x if width == 4 else graph.op(4 * size, x)
-        normed = graph.op(
-            4 * size, wide, saves=(wide,), forward_work=4 * size, backward_work=8 * size
-        )
+        normed = graph.ops(
+            (4 * size, 4 * rows), wide, saves=(wide, graph.next + 1),
+            forward_work=4 * size, backward_work=8 * size,
+        )[0]  # fmt: skip
         if self.model.model_type in WIDE_NORMS:
             weighed = graph.op(
-                4 * size, normed, saves=(normed,), backward_work=4 * size, weight=self.hidden
+                4 * size, normed, saves=(normed,), backward_work=4 * size, weight=weights
             )
             return weighed if width == 4 else graph.op(width * size, weighed)
         narrow = normed if width == 4 else graph.op(width * size, normed)
         return graph.op(
-            width * size, narrow, saves=(narrow,), backward_work=width * size, weight=self.hidden
+            width * size, narrow, saves=(narrow,), backward_work=width * size, weight=weights
         )
 
     def _cast(self, x: int, size: float) -> int:
         """What autocast makes of a linear's input."""
         return self.graph.op(self.c * size, x) if self.casts else x
 
-    def _columns(self, x: int, outputs: tuple[float, ...]) -> tuple[int, ...]:
+    def _columns(
+        self, x: int, outputs: tuple[float, ...], bias: bool | str = False
+    ) -> tuple[int, ...]:
         """Linears that share an input of the hidden size; ``outputs`` are of this rank."""
         graph, whole = self.graph, self.tokens * self.hidden
         if self.tp == 1:
-            return tuple(self._linear(x, self.hidden, width) for width in outputs)
+            return tuple(self._linear(x, self.hidden, width, bias=bias) for width in outputs)
         shard = self._cast(x, self.own * self.hidden)
         again = self.key.recompute
         gathered = graph.op(
@@ -140,17 +165,24 @@ class _Layer:
             [self.c * self.tokens * width for width in outputs], gathered,
             saves=() if again else (gathered,),
             backward_work=2 * self.c * whole if again else 0.0,
-            weights=[self.hidden * width for width in outputs],
+            weights=[(self.hidden + self._has(bias)) * width for width in outputs],
         )  # fmt: skip
 
-    def _linear(self, x: int, into: float, out: float, *, wide: bool = True) -> int:
+    def _linear(
+        self, x: int, into: float, out: float, *, wide: bool = True, bias: bool | str = False
+    ) -> int:
         """A linear; ``wide`` inputs are in the residual stream's precision."""
         cast = self._cast(x, self.tokens * into) if wide else x
-        return self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=into * out)
+        weight = (into + self._has(bias)) * out
+        return self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=weight)
 
-    def _row(self, x: int, into: float) -> int:
+    def _has(self, condition: bool | str) -> bool:
+        """A property of the architecture, or the flag of the configuration that decides it."""
+        return bool(self.fields[condition]) if isinstance(condition, str) else condition
+
+    def _row(self, x: int, into: float, bias: bool | str = False) -> int:
         """The linear that leads back to the hidden size."""
-        out = self._linear(x, into, self.hidden, wide=False)
+        out = self._linear(x, into, self.hidden, wide=False, bias=bias)
         if self.tp == 1:
             return out
         whole = self.c * self.tokens * self.hidden
@@ -162,9 +194,9 @@ class _Layer:
         """Three linears, or one whose parts they are."""
         widths = (self.queries, self.keys, self.keys)
         if self.model.model_type not in _FUSED:
-            q, k, v = self._columns(x, widths)
+            q, k, v = self._columns(x, widths, self.architecture.qkv_bias)
             return q, k, v
-        whole = self._linear(x, self.hidden, sum(widths))
+        whole = self._linear(x, self.hidden, sum(widths), bias=self.architecture.qkv_bias)
         sizes = [self.c * self.tokens * width for width in widths]
         q, k, v = self.graph.ops(sizes, whole, views=True)
         self.memory = dict.fromkeys((q, k, v), whole)
@@ -173,22 +205,20 @@ class _Layer:
     def _attention(self, x: int) -> int:
         q, k, v = self._queries_keys_values(x)
         if self._norms_queries():
-            q, k = (
-                self._norm(t, width, inner=True) for t, width in ((q, self.queries), (k, self.keys))
-            )
+            q = self._inner_norm(q, self.queries, self.model.heads)
+            k = self._inner_norm(k, self.keys, self.model.kv_heads)
         if self.architecture.rope is not None:
             q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
         dropout = self.fields.get("attention_dropout") or self.fields.get("attn_pdrop")
+        attend = self._joined if self.model.model_type in _JOINED else self._fused
         if self.fields.get("attn_logit_softcapping"):
-            return self._row(self._capped(q, k, v), self.queries)
-        if dropout and self.key.device is Device.CPU:
-            return self._row(self._unfused(q, k, v), self.queries)
-        return self._row(self._fused(q, k, v), self.queries)
+            attend = self._capped
+        elif dropout and self.key.device is Device.CPU:
+            attend = self._unfused
+        return self._row(attend(q, k, v), self.queries, self.architecture.output_bias)
 
     def _norms_queries(self) -> bool:
-        head_norms = self.architecture.head_norms
-        flag = self.fields[head_norms] if isinstance(head_norms, str) else head_norms
-        return bool(flag or self.architecture.wide_norms)
+        return self._has(self.architecture.head_norms) or self.architecture.wide_norms
 
     def _rotate(self, x: int, width: float) -> int:
         """Rotary positions: two products and their sum, of which nothing is kept."""
@@ -221,6 +251,10 @@ class _Layer:
         given = (self.memory.get(t, t) for t in (q, k, v))
         saves = (*given, first, first + 1, first + 2)
         return self.graph.ops(outputs, q, k, v, saves=saves)[0]
+
+    def _joined(self, q: int, k: int, v: int) -> int:
+        """Joined heads lie one after the other, and so do their outputs: these are copied."""
+        return self.graph.op(self.c * self.tokens * self.queries, self._fused(q, k, v))
 
     def _scores(self) -> float:
         """Scores of all heads of this rank, in elements."""
@@ -258,19 +292,21 @@ class _Layer:
 
     def _mlp(self, x: int) -> int:
         width = self.model.intermediate_size / self.tp
-        name = self._activation_name()
+        name, bias = self._activation_name(), self.architecture.mlp_bias
         if not self.architecture.gated:
-            return self._row(self._activated(self._columns(x, (width,))[0], width, name), width)
+            inner = self._columns(x, (width,), bias)[0]
+            return self._row(self._activated(inner, width, name), width, bias)
         if self.model.model_type == "phi3":
             return self._row(self._fused_gate(x, width), width)
         if self.tp > 1:
-            gate, up = self._columns(x, (width, width))
+            gate, up = self._columns(x, (width, width), bias)
             active = self._activated(gate, width, name)
         else:
-            active = self._activated(self._linear(x, self.hidden, width), width, name)
-            up = self._linear(x, self.hidden, width)
+            gate = self._linear(x, self.hidden, width, bias=bias)
+            active = self._activated(gate, width, name)
+            up = self._linear(x, self.hidden, width, bias=bias)
         size = self.c * self.tokens * width
-        return self._row(self.graph.op(size, active, up, saves=(active, up)), width)
+        return self._row(self.graph.op(size, active, up, saves=(active, up)), width, bias)
 
     def _fused_gate(self, x: int, width: float) -> int:
         """Gate and up from one linear."""
@@ -290,7 +326,7 @@ class _Layer:
             return graph.op(size, x, saves=(x,))
         half = graph.op(size, x)
         inner = graph.op(
-            size, x, saves=(x,), output_saved=True, forward_work=2 * size, backward_work=3 * size
+            size, x, saves=(x,), output_saved=True, forward_work=2 * size, backward_work=2 * size
         )
         more = graph.op(size, inner, passes=True)
         return graph.op(size, half, more, saves=(half, more))
@@ -334,4 +370,4 @@ class _Layer:
         out = self._linear(
             self.graph.op(size, active, up, saves=(active, up)), width, self.hidden, wide=False
         )
-        return self.graph.op(self.stream, out, saves=(out,))
+        return self.graph.op(self.stream, out, saves=(out,), weight=self.hidden)

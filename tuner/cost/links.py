@@ -9,7 +9,7 @@ several nodes lose on each other is contained (:func:`gather_s`).
 from dataclasses import dataclass
 
 from tuner.cluster import Cluster
-from tuner.cost.collectives import Axis, Sizes
+from tuner.cost.axes import Axis, Sizes
 from tuner.cost.constants import Costs
 
 
@@ -50,7 +50,7 @@ def gather_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) ->
     sent = size_bytes * steps / group.ranks
     latency = cluster.intra_node.latency_s or 0.0
     if group.nodes > 1:
-        latency = costs.time["inter_step_s"]
+        latency = costs.time.inter_step_s
     return steps * latency + sent / _ring_bytes_per_s(group, cluster, costs)
 
 
@@ -73,25 +73,29 @@ def ring_s(
         group: ranks that take part.
         cluster: where; a link without a known latency has none.
         costs: constants.
-        twice: an all-reduce, which is a reduce-scatter and an all-gather.
+        twice: an all-reduce, which goes around the ring twice, in one kernel.
     """
     if group.ranks == 1 or count == 0:
         return 0.0
     steps, between = group.ranks - 1, group.nodes - 1
     latency = (steps - between) * (cluster.intra_node.latency_s or 0.0)
-    latency += between * (cluster.inter_node.latency_s or 0.0) + costs.time["collective_s"]
+    latency += between * (cluster.inter_node.latency_s or 0.0)
     sent = size_bytes * steps / group.ranks
-    return (1 + twice) * (count * latency + sent / _ring_bytes_per_s(group, cluster, costs))
+    around = count * latency + sent / _ring_bytes_per_s(group, cluster, costs)
+    return count * costs.time.collective_s + (1 + twice) * around
 
 
 def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
-    """What one rank sends: a group that spans nodes has the ports of all its ranks on a node."""
+    """What one rank sends: a group that spans nodes has the ports of all its ranks on a node.
+
+    Rings over more nodes than two reach less of them, by a power of the number that is fitted.
+    """
     t = costs.time
-    rate = t["intra_efficiency"] * (cluster.intra_node.bytes_per_s or 1.0)
+    rate = t.intra_efficiency * (cluster.intra_node.bytes_per_s or 1.0)
     if group.nodes == 1:
         return float(rate)
-    ports = t["inter_efficiency"] * (cluster.inter_node.bytes_per_s or 1.0)
-    over = ports * group.ranks_per_node / (group.nodes / 2) ** t["scale_exponent"]
+    ports = t.inter_efficiency * (cluster.inter_node.bytes_per_s or 1.0)
+    over = ports * group.ranks_per_node / (group.nodes / 2) ** t.scale_exponent
     return float(min(rate, over) if group.ranks_per_node > 1 else over)
 
 

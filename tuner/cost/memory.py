@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tuner.cluster import Cluster
+from tuner.cost.axes import is_fsdp
 from tuner.cost.categories import Phase
 from tuner.cost.shards import (
     COMPUTE_BYTES,
-    FSDP,
     REDUCE_BYTES,
     WEIGHT_BYTES,
-    shard_ranks,
     shards,
     state_bytes,
 )
@@ -111,19 +110,19 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
 def _floor(workload: Workload, settings: Settings, cluster: Cluster) -> float:
     """Parameters, optimizer state, and gradients as they must be between two micro-batches."""
     held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
-    sharded = settings.sharding in FSDP and shard_ranks(settings, cluster) > 1
+    sharded = is_fsdp(settings, cluster)
     weights = WEIGHT_BYTES[workload.precision]
     own = on_device * weights * (held.shard if sharded else held.whole)
     state = held.shard if settings.sharding is not Sharding.ZERO1 else 0.0
     state *= on_device * state_bytes(workload)
-    return own + state + max(own, _waits(workload, settings, held.whole))
+    return own + state + max(own, _waits(workload, settings, held.whole, sharded=sharded))
 
 
-def _waits(workload: Workload, settings: Settings, whole: float) -> float:
+def _waits(workload: Workload, settings: Settings, whole: float, *, sharded: bool) -> float:
     """Bytes of whole gradients that wait for the step's last micro-batch."""
     if settings.gradient_accumulation_steps == 1:
         return 0.0
-    if settings.sharding not in FSDP:
+    if not sharded:
         return WEIGHT_BYTES[workload.precision] * whole
     assert workload.reduce_dtype is not None
     return 0.0 if settings.sync_each_batch else REDUCE_BYTES[workload.reduce_dtype] * whole

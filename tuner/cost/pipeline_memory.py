@@ -55,22 +55,22 @@ def stage_memory(
     tokens = settings.micro_batch_size * workload.sequence_length
     channels = tokens * model.hidden_size
     layers = _kept_bytes(workload, settings) * stage.layers * in_flight
-    carried = m["in_flight_bytes"] + m["in_flight_sharded_bytes"] / tp
-    more = m["tp_factor"] if tp > 1 else 0.0
+    carried = m.in_flight_bytes + m.in_flight_sharded_bytes / tp
+    more = m.tp_factor if tp > 1 else 0.0
     late = 0.0
     if tp > 1 and settings.pp_size > 1:
         megabytes = 2e-6 * channels / tp
-        share = 1 / (1 + (m["fragment_from_mb"] / megabytes) ** 4)
-        late = m["fragment_factor"] * share * layers
+        share = 1 / (1 + (m.fragment_from_mb / megabytes) ** 4)
+        late = m.fragment_factor * share * layers
     elif tp > 1:
         batches = min(settings.gradient_accumulation_steps, 8) / 8
-        late = m["gathered_bytes"] * batches * channels
+        late = m.gathered_bytes * batches * channels
     return StageMemory(
-        parameters_bytes=m["weight_bytes"] * parameters,
-        gradients_bytes=(m["accumulated_bytes"] + m["passing_bytes"]) * parameters,
-        optimizer_bytes=m["master_bytes"] * parameters / shards,
-        activations_bytes=layers * (m["activation_factor"] + more) + carried * in_flight * channels,
-        logits_bytes=stage.head * m["logit_bytes"] * tokens * model.vocab_size / tp,
+        parameters_bytes=m.weight_bytes * parameters,
+        gradients_bytes=(m.accumulated_bytes + m.passing_bytes) * parameters,
+        optimizer_bytes=m.master_bytes * parameters / shards,
+        activations_bytes=layers * (m.activation_factor + more) + carried * in_flight * channels,
+        logits_bytes=stage.head * m.logit_bytes * tokens * model.vocab_size / tp,
         late_bytes=late,
     )
 

@@ -64,7 +64,7 @@ def pipeline_seconds(
         _update_s(workload, settings, cluster, costs, s, e) for s, e in zip(held, each, strict=True)
     )
     exchange, memory = _stalls_s(workload, settings, cluster, costs)
-    error = costs.time["stall_memory_error"]
+    error = costs.time.stall_memory_error
     most = sum(_stalls_s(workload, settings, cluster, costs, memory_error=error))
     return PipelineSeconds(
         unstalled_s=(steps - 1) * max(each) + sum(each) + ends,
@@ -84,15 +84,15 @@ def _micro_batch_s(
 ) -> float:
     compute = stage_compute_s(workload, settings, cluster, costs, stage)
     t, tp = costs.time, settings.tp_size
-    host, traffic = t["layer_host_s"], 0.0
+    host, traffic = t.layer_host_s, 0.0
     if tp > 1:
         group = tensor_group(cluster, tp)
         size = 2.0 * settings.micro_batch_size * workload.sequence_length
         once = gather_s(size * workload.model.hidden_size, group, cluster, costs)
-        number = t["tp_collectives"] + 2 * settings.tp_recompute_allgather
-        traffic = number * once * (t["tp_exposed"] if group.nodes == 1 else 1.0)
+        number = t.tp_collectives + 2 * settings.tp_recompute_allgather
+        traffic = number * once * (t.tp_exposed if group.nodes == 1 else 1.0)
         if spans_nodes(settings, cluster):
-            host += t["pipelined_host_s"] * tp * max(1.0, group.nodes / 2)
+            host += t.pipelined_host_s * tp * max(1.0, group.nodes / 2)
     gpu = compute + stage.layers * traffic
     return float((gpu**6 + (host * stage.layers) ** 6) ** (1 / 6))
 
@@ -114,10 +114,10 @@ def _stalls_s(
     t, neighbors = costs.time, min(settings.pp_size - 1, 2)
     memory = stage_memory(workload, settings, cluster.world_size, costs)
     full = memory.reserved_bytes * (1 + memory_error) / cluster.gpu.memory_bytes
-    short = _sigmoid((full - t["stall_memory"]) * 40)
+    short = _sigmoid((full - t.stall_memory) * 40)
     often = _exchanges_stall(settings, cluster, costs)
-    exchange = t["stall_s"] * neighbors * often
-    return exchange, t["stall_s"] * max(neighbors, 1) * short * (1 - often)
+    exchange = t.stall_s * neighbors * often
+    return exchange, t.stall_s * max(neighbors, 1) * short * (1 - often)
 
 
 def _exchanges_stall(settings: Settings, cluster: Cluster, costs: Costs) -> float:
@@ -125,9 +125,9 @@ def _exchanges_stall(settings: Settings, cluster: Cluster, costs: Costs) -> floa
     if not spans_nodes(settings, cluster):
         return 0.0
     t, replicas = costs.time, settings.data_parallel_size(cluster.world_size)
-    often = _sigmoid((log2(cluster.world_size) - t["stall_ranks_log2"]) * 3)
+    often = _sigmoid((log2(cluster.world_size) - t.stall_ranks_log2) * 3)
     if settings.sharding is Sharding.DDP and replicas > 1:
-        often = max(often, t["stall_replicated"])
+        often = max(often, t.stall_replicated)
     return often
 
 
@@ -149,7 +149,7 @@ def _update_s(
     parameters = stage_parameters(workload.model, stage) / tp
     group = data_group(cluster, tp, dp)
     traffic = reduce_s(4 * parameters, group, cluster, costs)
-    exposed = max(t["data_exposed"] * traffic, traffic - micro_batch_s / 2)
+    exposed = max(t.data_exposed * traffic, traffic - micro_batch_s / 2)
     zero1 = settings.sharding is Sharding.ZERO1
     if zero1:
         exposed += gather_s(2 * parameters, group, cluster, costs)

@@ -4,50 +4,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.cluster import Cluster
-from tuner.cost.categories import Basis, Category, Phase
+from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
+from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.device_memory import DeviceTerms, device_terms
-from tuner.cost.memory import step_memory
-from tuner.cost.pipeline_memory import refused, stage_memory
-from tuner.cost.script import PLAIN, Script, script_bytes
+from tuner.cost.device_memory import device_terms
+from tuner.cost.pipeline_memory import refused
+from tuner.cost.script import PLAIN, Script
 from tuner.cost.step_time import step_notes, step_time
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.settings import Settings
 from tuner.workload import Workload
 
+__all__ = ["HEADROOM", "Prediction", "Profile", "predict"]
+
 HEADROOM = 0.05
 """Share of the device's memory that is left free, unless the caller says otherwise."""
-
-
-class Peak(Protocol):
-    """The most memory that a step needs at once."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-
-    @property
-    def phase(self) -> str:
-        """When, as in :class:`~tuner.cost.categories.Phase`."""
-
-    @property
-    def by_phase(self) -> Mapping[str, int]:
-        """Highest allocated bytes of each phase."""
-
-    @property
-    def breakdown(self) -> Mapping[str, int]:
-        """Bytes by category at the peak."""
-
-
-class Profile(Protocol):
-    """What the dry runs of one class say about it; see ``tuner.dryrun.profile``."""
-
-    def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
-        """The peak of a step of ``accumulation`` micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +45,14 @@ class Prediction:
     """Peak of what the allocator takes; what fits takes no more than the device has."""
     device_bytes: Quantity
     """What nvidia-smi would show: reserved, CUDA context, communicators' buffers. The same."""
+    needed_bytes: Quantity
+    """What must be free on a device: allocated, context, communicators, and what nanotron frees too
+    late. Its ends are those of the allocated bytes; headroom is for what is not known of the rest.
+    It is not cut where the device ends."""
     limit_bytes: float
     """What may be used: the device's memory less the headroom."""
     fits: bool
-    """Whether it is expected to run within the limit."""
+    """Whether it is expected to run: the value of ``needed_bytes`` is within the limit."""
     why: str
     """Why not, and why a quantity is unknown; empty when it fits and all is known."""
     notes: tuple[str, ...]
@@ -94,6 +73,7 @@ class Prediction:
             "allocated_bytes": self.allocated_bytes.as_dict(),
             "reserved_bytes": self.reserved_bytes.as_dict(),
             "device_bytes": self.device_bytes.as_dict(),
+            "needed_bytes": self.needed_bytes.as_dict(),
             "limit_bytes": self.limit_bytes,
             "fits": self.fits,
             "why": self.why,
@@ -132,20 +112,20 @@ def predict(
     priced as it would run.
     """
     costs = default_costs() if costs is None else costs
-    name, piped = _name(framework), _is_piped(framework)
+    name, piped = name_of(framework), is_piped(framework)
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     never = refused(workload, settings) if piped else ""
-    tensors = _tensors(workload, cluster, framework, settings, costs, profile, script)
+    tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
     seconds, unknown = step_time(workload, settings, cluster, name, costs, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
-    needed = _needed(tensors, terms)
+    outside = _sum(terms.context, terms.communicators)
+    needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
     why = never or _too_large(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
-    outside = _sum(terms.context, terms.communicators)
     return Prediction(
         breakdown=MappingProxyType(dict(tensors.breakdown)),
         by_phase=MappingProxyType(dict(tensors.by_phase)),
@@ -155,145 +135,13 @@ def predict(
         allocated_bytes=allocated,
         reserved_bytes=_within(_sum(allocated, free), room - (outside.low or 0.0)),
         device_bytes=_within(_sum(allocated, free, outside), room),
+        needed_bytes=needed,
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
         notes=(*_border(needed, limit), *stalls),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
-    )
-
-
-def _tensors(
-    workload: Workload,
-    cluster: Cluster,
-    framework: Framework | FrameworkName,
-    settings: Settings,
-    costs: Costs,
-    profile: Profile | None,
-    script: Script,
-) -> "_Tensors":
-    if _is_piped(framework):
-        return _pipeline_bytes(workload, settings, cluster, costs)
-    tensors = _torch_bytes(workload, settings, cluster, costs, profile)
-    if script == PLAIN:
-        return tensors
-    return tensors.with_script(script_bytes(workload, settings, framework, script))
-
-
-def _name(framework: Framework | FrameworkName) -> FrameworkName:
-    return framework if isinstance(framework, FrameworkName) else framework.name
-
-
-def _is_piped(framework: Framework | FrameworkName) -> bool:
-    return _name(framework) is FrameworkName.NANOTRON
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensors:
-    """What tensors take, before anything that the device holds beside them."""
-
-    by_phase: Mapping[str, float]
-    breakdowns: Mapping[str, Mapping[str, float]]
-    """Bytes by category at each phase's highest moment; at least of the peak's phase."""
-    basis: Basis
-    low: float
-    """Lower end of the interval, as a factor."""
-    high: float
-    late_bytes: float = 0.0
-    """Freed too late for others to use."""
-
-    @property
-    def phase(self) -> str:
-        """The phase of the peak."""
-        return max(self.by_phase, key=lambda phase: self.by_phase[phase])
-
-    @property
-    def allocated(self) -> Quantity:
-        """The peak."""
-        return _of(sum(self.breakdown.values()), self.low, self.high)
-
-    @property
-    def breakdown(self) -> Mapping[str, float]:
-        """Bytes by category at the peak; what no category is known of is ``temporaries``."""
-        known = self.breakdowns.get(self.phase)
-        if known is not None:
-            return known
-        (least,) = self.breakdowns.values()
-        rest = str(Category.TEMPORARIES)
-        more = self.by_phase[self.phase] - sum(least.values())
-        return {**least, rest: least.get(rest, 0.0) + more}
-
-    def with_script(self, extra: Mapping[Phase, Mapping[Category, float]]) -> "_Tensors":
-        """The same with what a script holds in each phase."""
-        added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
-        return replace(
-            self,
-            by_phase={p: size + sum(added[p].values()) for p, size in self.by_phase.items()},
-            breakdowns={p: _added(known, added[p]) for p, known in self.breakdowns.items()},
-        )
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    names = dict.fromkeys((*one, *other))
-    sizes = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in names}
-    return {name: size for name, size in sizes.items() if size}
-
-
-def _pipeline_bytes(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
-) -> _Tensors:
-    """The pipeline stage that needs most, at the peak of its backward."""
-    ranks = cluster.world_size
-    stages = {0, settings.pp_size - 1, max(0, settings.pp_size - 2)}
-    each = [stage_memory(workload, settings, ranks, costs, index) for index in sorted(stages)]
-    most = max(each, key=lambda stage: stage.reserved_bytes)
-    breakdown = {
-        str(Category.PARAMETERS): most.parameters_bytes,
-        str(Category.GRADIENTS_UNSHARDED): most.gradients_bytes,
-        str(Category.OPTIMIZER_STATE): most.optimizer_bytes,
-        str(Category.ACTIVATIONS): most.activations_bytes,
-        str(Category.LOGITS_AND_LOSS): most.logits_bytes,
-    }
-    phase = str(Phase.BACKWARD)
-    return _Tensors(
-        by_phase={phase: sum(breakdown.values())},
-        breakdowns={phase: breakdown},
-        basis=Basis.ARITHMETIC,
-        low=costs.memory["low"],
-        high=costs.memory["high"],
-        late_bytes=most.late_bytes,
-    )
-
-
-def _torch_bytes(
-    workload: Workload,
-    settings: Settings,
-    cluster: Cluster,
-    costs: Costs,
-    profile: Profile | None,
-) -> _Tensors:
-    """By the dry run of the settings' class, or by arithmetic where there is none."""
-    if profile is not None:
-        return _profile_bytes(profile, settings, costs)
-    found = step_memory(workload, settings, cluster)
-    return _Tensors(
-        by_phase={str(phase): size for phase, size in found.by_phase.items()},
-        breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
-        basis=Basis.ARITHMETIC,
-        low=costs.memory["arithmetic_low"],
-        high=costs.memory["arithmetic_high"],
-    )
-
-
-def _profile_bytes(profile: Profile, settings: Settings, costs: Costs) -> _Tensors:
-    peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
-    return _Tensors(
-        by_phase={phase: float(size) for phase, size in peak.by_phase.items()},
-        breakdowns={peak.phase: {k: float(v) for k, v in peak.breakdown.items()}},
-        basis=Basis.DRY_RUN,
-        low=costs.memory["dry_run_low"],
-        high=costs.memory["dry_run_high"],
     )
 
 
@@ -309,15 +157,6 @@ def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Qua
         high=tokens / seconds.low,
         provenance=seconds.provenance,
     )
-
-
-def _needed(tensors: _Tensors, terms: DeviceTerms) -> Quantity:
-    """What must be free on the device.
-
-    What nanotron frees late cannot be used for anything else; elsewhere reserved memory can.
-    """
-    late = _of(tensors.late_bytes, 1.0, 1.0)
-    return _sum(tensors.allocated, terms.context, terms.communicators, late)
 
 
 def _too_large(needed: Quantity, limit: float) -> str:
@@ -345,6 +184,12 @@ def _of(value: float, low: float, high: float) -> Quantity:
     return Quantity(
         value=value, low=low * value, high=high * value, provenance=Provenance.PREDICTED
     )
+
+
+def _shifted(size: Quantity, more: float) -> Quantity:
+    """With so much more of which the value is taken."""
+    value, low, high = ((end or 0.0) + more for end in (size.value, size.low, size.high))
+    return replace(size, value=value, low=low, high=high)
 
 
 def _widened(tensors: Quantity, unseen: Quantity) -> Quantity:

@@ -11,23 +11,20 @@ from functools import lru_cache
 
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster
+from tuner.cost.axes import Axis, Sizes, axis_sizes
 from tuner.cost.collectives import (
-    FSDP,
-    Axis,
     Op,
-    Sizes,
     StepCollective,
-    axis_sizes,
     reducing_passes,
     step_collectives,
 )
 from tuner.cost.communication import Computing, LinkSeconds, link_seconds, passes_s
-from tuner.cost.compute import stage_compute_s
+from tuner.cost.compute import attended_keys, stage_compute_s
 from tuner.cost.constants import Costs
 from tuner.cost.memory import WEIGHT_BYTES
 from tuner.cost.stages import Stage
 from tuner.model import ModelConfig
-from tuner.settings import Checkpointing, Settings
+from tuner.settings import FSDP, Checkpointing, Settings
 from tuner.workload import Optimizer, Workload
 
 _LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
@@ -67,8 +64,10 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     """Layers take the longer of the GPU's path and the host's, which launches kernels."""
     again = settings.activation_checkpointing is Checkpointing.FULL
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
-    gpu = stage_compute_s(workload, settings, cluster, costs, _LAYER) / (4 if again else 3)
-    host = costs.time["torch_host_s"] / 3
+    keys = attended_keys(workload)
+    gpu = stage_compute_s(workload, settings, cluster, costs, _LAYER, keys=keys)
+    gpu /= 4 if again else 3
+    host = costs.time.torch_host_s / 3
     part = passes * layers * max(gpu, host)
     ends = passes * stage_compute_s(workload, settings, cluster, costs, _ENDS) / 3
     return Computing(forward=part + ends, backward=(2 + again) * part + 2 * ends)
@@ -81,8 +80,7 @@ def _parameters(model: ModelConfig) -> int:
 
 def _shard_parameters(workload: Workload, settings: Settings, sizes: Sizes) -> float:
     """Parameters that a rank updates."""
-    parameters = _parameters(workload.model) / sizes.tp
-    return parameters / sizes.shard if settings.sharding in FSDP else parameters
+    return _parameters(workload.model) / sizes.tp / sizes.shard
 
 
 def host_bytes_per_s(cluster: Cluster) -> float | None:
@@ -131,6 +129,6 @@ def _update_s(workload: Workload, settings: Settings, cluster: Cluster, costs: C
     numbers, more = UPDATE_PASSES[workload.optimizer]
     traffic = parameters * (numbers * WEIGHT_BYTES[workload.precision] + more)
     if settings.cpu_offload:  # ranks of a node share its memory
-        return traffic * cluster.gpus_per_node / costs.time["host_memory_bytes_per_s"]
+        return traffic * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
     assert cluster.gpu.memory_bytes_per_s is not None
     return traffic / cluster.gpu.memory_bytes_per_s

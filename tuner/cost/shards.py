@@ -6,10 +6,12 @@ from math import ceil
 
 from tuner import layers
 from tuner.cluster import Cluster, Device
+from tuner.cost.axes import is_fsdp, shard_ranks
 from tuner.cost.graph import Program
 from tuner.cost.layer_graph import LayerKey, layer_program
+from tuner.cost.units import Unit, largest_shard, model_units
 from tuner.model import ModelConfig
-from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.settings import Checkpointing, Settings
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
 
 WEIGHT_BYTES = {Precision.BF16: 2, Precision.BF16_MIXED: 4, Precision.FP32: 4}
@@ -23,23 +25,6 @@ REDUCE_BYTES = {ReduceDtype.BF16: 2, ReduceDtype.FP32: 4}
 
 STATE_BYTES_8BIT = 2 * (1 + 4 / 256)
 """torchao's 8-bit AdamW: two moments of a byte, and an fp32 scale for each block of 256."""
-
-FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
-"""Shardings that split gradients and optimizer state at least."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """Parameters that are gathered together: a decoder layer, or the embeddings. In elements."""
-
-    whole: float
-    """What one rank computes with: the tensor-parallel rank's part."""
-    padded: float
-    """The same with what sharding pads: whole shards of dimension 0 for every rank."""
-    shard: float
-    """What one rank keeps."""
-    summed: float = 0.0
-    """The largest weight whose gradient is summed over tensor-parallel ranks, if any is large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +83,7 @@ class Shards:
     embedding: Unit
     """The token embedding; empty where it is tied to the head."""
     tail: Unit
-    """The output head and the last norm."""
+    """The output head and the last norm; learned positions too, which are few."""
     largest: float
     """Elements of the largest single parameter's shard."""
 
@@ -111,19 +96,6 @@ class Shards:
     def shard(self) -> float:
         """Elements that one rank keeps."""
         return self.embedding.shard + self.all_layers.shard + self.tail.shard
-
-
-def shard_ranks(settings: Settings, cluster: Cluster) -> int:
-    """Ranks that split the sharded state among themselves."""
-    if settings.sharding is Sharding.DDP:
-        return 1
-    ranks = settings.data_parallel_size(cluster.world_size)
-    return ranks // cluster.nodes if settings.sharding is Sharding.HYBRID_SHARD else ranks
-
-
-def is_fsdp(settings: Settings, cluster: Cluster) -> bool:
-    """Whether the model is wrapped by FSDP2."""
-    return settings.sharding in FSDP and settings.data_parallel_size(cluster.world_size) > 1
 
 
 def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
@@ -158,58 +130,22 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
 def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
     model, tp = key.model, key.tp_size
     kinds = layer_kinds(model, key.sequence_length)[: ceil(model.layers / pp_size)]
-    made = {kind: _layer(key, ranks, *kind) for kind in set(kinds)}
-    embedding = model.vocab_size * model.hidden_size
-    rest = model.embedding_parameters - embedding
-    head = rest / tp if not model.tied_embeddings else (embedding + rest) / tp
-    expert = _expert_elements(model) if model.sparse_layers else 0
-    matrix = expert * 2 / 3 * _experts_per_rank(model, ranks) if expert else 0.0
+    units = model_units(model, tp, ranks)
+    made = {
+        kind: Layer(program=layer_program(key, sparse=kind[0], sliding=kind[1]), unit=unit)
+        for kind, unit in set(zip(kinds, units.layers[: len(kinds)], strict=True))
+    }
+    tail, tied = units.tail.beside(units.root), model.tied_embeddings
     layers = tuple(made[kind] for kind in kinds)
     return Shards(
         layers=layers,
         all_layers=Span.of(layers),
         inner=Span.of(layers[1:-1]),
         middle=Span.of(layers[NEAR_ENDS:-NEAR_ENDS]),
-        embedding=_unit(0 if model.tied_embeddings else embedding / tp, ranks),
-        tail=_unit(head + model.hidden_size, ranks),
-        largest=max(embedding / tp / ranks, matrix),
+        embedding=Unit() if tied else units.embedding,
+        tail=tail.beside(units.embedding) if tied else tail,
+        largest=largest_shard(model, tp, ranks),
     )
-
-
-def _unit(elements: float, ranks: int) -> Unit:
-    return Unit(whole=elements, padded=elements, shard=elements / ranks)
-
-
-def _layer(key: LayerKey, ranks: int, sparse: bool, sliding: bool) -> Layer:
-    program = layer_program(key, sparse=sparse, sliding=sliding)
-    model = key.model
-    experts = model.experts * _expert_elements(model) if sparse else 0
-    rest = program.weight_elements - experts
-    padding = padded_experts(model, ranks)
-    unit = Unit(
-        whole=rest + experts,
-        padded=rest + padding * experts,
-        shard=(rest + padding * experts) / ranks,
-        summed=experts * 2 / 3 if key.tp_size > 1 else 0.0,
-    )
-    return Layer(program=program, unit=unit)
-
-
-def _expert_elements(model: ModelConfig) -> int:
-    return 3 * model.hidden_size * model.expert_intermediate_size  # gate, up and down
-
-
-def _experts_per_rank(model: ModelConfig, ranks: int) -> int:
-    return ceil(model.experts / ranks)
-
-
-def padded_experts(model: ModelConfig, ranks: int) -> float:
-    """How much larger packed experts are when sharded, and gathered.
-
-    FSDP2 cuts dimension 0, which for packed experts is the expert: each rank holds room for
-    whole ones, even if there are more ranks than experts.
-    """
-    return _experts_per_rank(model, ranks) * ranks / model.experts if model.experts else 1.0
 
 
 @lru_cache(maxsize=256)

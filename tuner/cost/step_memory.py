@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from tuner.cluster import Cluster
 from tuner.cost.categories import Phase
-from tuner.cost.layer_graph import WIDE_NORMS
-from tuner.cost.shards import NEAR_ENDS, Layer, Span, Unit, copies_whole, state_bytes
+from tuner.cost.layer_graph import WIDE_NORMS, dropout_mask
+from tuner.cost.shards import NEAR_ENDS, Layer, Span, copies_whole, layer_kinds, state_bytes
 from tuner.cost.tape import (
     ACTIVATIONS,
     DDP_BUCKETS,
@@ -25,7 +25,10 @@ from tuner.cost.tape import (
     TEMPORARIES,
     Moment,
 )
+from tuner.cost.tensors import rotated_channels
+from tuner.cost.units import Unit
 from tuner.cost.wrapping import Wrapping
+from tuner.layers import layer_kinds as attention_kinds
 from tuner.model_fields import ARCHITECTURES
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
@@ -93,6 +96,8 @@ class _Step(Wrapping):
             self.gather(self.parts.tail)
         self._last_norm()
         self.tape.sequence(TEMPORARIES, -self.embedded_held)
+        if not self.full:
+            self._hold_masks(-1)
 
     def _embed(self) -> None:
         """Tokens of the whole sequence; tensor parallelism sums and cuts them at the first layer.
@@ -107,8 +112,40 @@ class _Step(Wrapping):
             tape.sequence(TEMPORARIES, 2 * whole)
             tape.sequence(TEMPORARIES, self.stream - whole)
             self.embedded_held = whole
+        if self.embedded_mask:
+            tape.sequence(TEMPORARIES, self.stream)
+            tape.sequence(ACTIVATIONS, self.embedded_mask)
+            tape.sequence(TEMPORARIES, -self.stream)
+        tape.fixed(ACTIVATIONS, self.turns)
+        self._hold_masks(1)
         if not self.tied:
             self.release(self.parts.embedding)
+
+    @property
+    def turns(self) -> float:
+        """Cosines and sines of rotary positions, which all layers share."""
+        return 2 * self.r * self.tokens * sum(rotated_channels(self.model))
+
+    def _hold_masks(self, sign: int) -> None:
+        """Masks that layers share: born (1), or freed (-1).
+
+        A window's is of bytes, for all sequences together. Attention that is computed by operators
+        takes a wide one for each sequence and kind of layer. transformers' decoder holds them to
+        the end of forward, and checkpoints of layers hold them to the end of backward.
+        """
+        square = sign * float(self.tokens) ** 2
+        if self.model.fields.get("attn_logit_softcapping"):
+            kinds = {kind.attention for kind in attention_kinds(self.model)}
+            self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
+        elif any(masked for _, masked in layer_kinds(self.model, self.tokens)):
+            self.tape.fixed(ACTIVATIONS, square)
+
+    @property
+    def embedded_mask(self) -> float:
+        """What dropout of the embedded tokens keeps, per sequence."""
+        fields = self.model.fields
+        rate = fields.get("embd_pdrop", fields.get("hidden_dropout"))
+        return dropout_mask(self.stream, self.r, self.cluster.gpu.device) if rate else 0.0
 
     def _forward_layer(self, layer: Layer, *, first: bool = False) -> None:
         self.gather(layer.unit)
@@ -200,6 +237,11 @@ class _Step(Wrapping):
         """Down to the gradient of the last layer's output."""
         tape, v, tail = self.tape, self.vocabulary, self.parts.tail
         apart = self.tp == 1
+        kept, out = self._normed
+        if self.casts or (self.tp > 1 and not self.settings.tp_recompute_allgather):
+            # the head keeps a copy; the norm's output itself ended with the model's forward
+            tape.sequence(ACTIVATIONS, -out)
+            out = 0.0
         tape.sequence(LOGITS_AND_LOSS, 8 * v if apart else 4 * v)
         tape.sequence(LOGITS_AND_LOSS, -8 * v if apart else -4 * v)
         if self.c < 4:
@@ -213,7 +255,6 @@ class _Step(Wrapping):
         tape.sequence(LOGITS_AND_LOSS, -min(self.c, 4) * v - self._head_input)
         if self.casts:
             tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
-        kept, out = self._normed
         tape.sequence(ACTIVATIONS, -(kept + out))
         if not self.tied:
             self.reduce_unit(tail, one_weight=True)
@@ -291,11 +332,21 @@ class _Step(Wrapping):
 
     def _embedding_backward(self) -> None:
         tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
+        tape.fixed(ACTIVATIONS, -self.turns)
+        if self.full:
+            self._hold_masks(-1)
+        if self.embedded_mask:
+            tape.sequence(TEMPORARIES, self.stream)
+            tape.sequence(TEMPORARIES, -self.stream)
+            tape.sequence(ACTIVATIONS, -self.embedded_mask)
         if self.tp > 1:
             tape.sequence(TEMPORARIES, self.stream * self.tp)
+        arriving = self.stream * (1 + (self.tp if self.tp > 1 else 0))
         if self.tied:
             # the sum of both parts is a third tensor, as it is wherever a dispatch mode looks on
-            tape.fixed(GRADIENTS_UNSHARDED, 2 * self.w_gradient * tail.whole)
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
+            tape.sequence(TEMPORARIES, -arriving)
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
             tape.fixed(GRADIENTS_UNSHARDED, -2 * self.w_gradient * tail.whole)
             if self.whole_waits and not (self.fsdp and self.reduce != self.c):
                 tape.fixed(GRADIENTS_UNSHARDED, -self.w_gradient * tail.whole)
@@ -305,7 +356,7 @@ class _Step(Wrapping):
             tape.fixed(GRADIENTS_UNSHARDED, size)
             if self.whole_waits and not (self.fsdp and self.reduce != self.c):
                 tape.fixed(GRADIENTS_UNSHARDED, -size)
-        tape.sequence(TEMPORARIES, -self.stream * (self.tp if self.tp > 1 else 0) - self.stream)
+            tape.sequence(TEMPORARIES, -arriving)
         self.reduce_unit(tail if self.tied else embedding, one_weight=True)
         self.cast_full_buckets(-1)
         self.free_cast_buckets()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.cluster import Cluster, Device
-from tuner.cost.collectives import axis_sizes
+from tuner.cost.axes import axis_sizes
 from tuner.cost.compute import peak_flops_per_s
 from tuner.cost.constants import Costs
 from tuner.cost.links import Group, data_group, tensor_group, used_groups
@@ -155,4 +155,4 @@ def _interval(
     low, high = t[f"low{kind}"], t[f"high{kind}"]
     if piped and cluster.gpu.name == FITTED_GPU:
         return low, high
-    return min(low, t["low_unfitted"]), max(high, t["high_unfitted"])
+    return min(low, t.low_unfitted), max(high, t.high_unfitted)

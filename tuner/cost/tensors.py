@@ -108,17 +108,24 @@ def model_tensors(model: ModelConfig) -> ModelTensors:
 @lru_cache(maxsize=64)
 def buffer_bytes(model: ModelConfig) -> int:
     """Bytes of the model's buffers: rotary frequencies in fp32, each twice, and Gemma's scale."""
+    rotated = rotated_channels(model)
+    scale = 4 * model.model_type.startswith("gemma") if rotated else 0
+    return sum(2 * 4 * (size // 2) for size in rotated) + scale
+
+
+@lru_cache(maxsize=64)
+def rotated_channels(model: ModelConfig) -> tuple[int, ...]:
+    """Channels of a head that are rotated, for each kind of rotary embedding; they are even."""
     parameters = model.fields.get("rope_parameters")
     if parameters is None:
-        return 0
+        return ()
     pattern = model.fields.get("sliding_window_pattern") or 1  # every so many layers are full
     short = ("sliding_attention",) if model.layers < pattern else tuple(parameters)
     used = set(model.fields.get("layer_types") or short)
     nested = (parameters[name] for name in parameters.keys() & used)
     kinds = [kind for kind in nested if isinstance(kind, Mapping)] or [parameters]
-    rotated = [int(model.head_dim * kind.get("partial_rotary_factor", 1.0)) for kind in kinds]
-    scale = 4 * model.model_type.startswith("gemma")
-    return sum(2 * 4 * ((size + 1) // 2) for size in rotated) + scale
+    shares = (kind.get("partial_rotary_factor", 1.0) for kind in kinds)
+    return tuple(2 * ((int(model.head_dim * share) + 1) // 2) for share in shares)
 
 
 def _layer(model: ModelConfig, mlp: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

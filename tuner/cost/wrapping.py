@@ -5,6 +5,7 @@ it seems: the last all-gather's in forward, the last reduce-scatter's input in b
 """
 
 from tuner.cluster import Cluster, Device
+from tuner.cost.axes import axis_sizes
 from tuner.cost.buckets import ddp_buckets, full_buckets_bytes
 from tuner.cost.graph import Event, Kind
 from tuner.cost.shards import (
@@ -12,10 +13,8 @@ from tuner.cost.shards import (
     REDUCE_BYTES,
     WEIGHT_BYTES,
     Shards,
-    Unit,
     autocasts,
     checkpointed,
-    is_fsdp,
     shards,
 )
 from tuner.cost.tape import (
@@ -27,6 +26,7 @@ from tuner.cost.tape import (
     TEMPORARIES,
     Tape,
 )
+from tuner.cost.units import Unit
 from tuner.settings import Settings, Sharding
 from tuner.workload import Workload
 
@@ -51,12 +51,13 @@ class Wrapping:
         self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
         assert workload.reduce_dtype is not None
         self.reduce = REDUCE_BYTES[workload.reduce_dtype]
-        self.fsdp = is_fsdp(settings, cluster)
+        sizes = axis_sizes(settings, cluster)
+        self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
         self.casts = autocasts(workload, settings, cluster)
         self.r = 4 if self.casts else self.c
         self.full = checkpointed(settings)
         self.reshards = self.fsdp and settings.sharding is not Sharding.SHARD_GRAD_OP
-        self.hybrid = settings.sharding is Sharding.HYBRID_SHARD and cluster.nodes > 1
+        self.hybrid = sizes.replicate > 1
         self.over_gloo = cluster.gpu.device is Device.CPU
         self.accumulates = accumulates
         self.whole_waits = accumulates and (not self.fsdp or not settings.sync_each_batch)
@@ -70,11 +71,6 @@ class Wrapping:
         self.embedded_held = 0.0
         self.cast_buckets = 0.0  # what DDP casts for its reductions, held to backward's end
         self.full_buckets = self._full_buckets()
-
-    @property
-    def replicas(self) -> int:
-        """Ranks that see different data."""
-        return self.settings.data_parallel_size(self.cluster.world_size)
 
     def _full_buckets(self) -> tuple[int, ...]:
         """Bytes of buckets to be cast, by the layers left; none where nothing is cast.

@@ -9,7 +9,6 @@ from tuner.dryrun.notes import told
 from tuner.dryrun.plan import (
     DryRunPlan,
     NotDryRunError,
-    class_of,
     dry_run_versions,
     missing_package,
     plan_dry_runs,
@@ -29,7 +28,6 @@ __all__ = [
     "ProfileCollective",
     "StoppedError",
     "Trace",
-    "class_of",
     "dry_run_versions",
     "missing_package",
     "plan_dry_runs",

@@ -13,7 +13,7 @@ from tuner.rank_spec import rank_spec
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
 
-FORMAT = 1
+FORMAT = 2
 """Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when
 the dry-run program comes to other figures, so that no old ones are taken for new."""
 MICRO_BATCH_SIZES = ((1, 2),)
@@ -56,12 +56,8 @@ class DryRunPlan:
     """Decoder layers of the models that are run, ascending."""
     requests: tuple[dict[str, Any], ...]
     """Lines for the dry-run program, as JSON values: one or two for each depth. Their ``id`` is
-    the key, the depth and the smallest micro-batch."""
-
-
-def class_of(settings: Settings) -> Settings:
-    """Settings without micro-batch size and accumulation; ``sync_each_batch`` is kept."""
-    return settings.settings_class
+    the key, the depth and the smallest micro-batch; their ``class``, which shares the limits of
+    time, is the key."""
 
 
 def dry_run_versions() -> dict[str, str]:
@@ -98,7 +94,7 @@ def plan_dry_runs(
     Raises:
         NotDryRunError: no dry run shows these settings, with the reason.
     """
-    known = class_of(settings)
+    known = settings.settings_class
     _check_framework(framework, known)
     _check_class(cluster, known)
     if missing := missing_package(workload, versions):
@@ -109,6 +105,7 @@ def plan_dry_runs(
     requests = tuple(
         {
             "id": f"{key}:{depth}:{sizes[0]}",
+            "class": key,
             "spec": {**spec, "model": at_depth(workload.model, depth)},
             "micro_batch_sizes": list(sizes),
             "accumulation_counts": spec["accumulation_counts"],

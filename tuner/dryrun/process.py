@@ -15,10 +15,15 @@ from typing import IO, Any
 
 from tuner.errors import ProbeError
 
-LIMIT_S = 60.0
-"""Seconds that one dry run may take."""
-GRACE_S = 60.0
-"""Seconds beyond the limit of one dry run in which an answer must come: torch is imported first."""
+LIMIT_S = 45.0
+"""Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4
+each, whatever the model: they are of four to eight layers."""
+WALL = 1.1
+"""Wall seconds for each second of the limit, after which a class is ended on a busy machine. For
+the first one they count from the program's start: torch is imported first."""
+GRACE_S = 10.0
+"""Seconds beyond that in which an answer must come. So a class has ended a minute after it was
+asked for in any case."""
 POLL_S = 0.1
 """Seconds after which whoever waits for an answer is asked again whether to go on."""
 LAST_WORDS = 600
@@ -47,7 +52,7 @@ class DryRunner:
     """A process that has torch, as a context: it is started at once and ended with the context.
 
     Args:
-        limit_s: seconds that one dry run may take.
+        limit_s: seconds of CPU time that the dry runs of one class may take together.
         jobs: dry runs at the same time; by default one for each core, two at most.
         command: of the program, without options.
     """
@@ -59,9 +64,11 @@ class DryRunner:
         jobs: int | None = None,
         command: Sequence[str] = (sys.executable, "-P", "-m", "workers.probe.dry"),
     ) -> None:
-        self._limit_s = limit_s
+        wall_s = WALL * limit_s
+        self._silence_s = wall_s + GRACE_S
         jobs = jobs or min(2, len(os.sched_getaffinity(0)))
-        self._argv = [*command, "--limit-s", str(limit_s), "--jobs", str(jobs)]
+        limits = ["--limit-s", str(limit_s), "--wall-s", str(wall_s)]
+        self._argv = [*command, *limits, "--jobs", str(jobs)]
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
         self._unread = b""
@@ -133,8 +140,8 @@ class DryRunner:
                 if said in ready:
                     self._read()
                     heard = time.monotonic()
-                elif time.monotonic() - heard > self._limit_s + GRACE_S:
-                    self._fail(f"said nothing for {self._limit_s + GRACE_S:g} s")
+                elif time.monotonic() - heard > self._silence_s:
+                    self._fail(f"said nothing for {self._silence_s:g} s")
 
     def _complete_lines(self) -> Iterator[dict[str, Any]]:
         """Answers among what was read; anything else is passed over."""

@@ -5,26 +5,17 @@ micro-batch). Within a segment the highest moment is a straight line in the micr
 from four layers on it is one in depth too, because a layer more adds the same to every segment.
 Segments of two shallow models are matched by their place (:mod:`tuner.dryrun.steps`). The peak of a
 step is the maximum over its segments, taken at the depth and the micro-batch that are asked for: a
-moment that is low in a shallow model may well be the highest of the whole one.
+moment that is low in a shallow model may well be the highest of the whole one. So may one of the
+several moments of a segment that is no decoder layer: those are matched by their order.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from tuner.dryrun.steps import (
-    ProfileStep,
-    by_sizes,
-    check_depths,
-    matched_steps,
-    step_as_dict,
-    step_from_dict,
-)
+from tuner.dryrun.steps import ProfileStep, Stretch, by_sizes, check_depths, matched_steps
 from tuner.dryrun.trace import Line, Trace
 
-FORMAT = 1
-"""Of a profile as a dictionary."""
 OTHER = "temporaries"
 """The category that takes what rounding leaves over."""
 
@@ -71,10 +62,6 @@ class Profile:
     """Decoder layers of the models that were dry-run."""
     steps: tuple[ProfileStep, ...]
     """By micro-batch sizes, then by accumulation, ascending."""
-    axes: Mapping[str, int]
-    """Ranks of each mesh axis that communicates."""
-    arithmetic_bytes: Mapping[str, int]
-    """By category, the bytes of the breakdown that are arithmetic, such as DDP's buckets."""
     block_bytes: int
     """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
     notes: tuple[str, ...]
@@ -102,8 +89,6 @@ class Profile:
             layers=layers,
             depths=tuple(trace.layers for trace in groups[0]),
             steps=tuple(step for group in groups for step in matched_steps(group)),
-            axes=traces[-1].axes,
-            arithmetic_bytes=_arithmetic(groups[0], layers),
             block_bytes=max(trace.block_bytes for trace in traces),
             notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
             versions=traces[-1].versions,
@@ -129,35 +114,6 @@ class Profile:
         """
         return _collectives(self, micro_batch_size, accumulation)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "format": FORMAT,
-            "layers": self.layers,
-            "depths": list(self.depths),
-            "steps": [step_as_dict(step) for step in self.steps],
-            "axes": dict(self.axes),
-            "arithmetic_bytes": dict(self.arithmetic_bytes),
-            "block_bytes": self.block_bytes,
-            "notes": list(self.notes),
-            "versions": dict(self.versions),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Profile":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: another format.
-        """
-        known = dict(values)
-        if (form := known.pop("format", None)) != FORMAT:
-            raise ValueError(f"format: got {form!r}; profiles of format {FORMAT} are read")
-        known["steps"] = tuple(step_from_dict(step) for step in known["steps"])
-        for name in ("depths", "notes"):
-            known[name] = tuple(known[name])
-        return cls(**known)
-
     def _steps(self, size: int, accumulation: int) -> list[ProfileStep]:
         """The steps that were run for a micro-batch size, up to ``accumulation`` micro-batches."""
         of_size = max(
@@ -171,36 +127,42 @@ class Profile:
         return [step for step in steps if step.accumulation <= accumulation]
 
 
-def _arithmetic(traces: Sequence[Trace], layers: int) -> dict[str, int]:
-    names = {name for trace in traces for name in trace.arithmetic_bytes}
-    depths = tuple(trace.layers for trace in traces)
-    return {
-        name: round(
-            _straight(depths, [trace.arithmetic_bytes.get(name, 0) for trace in traces], layers)
-        )
-        for name in sorted(names)
-    }
-
-
 @lru_cache(maxsize=4096)
 def _peak(profile: Profile, size: int, step: ProfileStep) -> Peak:
     by_phase: dict[str, float] = {}
     top, highest = None, -1.0
     for stretch in step.stretches:
-        tops = [max(_at(step, line.bytes, size) for line in lines) for lines in stretch.lines]
-        value = _whole(profile, tops)
+        moment, value = _highest(profile, step, stretch, size)
         phase = stretch.place[1]
         by_phase[phase] = max(by_phase.get(phase, 0.0), value)
         if value > highest:
-            top, highest = stretch, value
+            top, highest = (phase, moment), value
     assert top is not None, "a step has segments"
-    tops_of = [max(lines, key=lambda x: _at(step, x.bytes, size)) for lines in top.lines]
     return Peak(
         total_bytes=round(highest),
-        phase=top.place[1],
+        phase=top[0],
         by_phase={phase: round(value) for phase, value in by_phase.items()},
-        breakdown=_balanced(_categories(profile, step, tops_of, size), round(highest)),
+        breakdown=_balanced(_categories(profile, step, top[1], size), round(highest)),
     )
+
+
+def _highest(
+    profile: Profile, step: ProfileStep, stretch: Stretch, size: int
+) -> tuple[Sequence[Line], float]:
+    """The highest moment of a stretch in the whole model, at each depth, and its bytes.
+
+    Where the moments of two depths are not known to be the same ones, the highest are taken
+    for it.
+    """
+
+    def at(line: Line) -> float:
+        return _at(step, line.bytes, size)
+
+    moments = list(zip(*stretch.lines, strict=True)) if stretch.matches else []
+    moments = moments or [tuple(max(lines, key=at) for lines in stretch.lines)]
+    values = [_whole(profile, [at(line) for line in moment]) for moment in moments]
+    best = max(range(len(values)), key=values.__getitem__)
+    return moments[best], values[best]
 
 
 def _categories(

@@ -1,14 +1,21 @@
 """A dry run as it is kept: what was asked, and what came back."""
 
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from tuner.dryrun.plan import FORMAT, DryRunPlan
+from tuner.dryrun.process import LIMIT_S
 from tuner.dryrun.profile import Profile
 from tuner.dryrun.trace import Trace
 from tuner.settings import Settings
+
+TIME_LIMIT = "TimeLimit"
+"""Type of the error of dry runs that took too long."""
+ENDED = (TIME_LIMIT, "Crashed")
+"""Types of errors of dry runs that were ended from outside, whatever they were at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,13 @@ class DryRun:
     """What they showed, one for each depth; empty when one failed."""
     error: str = ""
     """Why there is no profile, fit to be shown; empty when there is one."""
+    is_refusal: bool = False
+    """Whether the error is the stack's word on these settings: it names a rule, or an operator
+    that raised it, or the dry runs take too much CPU time. All else is an accident."""
+    limit_s: float = 0.0
+    """Seconds of CPU time after which the dry runs were ended; 0 where they were not."""
+    machine: str = ""
+    """Name of the machine that took so long; empty where none did."""
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Of the packages that were run."""
     created_at: str = ""
@@ -36,6 +50,29 @@ class DryRun:
     def profile(self) -> Profile | None:
         """What the traces say of the whole model; ``None`` when there is an error."""
         return None if self.error else _profile(self)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it took too long, for its limit or on its machine."""
+        return self.error.startswith(TIME_LIMIT)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is worth keeping for other askings: accidents are not."""
+        return not self.error or self.is_refusal
+
+    def holds_here(self, limit_s: float = LIMIT_S) -> bool:
+        """Whether this machine need not make it again.
+
+        What took too long does on the machine that it took too long on, for askings that give
+        it no more time; on others, which may be faster, it is made again.
+
+        Args:
+            limit_s: seconds of CPU time that this asking gives the dry runs of a class.
+        """
+        if self.limit_s and (limit_s > self.limit_s or self.machine != platform.node()):
+            return False
+        return self.is_kept
 
     @classmethod
     def from_answers(
@@ -47,7 +84,10 @@ class DryRun:
         """
         by_id = {answer.get("id"): answer for answer in answers}
         of_plan = [by_id.get(request["id"], {}) for request in plan.requests]
-        error = next(filter(None, map(_error, of_plan)), "")
+        failed = [_error_of(answer) for answer in of_plan if "trace" not in answer]
+        failed.sort(key=_is_refusal, reverse=True)
+        error, is_refusal = (_text(failed[0]), _is_refusal(failed[0])) if failed else ("", False)
+        limit_s = float(failed[0].get("limit_s", 0.0)) if is_refusal else 0.0
         traces: tuple[Trace, ...] = ()
         if not error:
             try:
@@ -55,6 +95,7 @@ class DryRun:
                 Profile.from_traces(traces, plan.layers)
             except ValueError as wrong:
                 traces, error = (), f"the dry runs cannot be combined: {wrong}"
+                is_refusal = True
         return cls(
             key=plan.key,
             class_settings=plan.class_settings,
@@ -62,6 +103,9 @@ class DryRun:
             depths=plan.depths,
             traces=traces,
             error=error,
+            is_refusal=is_refusal,
+            limit_s=limit_s,
+            machine=platform.node() if limit_s else "",
             versions=traces[-1].versions if traces else {},
             created_at=created_at,
         )
@@ -76,6 +120,9 @@ class DryRun:
             "depths": list(self.depths),
             "traces": [trace.as_dict() for trace in self.traces],
             "error": self.error,
+            "is_refusal": self.is_refusal,
+            "limit_s": self.limit_s,
+            "machine": self.machine,
             "versions": dict(self.versions),
             "created_at": self.created_at,
         }
@@ -101,12 +148,20 @@ def _profile(dry_run: DryRun) -> Profile:
     return Profile.from_traces(dry_run.traces, dry_run.layers)
 
 
-def _error(answer: Mapping[str, Any]) -> str:
-    """An answer's error in one line; empty when it has a trace."""
-    if "trace" in answer:
-        return ""
-    found = answer.get("error") or {"type": "none", "message": "no answer came"}
-    where = " in ".join(filter(None, (found.get("operator"), found.get("phase"))))
-    text = " ".join(str(found.get("message", "")).split())[:300]
-    named = f"{found['type']}: {text}" if text else str(found["type"])
+def _error_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The error of an answer that has no trace."""
+    return answer.get("error") or {"type": "none", "message": "no answer came"}
+
+
+def _is_refusal(error: Mapping[str, Any]) -> bool:
+    if error["type"] in ENDED:
+        return bool(error.get("limit_s"))
+    return bool(error.get("rule") or error.get("operator"))
+
+
+def _text(error: Mapping[str, Any]) -> str:
+    """An error in one line."""
+    where = " in ".join(filter(None, (error.get("operator"), error.get("phase"))))
+    text = " ".join(str(error.get("message", "")).split())[:300]
+    named = f"{error['type']}: {text}" if text else str(error["type"])
     return f"{named} (at {where})" if where else named

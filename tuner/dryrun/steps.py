@@ -5,11 +5,13 @@ segment of the shallower model has a counterpart in the deeper one. Layers that 
 between them are left out: their bytes are on a straight line between those of the others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tuner.dryrun.trace import Line, Segment, Step, Trace, TraceCollective
+
+OUTSIDE = ("before", "after")
+"""Parts of a model that are no decoder layers."""
 
 Place = tuple[int, str, str]
 """Micro-batch, phase and part of a segment; layers are counted from the nearer end."""
@@ -23,6 +25,8 @@ class Stretch:
     """Where in the step."""
     lines: tuple[tuple[Line, ...], ...]
     """For each depth the highest moments."""
+    matches: bool
+    """Whether the moments of the depths are the same ones, in one order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +77,8 @@ def check_depths(traces: Sequence[Trace], layers: int) -> None:
         raise ValueError(f"traces: one of {depths[0]} layers says nothing of {layers}")
     if depths[-1] > layers:
         raise ValueError(f"traces: got depths {depths}; must be {layers} at most")
-    for name in ("device", "axes"):
-        if any(getattr(trace, name) != getattr(traces[0], name) for trace in traces):
-            raise ValueError(f"traces: {name} differs between depths")
+    if any(trace.device != traces[0].device for trace in traces):
+        raise ValueError("traces: device differs between depths")
 
 
 def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
@@ -112,11 +115,17 @@ def _step(steps: Sequence[Step], traces: Sequence[Trace]) -> ProfileStep:
         accumulation=steps[0].accumulation,
         micro_batch_sizes=traces[0].micro_batch_sizes,
         stretches=tuple(
-            Stretch(place=place, lines=tuple(tuple(places[place]) for places in by_place))
-            for place in by_place[0]
+            _stretch(place, [places[place] for places in by_place]) for place in by_place[0]
         ),
         calls=_matched_calls([step.collectives for step in steps], traces),
     )
+
+
+def _stretch(place: Place, lines: Sequence[Sequence[Line]]) -> Stretch:
+    """Outside layers all moments are told: as many of the same kinds are the same ones."""
+    kinds = [[frozenset(line.categories) for line in of_depth] for of_depth in lines]
+    matches = place[2] in OUTSIDE and all(one == kinds[0] for one in kinds)
+    return Stretch(place=place, lines=tuple(map(tuple, lines)), matches=matches)
 
 
 def _by_place(segments: Iterable[Segment], head: int, tail: int) -> dict[Place, list[Line]]:
@@ -157,43 +166,4 @@ def _matched_calls(
             bytes=tuple(call.bytes if call else none for call in of_depths),
         )
         for kind, of_depths in found.items()
-    )
-
-
-def step_as_dict(step: ProfileStep) -> dict[str, Any]:
-    """Plain JSON values."""
-    values: dict[str, Any] = _plain(step)
-    return values
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Line):
-        return value.as_dict()
-    if isinstance(value, ProfileStep | Stretch | Calls):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def step_from_dict(values: Mapping[str, Any]) -> ProfileStep:
-    """The reverse of :func:`step_as_dict`."""
-    return ProfileStep(
-        accumulation=values["accumulation"],
-        micro_batch_sizes=tuple(values["micro_batch_sizes"]),
-        stretches=tuple(
-            Stretch(
-                place=tuple(stretch["place"]),
-                lines=tuple(
-                    tuple(Line.from_dict(line) for line in lines) for lines in stretch["lines"]
-                ),
-            )
-            for stretch in values["stretches"]
-        ),
-        calls=tuple(
-            Calls(
-                kind=tuple(calls["kind"]),
-                counts=tuple(calls["counts"]),
-                bytes=tuple(tuple(pair) for pair in calls["bytes"]),
-            )
-            for calls in values["calls"]
-        ),
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 """The form of a trace that is read here."""
 
 Bytes = tuple[float, ...]
@@ -145,10 +145,6 @@ class Trace:
     """One or two sizes, ascending, that every pair of figures is for."""
     steps: tuple[Step, ...]
     """One for each accumulation count."""
-    axes: Mapping[str, int]
-    """Ranks of each mesh axis that communicates."""
-    arithmetic_bytes: Mapping[str, int]
-    """By category, bytes that were added by arithmetic; the lines hold them too."""
     block_bytes: int
     """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
     notes: tuple[str, ...]
@@ -175,8 +171,6 @@ class Trace:
             layers=_whole("layers", known["layers"], least=1),
             micro_batch_sizes=tuple(_whole("micro_batch_sizes", s, least=1) for s in sizes),
             steps=tuple(Step.from_dict(step) for step in _list("steps", known["steps"])),
-            axes=_wholes("axes", known["axes"]),
-            arithmetic_bytes=_wholes("arithmetic_bytes", known["arithmetic_bytes"]),
             block_bytes=_whole("block_bytes", known["block_bytes"]),
             notes=tuple(_text("notes", note) for note in _list("notes", known["notes"])),
             versions={
@@ -196,8 +190,6 @@ class Trace:
             "layers": self.layers,
             "micro_batch_sizes": list(self.micro_batch_sizes),
             "steps": [step.as_dict() for step in self.steps],
-            "axes": dict(self.axes),
-            "arithmetic_bytes": dict(self.arithmetic_bytes),
             "block_bytes": self.block_bytes,
             "notes": list(self.notes),
             "versions": dict(self.versions),
@@ -260,10 +252,6 @@ def _whole(name: str, value: object, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}: got {value!r}; must be an integer of {least} or more")
     return value
-
-
-def _wholes(name: str, value: object) -> dict[str, int]:
-    return {str(key): _whole(name, one) for key, one in _mapping(name, value).items()}
 
 
 def _bytes(value: Iterable[object]) -> Bytes:

@@ -9,14 +9,17 @@ from tuner.planner.guarding import to_guard
 from tuner.planner.next import next_probe
 from tuner.planner.plans import Stop, Wait
 from tuner.planner.predicted import has_predicted_answer, what_is_needed
+from tuner.planner.probes import fits, probe_as_dict
 from tuner.planner.timing import speed_of, step_time
 
 __all__ = [
     "Stop",
     "Wait",
     "answer",
+    "fits",
     "has_predicted_answer",
     "next_probe",
+    "probe_as_dict",
     "speed_of",
     "step_time",
     "to_guard",

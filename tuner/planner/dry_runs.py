@@ -27,12 +27,10 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
         UsageError: the question has no legal settings.
     """
     known = forecast(study)
-    if known.unknown:
-        return Stop(reason=known.unknown)
     leader = leading(known)
     if leader is None:
         return Stop(reason="the dry runs failed, so nothing is known of any settings")
-    if leader.is_dry_run:
+    if leader.is_dry_run or _one_was_enough(known):
         return _stop(known, "the class of the best settings was dry-run")
     if why := known.why_no_dry_run(leader.settings):
         return _stop(known, f"the best settings cannot be dry-run: {why}")
@@ -52,12 +50,15 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
 def leading(known: Forecast) -> Estimate | None:
     """The settings that would be the answer, if they need what is expected of them.
 
-    Where none is expected to fit, those that need least: a dry run then says whether it is so.
+    Where no speed is known, the first of those that fit. Where none is expected to fit, those that
+    need least: a dry run then says whether that is so.
     """
     if known.failed and not known.profiles and _all_tried(known):
         return None
     choice = choose_predicted(known.promising, known.study.terms.tolerance)
-    return choice.best if choice else known.smallest
+    if choice:
+        return choice.best
+    return known.untimed[0] if known.untimed else known.smallest
 
 
 def too_many_dry_runs(known: Forecast, wanted: Estimate) -> str:
@@ -102,15 +103,30 @@ def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
     return choice.best if choice else None
 
 
+def _one_was_enough(known: Forecast) -> bool:
+    """Whether further dry runs could not change the answer.
+
+    That is so where nothing fits by far, and where what fits cannot be ranked: one dry run, of what
+    is named first, then says that arithmetic is right.
+    """
+    if known.is_hopeless:
+        return bool(known.profiles or known.failed)
+    return bool(known.profiles and known.untimed)
+
+
 def _all_tried(known: Forecast) -> bool:
     """Whether an asking has spent what it may on dry runs that all failed."""
-    most = min(MOST_CLASSES, known.study.terms.max_probes)
-    return len(known.failed) >= most or _dry_runs_left(known) == 0
+    now = {probe.id for probe in probes_of_asking(known.study)}
+    failed_now = sum(probe.id in now for probe in known.failed.values())
+    few = failed_now < known.study.terms.max_probes and len(known.failed) < MOST_CLASSES
+    return not few or _dry_runs_left(known) == 0
 
 
 def _stop(known: Forecast, reason: str) -> Stop:
     if known.promising:
         return Stop(reason=reason)
+    if known.untimed:
+        return Stop(reason=f"settings fit, but none is known to be the fastest: {known.unknown}")
     return Stop(reason="no settings are predicted to fit", nothing_fits=known.smallest_need())
 
 

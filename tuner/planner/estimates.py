@@ -11,13 +11,13 @@ from math import inf
 
 from tuner.cost.categories import Basis
 from tuner.cost.prediction import Prediction, predict
-from tuner.dryrun import NotDryRunError, Profile, class_of, plan_dry_runs, told
+from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
-from tuner.framework import FrameworkName
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner import verdicts
 from tuner.planner.corrections import Corrections, corrections
 from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
+from tuner.planner.ranking import complexity
 from tuner.planner.words import describe
 from tuner.quantity import Quantity
 from tuner.settings import Settings
@@ -36,8 +36,6 @@ class Estimate:
     """Their memory and speed."""
     probe: Probe | None = None
     """The probe whose dry run says what they need; ``None`` where that is arithmetic."""
-    late_bytes: float = 0.0
-    """Bytes that the framework frees too late for anything else to use them."""
     factor: float = 1.0
     """What the predicted step time was multiplied by, for what probes took that ran steps."""
 
@@ -59,12 +57,12 @@ class Estimate:
     @property
     def expected_bytes(self) -> int:
         """What must be free on a device, as far as the best estimate goes."""
-        return int((self.prediction.allocated_bytes.value or 0.0) + self._outside_bytes)
+        return int(self.prediction.needed_bytes.value or 0.0)
 
     @property
     def needed_bytes(self) -> int:
         """What must be free on a device, at the upper end of the interval."""
-        return int((self.prediction.allocated_bytes.high or 0.0) + self._outside_bytes)
+        return int(self.prediction.needed_bytes.high or 0.0)
 
     @property
     def may_fit(self) -> bool:
@@ -77,9 +75,9 @@ class Estimate:
         return self.may_fit and self.needed_bytes <= self.prediction.limit_bytes
 
     @property
-    def _outside_bytes(self) -> float:
-        context, buffers = self.prediction.context_bytes, self.prediction.communicator_bytes
-        return context + buffers + self.late_bytes
+    def fits_by_no_means(self) -> bool:
+        """Whether they do not fit even at the lower end of the interval."""
+        return (self.prediction.needed_bytes.low or 0.0) > self.prediction.limit_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,26 +111,47 @@ class Forecast:
     @cached_property
     def promising(self) -> tuple[Estimate, ...]:
         """Those that fit, or that may and whose class can still be dry-run; fastest first."""
-        return tuple(
-            e for e in self.timed if e.fits or (e.may_fit and not self.is_settled(e.settings))
-        )
+        return tuple(filter(self._is_promising, self.timed))
+
+    @cached_property
+    def untimed(self) -> tuple[Estimate, ...]:
+        """Where no speed is known: of each class the largest micro-batches that are promising.
+
+        Classes with fewer knobs off their default come first; equal ones in the space's order.
+        """
+        if self.timed:
+            return ()
+        largest: dict[Settings, Estimate] = {}
+        for found in filter(self._is_promising, self.estimates.values()):
+            key, size = found.settings.settings_class, found.settings.micro_batch_size
+            if key not in largest or size > largest[key].settings.micro_batch_size:
+                largest[key] = found
+        return tuple(sorted(largest.values(), key=lambda e: complexity(e.settings)))
+
+    def _is_promising(self, found: Estimate) -> bool:
+        return found.fits or (found.may_fit and not self.is_settled(found.settings))
 
     @cached_property
     def smallest(self) -> Estimate | None:
         """The one that is expected to need least; ``None`` when nothing is predicted."""
+        return min(self.estimates.values(), key=_by_need, default=None)
+
+    @cached_property
+    def is_hopeless(self) -> bool:
+        """Whether nothing fits by far, so that dry runs of more classes would not change that."""
         known = self.estimates.values()
-        return min(known, key=lambda e: (e.expected_bytes, str(e.settings)), default=None)
+        return bool(known) and all(e.fits_by_no_means for e in known)
 
     @property
     def unknown(self) -> str:
         """Why no speed is known, so that none is the fastest; empty when some are."""
         if self.timed or not self.estimates:
             return ""
-        return why_no_speed(self.study.question, next(iter(self.estimates)))
+        return _why_no_speed(self.study.question, next(iter(self.estimates)))
 
     def is_settled(self, settings: Settings) -> bool:
         """Whether a dry run can say no more about these settings."""
-        return class_of(settings) in self.profiles or bool(self.why_no_dry_run(settings))
+        return settings.settings_class in self.profiles or bool(self.why_no_dry_run(settings))
 
     def why_no_dry_run(self, settings: Settings) -> str:
         """Why the class of these settings cannot be dry-run; empty if it can."""
@@ -145,7 +164,7 @@ class Forecast:
         return 0 if isinstance(plan, str) else plan
 
     def _plan(self, settings: Settings) -> int | str:
-        return _dry_runs_of(_Asked(self._identity, 0, self.study.question), class_of(settings))
+        return _dry_runs_of(_Asked(self._identity, 0, self.study.question), settings.settings_class)
 
     def why_no_dry_runs(self) -> str:
         """Why no class was dry-run; empty when that is not known, or was not tried yet."""
@@ -155,16 +174,22 @@ class Forecast:
 
     def notes(self, found: Estimate) -> tuple[str, ...]:
         """What is to be known about the figures of settings that were dry-run."""
-        profile = self.profiles.get(class_of(found.settings))
+        profile = self.profiles.get(found.settings.settings_class)
         return told(profile[0].notes) if profile else ()
 
     @cached_property
     def _identity(self) -> str:
         return self.study.question.identity
 
+    @property
+    def least(self) -> Estimate | None:
+        """What is named where nothing fits: the smallest; if by far, of what was dry-run."""
+        dry_run = [e for e in self.estimates.values() if e.is_dry_run and self.is_hopeless]
+        return min(dry_run, key=_by_need, default=self.smallest)
+
     def smallest_need(self) -> str:
         """What would be needed, where nothing fits."""
-        least = self.smallest
+        least = self.least
         if least is None:
             return ""
         basis = f"probe #{least.probe.id}" if least.probe else "by arithmetic"
@@ -188,7 +213,7 @@ def forecast(study: Study) -> Forecast:
     estimates = {
         e.settings: _with_dry_run(e, study.question, limit, profiles)
         for e in _by_arithmetic(asked)
-        if class_of(e.settings) not in failed and e.settings not in wrong
+        if e.settings.settings_class not in failed and e.settings not in wrong
     }
     if whole is not study:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
@@ -218,7 +243,11 @@ def _corrected(found: Estimate, seen: Corrections) -> Estimate:
     return replace(found, prediction=prediction, factor=factor)
 
 
-def why_no_speed(question: Question, settings: Settings) -> str:
+def _by_need(found: Estimate) -> tuple[int, str]:
+    return found.expected_bytes, str(found.settings)
+
+
+def _why_no_speed(question: Question, settings: Settings) -> str:
     """Why the speed of some settings is unknown; empty when it is known."""
     found = _estimate(question, settings, _NO_LIMIT)
     return "" if found.step_time.value is not None else found.prediction.why
@@ -226,6 +255,10 @@ def why_no_speed(question: Question, settings: Settings) -> str:
 
 _NO_LIMIT = 2**62
 """Bytes that nothing exceeds: a prediction says first that settings do not fit."""
+
+ACCIDENTS = TEACHES_NOTHING | {Outcome.TIMEOUT, Outcome.CRASHED}
+"""Ends of a dry run that may say more of the machine than of the settings. A later asking wants it
+again, and gets the same at once where it is kept."""
 
 _ANY_VERSIONS = dict.fromkeys((*PACKAGES, "torchao"), "")
 """Whether the packages are there is for those to say who make dry runs."""
@@ -277,7 +310,7 @@ def _with_dry_run(
     profiles: Mapping[Settings, tuple[Profile, Probe]],
 ) -> Estimate:
     settings = by_arithmetic.settings
-    found = profiles.get(class_of(settings))
+    found = profiles.get(settings.settings_class)
     if found is None:
         return by_arithmetic
     return _estimate(question, settings, limit_bytes, *found)
@@ -298,11 +331,7 @@ def _estimate(
         limit_bytes=limit_bytes,
         profile=profile,
     )
-    late = 0.0
-    if question.framework.name is FrameworkName.NANOTRON:
-        reserved, allocated = prediction.reserved_bytes, prediction.allocated_bytes
-        late = (reserved.value or 0.0) - (allocated.value or 0.0)
-    return Estimate(settings=settings, prediction=prediction, probe=probe, late_bytes=late)
+    return Estimate(settings=settings, prediction=prediction, probe=probe)
 
 
 def _dry_run_classes(
@@ -316,12 +345,12 @@ def _dry_run_classes(
         measurement = probe.measurement
         if probe.state is not ProbeState.DONE or measurement is None:
             continue
-        key = class_of(probe.request.settings)
+        key = probe.request.settings.settings_class
         if measurement.outcome is Outcome.OK:
             # A dry run that another version wrote is not there: its class is dry-run anew.
             dry_run = study.dry_runs.get(measurement.dry_run)
             if dry_run is not None and dry_run.profile is not None:
                 profiles[key] = (dry_run.profile, probe)
-        elif measurement.outcome not in TEACHES_NOTHING or probe.id in now:
+        elif measurement.outcome not in ACCIDENTS or probe.id in now:
             failed[key] = probe
     return profiles, {key: probe for key, probe in failed.items() if key not in profiles}

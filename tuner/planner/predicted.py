@@ -11,6 +11,9 @@ from tuner.planner.ranking import Choice, choose_predicted, pareto
 from tuner.study import Study
 from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
 
+MOST_UNTIMED = 12
+"""Classes that are listed where no speed is known, and none is best."""
+
 
 def predicted_answer(study: Study) -> Suggestion:
     """The answer from what is predicted so far; a pure function of the study.
@@ -21,7 +24,6 @@ def predicted_answer(study: Study) -> Suggestion:
     known = forecast(study)
     choice = predicted_choice(known)
     best = choice.best if choice else None
-    others = [e for e in known.fitting if e is not best]
     wall_s, device_s = total_measured(probe.measurement for probe in known.study.probes)
     return Suggestion(
         study_id=study.id,
@@ -30,7 +32,7 @@ def predicted_answer(study: Study) -> Suggestion:
         cluster=study.question.cluster.as_dict(),
         framework=study.question.framework.as_dict(),
         best=_candidate(known, best) if best else None,
-        alternatives=tuple(_candidate(known, e) for e in others[:MOST_ALTERNATIVES]),
+        alternatives=tuple(_candidate(known, e) for e in _beside(known, best)),
         pareto=tuple(_candidate(known, e) for e in pareto(known.fitting)),
         dead_knobs=known.space.dead_knobs,
         legal=len(known.space.legal),
@@ -40,6 +42,13 @@ def predicted_answer(study: Study) -> Suggestion:
         device_s=device_s,
         explanation=explain_prediction(study, known, choice),
     )
+
+
+def _beside(known: Forecast, best: Estimate | None) -> tuple[Estimate, ...]:
+    """What is listed beside the best; where no speed is known and none is best, what fits."""
+    if best is not None:
+        return tuple(e for e in known.fitting if e is not best)[:MOST_ALTERNATIVES]
+    return known.untimed[:MOST_UNTIMED] if leading(known) is not None else ()
 
 
 def predicted_choice(known: Forecast) -> Choice[Estimate] | None:
@@ -67,7 +76,7 @@ def has_predicted_answer(study: Study) -> bool:
 def what_is_needed(study: Study) -> str:
     """What would be needed, when no settings are predicted to fit; empty when some are."""
     known = forecast(study)
-    if known.unknown or leading(known) is None or any(e.may_fit for e in known.timed):
+    if leading(known) is None or any(e.may_fit for e in known.estimates.values()):
         return ""
     return known.smallest_need()
 

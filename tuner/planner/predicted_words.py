@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from tuner.cluster import Device
 from tuner.cost.explain import explain_memory
-from tuner.framework import same_release
+from tuner.cost.padding import padding_words
+from tuner.framework import FrameworkName, same_release
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
 from tuner.planner.other_fidelity import probed_too
@@ -11,7 +13,8 @@ from tuner.planner.ranking import Choice, near
 from tuner.planner.verdicts import wrong_ones
 from tuner.planner.words import change_text, describe, describe_class, seconds_text
 from tuner.sizes import size_text
-from tuner.study import Probe, Study
+from tuner.study import Probe, Question, Study
+from tuner.workload import Precision
 
 MOST_NAMED = 3
 """Failed dry runs that one sentence names."""
@@ -61,8 +64,8 @@ def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
 
 
 def _of_nothing(known: Forecast) -> Iterator[str]:
-    if known.unknown:
-        yield f"No speed is predicted, so no settings are the fastest: {known.unknown}."
+    if known.untimed:
+        yield from _of_untimed(known)
     elif leading(known) is None:
         yield "The dry runs failed, so nothing is known of what any settings need."
     else:
@@ -71,6 +74,59 @@ def _of_nothing(known: Forecast) -> Iterator[str]:
         yield f"None of the {legal} legal settings is predicted to fit in {limit}."
         if need := known.smallest_need():
             yield f"{need[0].upper()}{need[1:]}."
+        yield from _padding(known)
+
+
+def _padding(known: Forecast) -> Iterator[str]:
+    """That the smallest need is so for the padding of experts."""
+    question, least = known.study.question, known.least
+    if least is not None and question.framework.name is not FrameworkName.NANOTRON:
+        words = padding_words(question.workload, question.cluster, least.settings)
+        yield from [f"{words}."] if words else []
+
+
+def _of_untimed(known: Forecast) -> Iterator[str]:
+    """What is known to fit where no speed is known, and how one could be."""
+    first, question = known.untimed[0], known.study.question
+    fit = sum(e.may_fit for e in known.estimates.values())
+    yield (
+        f"{fit} of the {len(known.space.legal)} legal settings are predicted to fit in"
+        f" {size_text(known.limit_bytes)}, but which of them is the fastest is not known:"
+        f" {known.unknown}."
+    )
+    yield how_to_know_speed(question)
+    yield (
+        "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
+        f" first: {describe(first.settings)} needs {_need(first)}, {_basis(first)}."
+    )
+    yield from explain_memory(
+        question.workload,
+        question.cluster,
+        question.framework,
+        first.settings,
+        profiles={key: profile for key, (profile, _) in known.profiles.items()},
+    )
+
+
+def how_to_know_speed(question: Question) -> str:
+    """What to do where no speed is predicted."""
+    cluster = question.cluster
+    if cluster.gpu.device is Device.CPU:
+        return "Speeds of CPU ranks can be measured: --fidelity measured, on that machine."
+    matrices = "fp32" if question.workload.precision is Precision.FP32 else "dense_bf16"
+    figures = [
+        (f"gpu.{matrices}_flops_per_s", getattr(cluster.gpu, f"{matrices}_flops_per_s")),
+        ("gpu.memory_bytes_per_s", cluster.gpu.memory_bytes_per_s),
+    ]
+    if cluster.gpus_per_node > 1:
+        figures.append(("intra_node.bytes_per_s", cluster.intra_node.bytes_per_s))
+    if cluster.nodes > 1:
+        figures.append(("inter_node.bytes_per_s", cluster.inter_node.bytes_per_s))
+    missing = ", ".join(name for name, value in figures if value is None)
+    return (
+        f"Speeds are predicted where --cluster is a .toml file that states {missing}; or measure"
+        " them there: --fidelity measured."
+    )
 
 
 def _why_this(known: Forecast, best: Estimate) -> str:

@@ -14,7 +14,7 @@ from tuner.space.dead import (
     show,
     show_all,
 )
-from tuner.space.rules import broken_rule, check_possible, enough_micro_batches
+from tuner.space.rules import broken_rule, check_has, check_possible, enough_micro_batches
 from tuner.study import Question
 
 SIZES = ("tp_size", "pp_size")
@@ -56,6 +56,7 @@ def _checked(
     question: Question, settings: Settings, given: Collection[str]
 ) -> tuple[Settings, list[Fixed]]:
     """The canonical form, and the knobs that are dead in it."""
+    check_has(question, settings.sharding)
     checked, fixed = canonical_class(question, settings)
     for one in fixed:
         wanted = getattr(settings, one.knob)

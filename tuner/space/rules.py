@@ -6,17 +6,14 @@ from typing import Any
 from tuner.cluster import Device
 from tuner.errors import UsageError
 from tuner.framework import FrameworkName
-from tuner.settings import Settings, Sharding
+from tuner.settings import FSDP, Settings, Sharding
 from tuner.space.dead import fixed_by_framework, fixed_tp_size
 from tuner.study import Question
 
-SHARDED = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
-"""Shardings that split gradients and optimizer state at least (FSDP)."""
-
 SHARDINGS: Mapping[FrameworkName, tuple[Sharding, ...]] = {
-    FrameworkName.TORCH: (Sharding.DDP, *SHARDED),
-    FrameworkName.ACCELERATE: (Sharding.DDP, *SHARDED),
-    FrameworkName.TRAINER: (Sharding.DDP, *SHARDED),
+    FrameworkName.TORCH: (Sharding.DDP, *FSDP),
+    FrameworkName.ACCELERATE: (Sharding.DDP, *FSDP),
+    FrameworkName.TRAINER: (Sharding.DDP, *FSDP),
     # nanotron config/config.py: optimizer.zero_stage is 0 or 1.
     FrameworkName.NANOTRON: (Sharding.DDP, Sharding.ZERO1),
 }
@@ -78,10 +75,19 @@ def split_by(question: Question, knob: str) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _check_sharding(question: Question, value: Sharding) -> None:
+def check_has(question: Question, value: Sharding) -> None:
+    """Refuse a sharding that the framework does not have, also where sharding is dead.
+
+    Raises:
+        UsageError: with those that it has.
+    """
     name = question.framework.name
     if value not in SHARDINGS[name]:
         raise UsageError("sharding", value, f"{name} has {', '.join(SHARDINGS[name])}")
+
+
+def _check_sharding(question: Question, value: Sharding) -> None:
+    check_has(question, value)
     if value is Sharding.HYBRID_SHARD and question.cluster.nodes == 1:
         raise UsageError("sharding", value, "needs more than one node: it shards within each")
 
@@ -95,15 +101,15 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if settings.sharding is Sharding.HYBRID_SHARD and cluster.gpus_per_node == tp:
         allowed = "needs more than one data-parallel rank in a node"
         return UsageError("sharding", settings.sharding, allowed)
-    if settings.cpu_offload and settings.sharding not in SHARDED:
-        allowed = f"needs a sharding of {', '.join(SHARDED)} over several data-parallel ranks"
+    if settings.cpu_offload and settings.sharding not in FSDP:
+        allowed = f"needs a sharding of {', '.join(FSDP)} over several data-parallel ranks"
         return UsageError("cpu_offload", "true", allowed)
     replicas = settings.data_parallel_size(cluster.world_size)
     torch = question.framework.name is not FrameworkName.NANOTRON
     if torch and settings.sharding is Sharding.DDP and replicas > 1 and tp > 1:
         allowed = (
             f"with tp_size {tp} and {replicas} data-parallel ranks it must be one of"
-            f" {', '.join(SHARDED)}: DistributedDataParallel takes no DTensor parameters"
+            f" {', '.join(FSDP)}: DistributedDataParallel takes no DTensor parameters"
         )
         return UsageError("sharding", settings.sharding, allowed)
     return None

@@ -113,13 +113,11 @@ def trace_of(request: Mapping[str, Any]) -> dict[str, Any]:
         for count in request["accumulation_counts"]
     ]
     return {
-        "format": 1,
+        "format": 2,
         "device": "cuda",
         "layers": request["spec"]["model"]["num_hidden_layers"],
         "micro_batch_sizes": sizes,
         "steps": steps,
-        "axes": {},
-        "arithmetic_bytes": {},
         "block_bytes": 0,
         "notes": ["it is made up"],
         "versions": VERSIONS,

@@ -155,4 +155,18 @@ def test_an_error_is_all_that_is_added(lab: Any, desk: Any) -> None:
     assert set(answer) - set(case) == {"error"}
     assert set(answer["error"]) == {"field", "message"}
     assert answer["error"]["field"] == "settings.tp_size"
-    assert "must divide heads (4)" in answer["error"]["message"]
+    assert answer["error"]["message"].startswith("got 3; must divide heads (4)")
+
+
+def test_a_limit_is_echoed_as_it_was_given(lab: Any, desk: Any) -> None:
+    [answer] = desk.answer(lab.case(memory_limit_gib=79.99999))
+    assert answer["memory"]["limit_gib"] == answer["memory_limit_gib"] == 79.99999
+
+
+def test_padding_of_experts_is_told(lab: Any, desk: Any) -> None:
+    mixtral = {"model": "mixtral-8x7b", "sequence_length": 2048, "global_batch_size": 512}
+    [answer] = desk.answer(lab.case(workload=mixtral, cluster="8x8xh100-80gb"))
+    (note,) = [note for note in answer["notes"] if "packed experts" in note]
+    assert "each of the 64 ranks that shard has room for 1 of 8, which is 8 times" in note
+    [alone] = desk.answer(lab.case(workload=mixtral, cluster="8xh100-80gb"))
+    assert not any("packed experts" in note for note in alone["notes"])

@@ -35,7 +35,7 @@ def test_a_case_with_all_its_fields(lab: Any) -> None:
     assert workload.precision is Precision.BF16_MIXED
     assert workload.reduce_dtype is ReduceDtype.FP32
     assert (case.headroom, case.limit_bytes) == (0.0, 3 * 2**29)
-    assert case.notes == ()
+    assert case.notes == ("headroom is not applied: memory_limit_gib is taken as it is",)
     assert case.settings == Settings(
         sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2
     )
@@ -162,7 +162,10 @@ WRONG = [
     ({"script": True}, "script", "must be a table"),
     ({"script": {"use_cache": 1}}, "script.use_cache", "true or false"),
     ({"script": {"cache": True}}, "script.cache", "no such field"),
-    ({"settings": None}, "settings", "must be an object"),
+    ({"settings": None}, "settings", "is required"),
+    ({"workload": None}, "workload", "is required"),
+    ({"cluster": None}, "cluster", "is required"),
+    ({"workload__model": None}, "workload.model", "is required"),
     ({"settings": "sharding"}, "settings", "knob=value"),
     ({"settings": "tp_size=1,tp_size=1"}, "settings", "given twice"),
     ({"settings": "tp=1"}, "settings", "no such knob"),
@@ -190,8 +193,59 @@ WRONG = [
         "settings.sharding",
         "DistributedDataParallel takes no DTensor",
     ),
+    (
+        {"framework": "nanotron", "cluster": "1xa100-80gb", "settings": {"sharding": "full_shard"}},
+        "settings.sharding",
+        "nanotron has ddp, zero1",
+    ),
+    (
+        {"cluster": "1xa100-80gb", "settings": {"sharding": "zero1"}},
+        "settings.sharding",
+        "torch has ddp",
+    ),
     ({"settings": {"sharding": "ddp", "cpu_offload": True}}, "settings.cpu_offload", "sharding"),
 ]
+
+
+@pytest.mark.parametrize("name", ["framework", "headroom", "memory_limit_gib", "script"])
+def test_null_is_as_good_as_left_out(lab: Any, name: str) -> None:
+    without = lab.case(framework="torch")
+    assert read_case({**without, name: None}) == read_case(
+        {field: value for field, value in without.items() if field != name}
+    )
+
+
+def test_the_first_that_is_missing_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^workload: got nothing; is required$"):
+        read_case({"workload": None})
+
+
+@pytest.mark.parametrize("gib", [0.1, 80.1, 79.99999])
+def test_a_limit_is_told_as_it_was_given(lab: Any, gib: float) -> None:
+    case = read_case(lab.case(memory_limit_gib=gib))
+    assert case.memory_limit_gib == gib
+    assert case.limit_bytes == pytest.approx(gib * 2**30, abs=0.5)
+
+
+def test_sizes_that_are_left_out_are_said(lab: Any) -> None:
+    model = {name: value for name, value in lab.tiny.items() if name != "max_position_embeddings"}
+    case = read_case(lab.case(workload__model=model))
+    assert case.notes == (
+        "not in the model's configuration, so taken as transformers does: max_position_embeddings"
+        " 2048",
+    )
+    asked = lab.case(workload__model=model, workload__sequence_length=4096)
+    with pytest.raises(UsageError, match="without max_position_embeddings it has transformers'"):
+        read_case(asked)
+    bare = lab.case(workload__model={"model_type": "mixtral"})
+    assert "hidden_size 4096" in read_case(bare).notes[0]
+    assert "num_local_experts 8" in read_case(bare).notes[0]
+
+
+def test_other_spellings_of_a_size_are_not_left_out(lab: Any) -> None:
+    model = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+    (note,) = read_case(lab.case(workload__model=model)).notes
+    assert note.endswith("does: vocab_size 50257")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_probe_takes_settings_and_no_budget(cli: Any) -> None:
 def test_options_say_their_unit_and_default(cli: Any) -> None:
     text = " ".join(cli("suggest", "--help").out.split())
     for part in (
-        "Share of each GPU's usable memory to leave free, below 1. [default: 0.05]",
+        "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
         "--max-probes N Probes to run at most. By default 20; with --fidelity predicted 3,",
         "such as 90s, 10m or 1.5h. By default without limit.",
         "such as 4GiB or 500MiB",

@@ -106,7 +106,7 @@ def test_probe_measures_repeats_and_runs_out_of_memory(
     assert found["tokens_per_s_per_gpu"]["provenance"] == "measured"
     peak = found["measurement"]["memory"]["allocated_bytes"]
 
-    second = run(command("probe", *settings, "--memory-limit", str(peak // 2)), environment)
+    second = run(command("probe", *settings, "--memory-limit", f"{peak // 2}B"), environment)
     assert second.returncode == 3, second.stderr
     found = json.loads(second.stdout)["probe"]
     assert (found["outcome"], found["fits"], found["repetition"]) == ("oom", False, 1)

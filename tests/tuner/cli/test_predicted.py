@@ -1,13 +1,14 @@
 """Predicted studies at the command line; dry runs are kept already, or cannot be made."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuner import advance
 from tuner.cluster import parse_cluster
-from tuner.dryrun import DryRun, class_of, dry_run_versions
+from tuner.dryrun import DryRun, dry_run_versions
 from tuner.framework import framework
 from tuner.measurement import Fidelity
 from tuner.model import load_model
@@ -73,7 +74,7 @@ def classes_of(question: Question) -> set[Settings]:
         terms=Terms(fidelity=Fidelity.PREDICTED),
         state=StudyState.QUEUED,
     )
-    return {class_of(settings) for settings in forecast(study).space.legal}
+    return {settings.settings_class for settings in forecast(study).space.legal}
 
 
 @pytest.mark.usefixtures("kept", "no_worker")
@@ -179,14 +180,57 @@ def test_nothing_fits_is_exit_code_3_with_the_need(
     assert again.json["best"] is None
 
 
-def test_an_unknown_speed_is_refused_before_anything_is_written(
-    cli: Any, arguments: list[str], database: Any
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
+    cli: Any, arguments: list[str], tmp_path: Path
 ) -> None:
-    found = cli("suggest", *arguments, "--cluster", "cpu:2")
-    assert (found.code, found.out) == (1, "")
-    assert "time is unknown" in found.err
-    assert found.err.count("\n") == 1
-    assert not database.exists()
+    cluster, written = tmp_path / "odd.toml", tmp_path / "accelerate.yaml"
+    cluster.write_text(
+        "nodes = 1\ngpus_per_node = 2\n[gpu]\nname = 'odd'\nmemory_bytes = 34000000000\n"
+    )
+    arguments += ["--cluster", str(cluster), "--knob", "tp_size=1"]
+    arguments += ["--write", f"accelerate={written}"]
+    found = cli("suggest", *arguments)
+    assert found.code == 1
+    assert "no settings are known to be the fastest" in found.err
+    assert "gpu.dense_bf16_flops_per_s" in found.err
+    text = " ".join(found.out.split())
+    assert "These fit. Memory is" in text
+    assert "tokens/s" not in text
+    assert not written.exists()
+    as_json = cli("suggest", *arguments, "--json")
+    assert as_json.code == 1
+    assert as_json.json["best"] is None
+    assert as_json.json["alternatives"][0]["fits"] is True
+    assert as_json.json["alternatives"][0]["provenance"] == "unknown"
+    exported = cli("export", as_json.json["study_id"], "accelerate")
+    assert exported.code == 1
+    assert "no settings are known to be the fastest" in exported.err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+@pytest.mark.parametrize("command", ["suggest", "predict"])
+def test_sizes_that_a_file_leaves_out_are_told(
+    cli: Any, arguments: list[str], tmp_path: Path, command: str
+) -> None:
+    bare = tmp_path / "bare.json"
+    bare.write_text('{"model_type": "llama", "num_hidden_layers": 1}')
+    rest = arguments
+    if command == "predict":
+        rest = [one for one in arguments if one not in ("--fidelity", "predicted")]
+        rest += ["--settings", SETTINGS, "--dry-runs", "none"]
+    found = cli(command, *rest, "--model", str(bare))
+    assert "tuner: bare: not in the model's configuration" in found.err
+    assert "max_position_embeddings 2048" in found.err
+    assert "not in the model's" not in cli(command, *rest).err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_a_headroom_that_is_not_applied_is_told(cli: Any, arguments: list[str]) -> None:
+    limited = [*arguments, "--memory-limit", "1GiB"]
+    assert "not applied" not in cli("suggest", *limited).err
+    found = cli("suggest", *limited, "--headroom", "0.1")
+    assert "--headroom is not applied: --memory-limit is taken as it is" in found.err
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")

@@ -1,5 +1,9 @@
 """DDP's buckets, and when they are full."""
 
+from typing import Any
+
+import pytest
+
 from tuner.catalog.models import read
 from tuner.cost.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, ddp_buckets, full_buckets_bytes
 
@@ -19,3 +23,28 @@ def test_buckets_fill_as_backward_comes_down() -> None:
     assert list(full) == sorted(full, reverse=True)
     assert full[0] < 4 * model.parameters  # the embedding's gradient is missing
     assert {0, *ddp_buckets(model, 4)[:1]} & {full[-1]}
+
+
+# What other libraries say when they are first imported is no fault of what is tested here.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b", "llama-3.1-8b"])
+@pytest.mark.parametrize("weight_bytes", [2, 4])
+def test_buckets_are_those_of_the_dry_run(name: str, weight_bytes: int) -> None:
+    from workers.probe.dry import ddp
+
+    assert (ddp.FIRST_BUCKET_BYTES, ddp.BUCKET_BYTES) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
+    parameters = built(read(name).as_config(), weight_bytes).parameters()
+    assert tuple(ddp.buckets(parameters)) == ddp_buckets(read(name), weight_bytes)
+
+
+def built(fields: dict[str, Any], weight_bytes: int) -> Any:
+    """What transformers builds, without memory for parameters."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**fields)
+    with init_empty_weights():
+        model = AutoModelForCausalLM._model_mapping[type(config)]._from_config(config)
+    model.tie_weights()
+    return model.to({2: torch.bfloat16, 4: torch.float32}[weight_bytes])

@@ -15,7 +15,8 @@ import pytest
 
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, Gpu, Link, parse_cluster
-from tuner.cost.collectives import Axis, Op, Overlap, reducing_passes, step_collectives
+from tuner.cost.axes import Axis
+from tuner.cost.collectives import Op, Overlap, reducing_passes, step_collectives
 from tuner.model import read_model_config
 from tuner.settings import Settings, parse_settings
 from tuner.workload import Precision, ReduceDtype, Workload

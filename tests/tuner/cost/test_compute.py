@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from tuner.catalog.models import read
 from tuner.cluster import parse_cluster
-from tuner.cost.compute import peak_flops_per_s, stage_compute_s
+from tuner.cost.compute import attended_keys, peak_flops_per_s, stage_compute_s
 from tuner.cost.constants import default_costs
 from tuner.cost.stages import Stage
 from tuner.settings import Settings
@@ -45,6 +47,52 @@ def test_experts_with_few_tokens_read_their_weights() -> None:
     assert many / few < 4
     dense_few, dense_many = (seconds("qwen3-4b", tokens) for tokens in (64, 1024))
     assert dense_many / dense_few > 15
+
+
+def of(model: str, tokens: int, precision: Precision = Precision.BF16) -> Workload:
+    return Workload(
+        model=read(model), sequence_length=tokens, global_batch_size=8, precision=precision
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "keys"),
+    [
+        ("llama-3.1-8b", 4096, 2048),  # what follows a query is skipped
+        ("mistral-7b-v0.1", 4095, 4095 / 2),  # its window holds the sequence
+        ("mistral-7b-v0.1", 4096, 4096),  # it comes as a mask, with which all is computed
+        ("gemma-3-1b", 4096, 4096 * (22 / 26 + 4 / 26 / 2)),  # every sixth layer is full
+        ("gemma-2-2b", 1024, 1024),  # scores are capped
+    ],
+)
+def test_keys_of_a_query(model: str, tokens: int, keys: float) -> None:
+    assert attended_keys(of(model, tokens)) == pytest.approx(keys)
+
+
+def test_more_keys_take_longer_by_their_flops() -> None:
+    config, tokens = read("mistral-7b-v0.1"), 8192
+    workload = of("mistral-7b-v0.1", tokens)
+    few, many = (
+        stage_compute_s(workload, Settings(), CLUSTER, COSTS, LAYER, keys=keys)
+        for keys in (tokens / 2, tokens)
+    )
+    flops = 12 * tokens / 2 * config.heads * config.head_dim * tokens
+    least = flops / 989.5e12
+    assert least < many - few < 3 * least
+    assert few == stage_compute_s(workload, Settings(), CLUSTER, COSTS, LAYER)
+
+
+def test_traffic_is_as_wide_as_the_precision() -> None:
+    """Without FLOPs to speak of, the same activations take twice the bytes in fp32."""
+    gpu = replace(CLUSTER.gpu, dense_bf16_flops_per_s=1e29, fp32_flops_per_s=1e29)
+    cluster = replace(CLUSTER, gpu=gpu)
+    for model in ("llama-3.1-8b", "qwen3-30b-a3b"):
+        narrow, mixed, wide = (
+            stage_compute_s(of(model, 1024, precision), Settings(), cluster, COSTS, LAYER)
+            for precision in (Precision.BF16, Precision.BF16_MIXED, Precision.FP32)
+        )
+        assert narrow == mixed
+        assert wide == pytest.approx(2 * narrow)
 
 
 def test_the_head_costs_its_vocabulary() -> None:

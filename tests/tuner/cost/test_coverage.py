@@ -47,3 +47,14 @@ def test_experts_that_fsdp1_would_not_pad_are_not_covered() -> None:
     assert uncovered(mixtral, old, EIGHT) == ""  # one expert for each rank: nothing to pad
     assert uncovered(mixtral, framework("torch", {}), SIXTY_FOUR) == ""
     assert uncovered(workload(), old, SIXTY_FOUR) == ""
+
+
+def test_experts_that_are_not_packed_are_not_covered() -> None:
+    mixtral = workload("mixtral-8x7b")
+    stated = {"accelerate": "1.7.0", "torch": "2.7.0"}
+    apart = framework("accelerate", {**stated, "transformers": "4.57.6"})
+    packed = framework("accelerate", {**stated, "transformers": "5.0.0"})
+    assert "before 5" in uncovered(mixtral, apart, SIXTY_FOUR)
+    assert uncovered(mixtral, apart, EIGHT) == ""
+    assert uncovered(workload(), apart, SIXTY_FOUR) == ""
+    assert uncovered(mixtral, packed, SIXTY_FOUR) == ""

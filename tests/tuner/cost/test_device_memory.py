@@ -88,7 +88,7 @@ def test_reserved_memory_ends_where_the_device_does() -> None:
 
 def test_a_ring_of_24_channels_is_the_least_that_a_communicator_takes() -> None:
     kept = 10_485_760 + 2_097_152  # as allocated by NCCL for one connection, both ways
-    assert default_costs().device["communicator_low_bytes"] == 24 * kept
+    assert default_costs().device.communicator_low_bytes == 24 * kept
 
 
 def test_the_constants_can_be_the_callers() -> None:

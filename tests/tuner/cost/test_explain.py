@@ -202,6 +202,10 @@ class FakePeak:
 class FakeProfile:
     gib: int
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return {}
+
     def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
         return FakePeak(total_bytes=self.gib * micro_batch_size * GIB)
 

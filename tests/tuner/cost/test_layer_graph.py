@@ -6,6 +6,8 @@ from tuner.catalog.models import names, read
 from tuner.cluster import Device
 from tuner.cost.graph import Kind, Program
 from tuner.cost.layer_graph import LayerKey, layer_program
+from tuner.cost.tensors import model_tensors
+from tuner.cost.units import model_units
 from tuner.model import read_model_config
 
 LLAMA = {
@@ -39,7 +41,7 @@ def per_token(program: Program) -> float:
 
 
 def test_what_a_llama_layer_keeps() -> None:
-    norms = 2 * (4 + 2 + 2) * 64  # input in fp32, normed, weighed: each of two norms
+    norms = 2 * ((4 + 2 + 2) * 64 + 4)  # input in fp32, its size, normed, weighed: of two norms
     attention = 2 * (64 + 16 + 16 + 64) + 4 * 8  # q, k, v, output; one fp32 per head
     mlp = 4 * 2 * 256  # gate, up, activated gate, product
     program = layer()
@@ -49,17 +51,43 @@ def test_what_a_llama_layer_keeps() -> None:
     assert program.weight_elements == weights
 
 
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_weights_are_those_of_the_model(name: str, tp_size: int) -> None:
+    model = read(name)
+    if tp_size > 1 and model.model_type in ("gpt2", "gpt_neox"):  # never split
+        return
+    units = model_units(model, tp_size, 1).layers
+    for sparse, unit in dict(zip(model_tensors(model).is_sparse, units, strict=True)).items():
+        key = LayerKey(
+            model=model, sequence_length=TOKENS, compute_bytes=2, residual_bytes=2,
+            tp_size=tp_size, recompute=False, device=Device.CUDA,
+        )  # fmt: skip
+        assert layer_program(key, sparse=sparse, sliding=False).weight_elements == unit.whole
+
+
+def test_joined_heads_bring_a_copy_of_attentions_output() -> None:
+    sizes = {**LLAMA, "num_key_value_heads": 8}
+    phi = {**sizes, "model_type": "phi", "hidden_act": "gelu"}
+    kept = per_token(layer(phi))
+    norm = 2 * 64 + 8  # its input; a mean and a deviation
+    attention = 2 * (64 + 3 * 64 + 2 * 64) + 4 * 8  # the shared norm, q, k, v, output twice
+    assert kept == norm + attention + 2 * 2 * 256
+
+
 def test_in_fp32_a_norm_keeps_its_input_itself() -> None:
     program = layer(compute_bytes=4, residual_bytes=4)
     assert program.saves_input
-    assert per_token(program) == 2 * 12 * 64 + 4 * (64 + 16 + 16 + 64) + 4 * 8 + 4 * 4 * 256
+    norms = 2 * (12 * 64 + 4)
+    assert per_token(program) == norms + 4 * (64 + 16 + 16 + 64) + 4 * 8 + 4 * 4 * 256
 
 
 def test_autocast_casts_each_linears_input_and_weight() -> None:
     program = layer(residual_bytes=4)
-    norms = 2 * (4 + 4) * 64 + 5 * 2 * 64  # fp32 input and normed; a cast for q, k, v, gate, up
+    norms = 2 * ((4 + 4) * 64 + 4)  # fp32 input, its size, normed
+    casts = 5 * 2 * 64  # for q, k, v, gate, up
     attention = 2 * (64 + 16 + 16 + 64) + 4 * 8
-    assert per_token(program) == norms + attention + 4 * 2 * 256
+    assert per_token(program) == norms + casts + attention + 4 * 2 * 256
     assert program.cast_elements == program.weight_elements
 
 
@@ -75,13 +103,13 @@ def test_tensor_parallelism_keeps_gathered_inputs_or_shards() -> None:
 def test_biases_and_norms_of_queries_and_keys() -> None:
     config = {**LLAMA, "model_type": "qwen3", "head_dim": 8}
     more = per_token(layer(config)) - per_token(layer())
-    assert more == (4 + 2) * (64 + 16)
+    assert more == (4 + 2) * (64 + 16) + 4 * (8 + 2)  # each head's size
 
 
 def test_a_spelled_out_gelu_keeps_five_tensors() -> None:
     config = {"model_type": "gpt2", "n_embd": 64, "n_head": 8, "n_layer": 2, "n_inner": 256}
     silent = {**config, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-    norms = 2 * (2 + 2) * 64
+    norms = 2 * ((2 + 2) * 64 + 8)
     attention = 2 * 4 * 64 + 4 * 8
     assert per_token(layer(silent)) == norms + attention + 5 * 2 * 256
     assert per_token(layer(config)) - per_token(layer(silent)) == 2 * 64  # two masks of bytes

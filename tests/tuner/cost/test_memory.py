@@ -85,20 +85,37 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['model']}-{row['settings']['sharding']}-tp{row['settings']['tp_size']}"
 
 
+LARGEST_ERROR = {
+    Phase.FORWARD: 0.07,  # its highest moment is not followed between the layers; never the peak
+    Phase.LOSS: 0.001,
+    Phase.BACKWARD: 0.006,
+    Phase.OPTIMIZER: 0.002,
+}
+"""Of a phase's peak, as a share: what is seen, rounded up."""
+
+
 @pytest.mark.parametrize("row", DRY_RUNS, ids=name_of)
 def test_arithmetic_agrees_with_dry_runs(row: dict[str, Any]) -> None:
     found, told = of_dry_run(row), row["by_phase"]
-    assert found.total_bytes == pytest.approx(max(told.values()), rel=0.02)
-    for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER):
-        assert found.in_phase(phase) == pytest.approx(told[phase], rel=0.05)
+    assert found.total_bytes == pytest.approx(max(told.values()), rel=0.003)
+    for phase, error in LARGEST_ERROR.items():
+        assert found.in_phase(phase) == pytest.approx(told[phase], rel=error)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE):
         told_bytes = row["breakdown"].get(category, 0)
-        assert held(found, category) == pytest.approx(told_bytes, rel=0.01, abs=2**20)
+        assert held(found, category) == pytest.approx(told_bytes, rel=0.001)
 
 
 def test_dry_runs_are_of_all_kinds() -> None:
     assert {row["settings"]["sharding"] for row in DRY_RUNS} >= set(Sharding) - {Sharding.ZERO1}
-    assert {row["model"] for row in DRY_RUNS} >= {"gpt2", "gemma-2-2b", "mixtral-8x7b"}
+    names = {row["model"] for row in DRY_RUNS}
+    assert names >= {
+        "gpt2",
+        "gemma-2-2b",
+        "mixtral-8x7b",
+        "mistral-7b-v0.1",
+        "phi-2",
+        "pythia-160m",
+    }
     assert {row["precision"] for row in DRY_RUNS} == set(Precision)
 
 
@@ -106,14 +123,14 @@ def test_dry_runs_are_of_all_kinds() -> None:
 def test_a_whole_step_of_34b_parameters(sync: str, peak_gib: float) -> None:
     text = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=2"
     found = memory(f"{text},sync_each_batch={sync}", sequence_length=1024)
-    assert found.total_bytes / GIB == pytest.approx(peak_gib, rel=0.02)
+    assert found.total_bytes / GIB == pytest.approx(peak_gib, rel=0.011)
 
 
 @pytest.mark.parametrize(("nodes", "peak_gib"), [(1, 16.6), (2, 24.4), (8, 71.5), (64, 513)])
 def test_packed_experts_are_padded_where_ranks_outnumber_them(nodes: int, peak_gib: float) -> None:
     text = "sharding=full_shard,activation_checkpointing=full"
     found = memory(text, f"{nodes}x8xh100-80gb", MIXTRAL_OF_4_LAYERS)
-    assert found.total_bytes / GIB == pytest.approx(peak_gib, rel=0.01)
+    assert found.total_bytes / GIB == pytest.approx(peak_gib, rel=0.004)
 
 
 # ------------------------------------------------------------------------------- by hand
@@ -194,7 +211,8 @@ def test_checkpointing_keeps_inputs_of_layers() -> None:
     found = memory("sharding=full_shard,activation_checkpointing=full,micro_batch_size=3")
     inputs = 3 * 48 * 2 * 4096 * 8192
     last_norm = 3 * 4096 * 8192 * (4 + 2 + 2)
-    assert held(found, Category.ACTIVATIONS, Phase.LOSS) == inputs + last_norm
+    turns = 2 * 2 * 4096 * 128  # cosines and sines, whatever the micro-batch
+    assert held(found, Category.ACTIVATIONS, Phase.LOSS) == inputs + last_norm + turns
 
 
 def test_gathering_again_keeps_shards_only() -> None:

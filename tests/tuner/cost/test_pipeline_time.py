@@ -25,7 +25,7 @@ def test_replicated_pipelines_over_nodes_stall_and_sharded_ones_hardly() -> None
     shape = "pp_size=8,gradient_accumulation_steps=64"
     replicated, sharded = seconds(f"sharding=ddp,{shape}"), seconds(f"sharding=zero1,{shape}")
     slots = 64 + 8 - 1
-    assert replicated.exchange_stall_s == pytest.approx(2 * slots * COSTS.time["stall_s"])
+    assert replicated.exchange_stall_s == pytest.approx(2 * slots * COSTS.time.stall_s)
     assert sharded.exchange_stall_s < 0.01 * replicated.exchange_stall_s
     assert sharded.unstalled_s == pytest.approx(replicated.unstalled_s, rel=0.2)
 

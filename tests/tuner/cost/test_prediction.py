@@ -16,7 +16,7 @@ from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
 from tuner.cost.script import Script
 from tuner.cost.stages import stage_parameters, stages
-from tuner.framework import FrameworkName
+from tuner.framework import Framework, FrameworkName, framework
 from tuner.quantity import Provenance
 from tuner.settings import Settings, parse_settings
 from tuner.workload import Workload
@@ -155,7 +155,7 @@ def test_collectives() -> None:
     ideal = 1e9 * 7 / 8 / cluster.intra_node.bytes_per_s
     assert ideal < gather_s(1e9, eight, cluster, costs) < 2 * ideal
     assert gather_s(1e9, across, cluster, costs) > gather_s(1e9, eight, cluster, costs)
-    assert gather_s(0, across, cluster, costs) == 7 * costs.time["inter_step_s"]
+    assert gather_s(0, across, cluster, costs) == 7 * costs.time.inter_step_s
     assert reduce_s(1e9, eight, cluster, costs) == 2 * gather_s(1e9, eight, cluster, costs)
 
 
@@ -176,8 +176,13 @@ class FakePeak:
     )
 
 
+RUN = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "accelerate": "1.15.0"}
+STATED = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+
+
 class FakeProfile:
     def __init__(self) -> None:
+        self.versions: Mapping[str, str] = RUN
         self.asked: list[tuple[int, int]] = []
 
     def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
@@ -185,13 +190,15 @@ class FakeProfile:
         return FakePeak()
 
 
-def with_profile(**more: Any) -> Prediction:
-    text = "sharding=full_shard,micro_batch_size=3,gradient_accumulation_steps=5"
+def with_profile(
+    of: Framework | FrameworkName = TORCH, sharding: str = "full_shard", **more: Any
+) -> Prediction:
+    text = f"sharding={sharding},micro_batch_size=3,gradient_accumulation_steps=5"
     profile = FakeProfile()
     found = predict(
         workload(),
         parse_cluster("8xh100-80gb"),
-        TORCH,
+        of,
         parse_settings(text),
         profile=profile,
         **more,
@@ -252,9 +259,61 @@ def test_dry_runs_have_narrower_intervals() -> None:
     assert narrow.low / (narrow.value or 1) > wide.low / (wide.value or 1)
 
 
+def width(prediction: Prediction) -> float:
+    """How far below the value the interval of allocated memory begins, as a share."""
+    assert prediction.allocated_bytes.low is not None
+    return 1 - prediction.allocated_bytes.low / value(prediction, "allocated_bytes")
+
+
+@pytest.mark.parametrize("sharding", ["full_shard", "ddp"])
+@pytest.mark.parametrize("package", sorted(STATED))
+def test_a_dry_run_of_another_release_is_no_surer_than_arithmetic(
+    package: str, sharding: str
+) -> None:
+    figures = default_costs().memory
+    ran = with_profile(framework("torch", STATED), sharding)
+    assert width(ran) == pytest.approx(1 - figures["dry_run_low"])
+    older = {"torch": "2.12.0", "transformers": "5.22.0", "accelerate": "1.14.0"}
+    other = with_profile(framework("torch", {**STATED, package: older[package]}), sharding)
+    assert width(other) == pytest.approx(1 - figures["arithmetic_low"])
+    assert other.basis is Basis.DRY_RUN
+    assert other.allocated_bytes.value == ran.allocated_bytes.value
+
+
+def test_a_dry_run_of_fsdp2_is_no_surer_of_fsdp1() -> None:
+    old = framework("accelerate", {**STATED, "accelerate": "0.28.0"})
+    unversioned = FrameworkName.ACCELERATE
+    assert old.fsdp_version == 1
+    assert width(with_profile(old)) > width(with_profile(unversioned))
+
+
+def test_what_is_needed_has_the_ends_of_what_is_allocated() -> None:
+    for found in (with_profile(), predicted("tp_size=8,micro_batch_size=8")):
+        needed, allocated = found.needed_bytes, found.allocated_bytes
+        late = 0.0
+        if found.basis is Basis.ARITHMETIC:
+            late = value(found, "reserved_bytes") - value(found, "allocated_bytes")
+            assert late > 0
+        rest = found.context_bytes + found.communicator_bytes + late
+        for end in ("low", "value", "high"):
+            assert getattr(needed, end) == pytest.approx(getattr(allocated, end) + rest)
+
+
+def test_a_limit_within_the_interval_of_the_need_is_told() -> None:
+    needed = with_profile().needed_bytes
+    assert needed.low is not None
+    assert needed.high is not None
+    for limit, told in (
+        (needed.low - 1, False), (needed.low + 1, True), (needed.high - 1, True),
+        (needed.high + 1, False),
+    ):  # fmt: skip
+        found = with_profile(limit_bytes=int(limit))
+        assert any("lies within the interval" in note for note in found.notes) is told
+
+
 def test_json_and_sums() -> None:
-    for framework in FrameworkName:
-        found = predicted("micro_batch_size=2", framework=framework)
+    for name in FrameworkName:
+        found = predicted("micro_batch_size=2", framework=name)
         assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
         assert sum(found.breakdown.values()) == pytest.approx(value(found, "allocated_bytes"))
         assert value(found, "allocated_bytes") <= value(found, "reserved_bytes")

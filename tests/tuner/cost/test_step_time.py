@@ -139,8 +139,8 @@ def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
     )
     low, value, high = ends(found)
     assert value == parts.expected_s > 5 * parts.unstalled_s
-    assert low == pytest.approx(COSTS.time["low_pipelined"] * parts.unstalled_s)
-    assert high == pytest.approx(COSTS.time["high_pipelined"] * parts.most_s)
+    assert low == pytest.approx(COSTS.time.low_pipelined * parts.unstalled_s)
+    assert high == pytest.approx(COSTS.time.high_pipelined * parts.most_s)
     assert low < ends(other)[2]
     assert f"{value - parts.unstalled_s:.3g} s of this step" in notes[0]
     assert "pipelines over nodes" in notes[0]

@@ -11,7 +11,7 @@ from tuner import advance
 from tuner.cases import DryRuns, Policy, read_case
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, Link, parse_cluster
-from tuner.dryrun import DryRun, NotDryRunError, class_of, dry_run_versions, plan_dry_runs
+from tuner.dryrun import DryRun, NotDryRunError, dry_run_versions, plan_dry_runs
 from tuner.dryrun.plan import DryRunPlan
 from tuner.framework import Framework, FrameworkName, framework
 from tuner.model import read_model_config
@@ -39,8 +39,8 @@ def test_the_class_is_without_micro_batch_and_accumulation() -> None:
     settings = replace(
         FULL_SHARD, micro_batch_size=4, gradient_accumulation_steps=8, sync_each_batch=False
     )
-    assert class_of(settings) == replace(FULL_SHARD, sync_each_batch=False)
-    assert plan(settings=settings) == plan(settings=class_of(settings))
+    assert settings.settings_class == replace(FULL_SHARD, sync_each_batch=False)
+    assert plan(settings=settings) == plan(settings=settings.settings_class)
 
 
 def test_two_shallow_depths_are_asked_for() -> None:

@@ -1,6 +1,5 @@
 """Peaks and collectives of the whole model from traces of shallow ones."""
 
-import json
 from typing import Any
 
 import pytest
@@ -50,6 +49,29 @@ def test_a_moment_that_overtakes_within_a_segment_is_found() -> None:
     profile = profile_of(moments)
     assert profile.peak(3, 1).breakdown == {"temporaries": 5000}
     assert profile.peak(9, 1).breakdown == {"logits_and_loss": 6300}
+
+
+def rivals(phase: str, part: str, depth: int, _: int, __: int) -> list[dict[str, int]]:
+    """Two moments of the optimizer: one grows with depth, and is the lower one at both depths."""
+    if phase != "optimizer":
+        return [{"parameters": 10 * depth}]
+    return [{"parameters": 10 * depth, "temporaries": 5000}, {"parameters": 110 * depth}]
+
+
+def test_moments_of_a_segment_that_change_places_with_depth_are_told_apart() -> None:
+    assert whole(rivals).peak(1, 1).breakdown == {"temporaries": 5000, "parameters": 10 * LAYERS}
+    assert profile_of(rivals).peak(1, 1) == whole(rivals).peak(1, 1)
+    assert profile_of(rivals, 80).peak(3, 1).breakdown == {"parameters": 110 * 80}
+    assert profile_of(rivals, 80).peak(3, 1) == whole(rivals, 80).peak(3, 1)
+
+
+def test_moments_of_other_kinds_are_not_taken_for_one() -> None:
+    def moments(phase: str, part: str, depth: int, size: int, _: int) -> list[dict[str, int]]:
+        found = rivals(phase, part, depth, size, 1)
+        return found[::-1] if depth == 6 else found
+
+    peak = profile_of(moments, 80).peak(1, 1)
+    assert peak.total_bytes == 5000 + 10 * 80  # the highest at both depths
 
 
 def test_every_phase_has_its_highest_moment() -> None:
@@ -130,30 +152,21 @@ def test_collectives_grow_with_depth_and_micro_batches(accumulation: int, count:
     assert (gathers.count, gathers.bytes) == (count, 64 * count)
 
 
+def test_kinds_of_collectives_match_whatever_their_counts() -> None:
+    """A kind that only the deeper model has came with depth."""
+
+    def some(depth: int, accumulation: int) -> list[dict[str, Any]]:
+        kind = {"op": "all_reduce", "axis": "dp", "phase": "backward", "overlap": "exposed"}
+        more = [{**kind, "axis": "tp", "count": 2, "bytes": [8, 8]}] if depth > 4 else []
+        return [{**kind, "count": depth**2 // 6, "bytes": [depth, depth]}, *more]
+
+    found = {c.axis: (c.count, c.bytes) for c in profile_of(collectives=some).collectives(1, 1)}
+    assert found == {"dp": (2 + 2 * (LAYERS - 4), LAYERS), "tp": (LAYERS - 4, 4 * (LAYERS - 4))}
+
+
 def test_bytes_of_collectives_grow_with_the_micro_batch() -> None:
     found = profile_of(collectives=calls).collectives(5, 1)
     assert next(c.bytes for c in found if c.axis == "tp") == 5 * LAYERS
-
-
-def test_arithmetic_bytes_are_those_of_the_whole_model() -> None:
-    traces = [
-        Trace.from_dict(trace(d, linear_moments, arithmetic_bytes={"ddp_buckets": 7 * d}))
-        for d in (4, 6)
-    ]
-    assert Profile.from_traces(traces, LAYERS).arithmetic_bytes == {"ddp_buckets": 7 * LAYERS}
-
-
-def test_a_profile_survives_json() -> None:
-    profile = profile_of(collectives=calls)
-    again = Profile.from_dict(json.loads(json.dumps(profile.as_dict())))
-    assert again.as_dict() == profile.as_dict()
-    assert again.peak(3, 2) == profile.peak(3, 2)
-    assert again.collectives(3, 5) == profile.collectives(3, 5)
-
-
-def test_profiles_of_another_format_are_refused() -> None:
-    with pytest.raises(ValueError, match="format"):
-        Profile.from_dict({**profile_of().as_dict(), "format": 99})
 
 
 @pytest.mark.parametrize(

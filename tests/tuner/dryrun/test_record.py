@@ -1,6 +1,7 @@
 """What is kept of a dry run."""
 
 import json
+import platform
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.tuner.dryrun.traces import linear_moments, trace
 from tuner.catalog.models import read
 from tuner.cluster import parse_cluster
 from tuner.dryrun import DryRun, DryRunPlan, plan_dry_runs
+from tuner.dryrun.process import LIMIT_S
 from tuner.framework import framework
 from tuner.settings import parse_settings
 from tuner.workload import Workload
@@ -45,7 +47,7 @@ def test_a_record_survives_json() -> None:
     assert again == found
     assert again.profile is not None
     assert found.profile is not None
-    assert again.profile.as_dict() == found.profile.as_dict()
+    assert again.profile.peak(3, 2) == found.profile.peak(3, 2)
 
 
 def test_a_record_of_another_format_is_refused() -> None:
@@ -54,7 +56,7 @@ def test_a_record_of_another_format_is_refused() -> None:
         DryRun.from_dict({**values, "format": 99})
 
 
-def failed(**fields: str) -> list[dict[str, Any]]:
+def failed(**fields: Any) -> list[dict[str, Any]]:
     error = {"type": "Error", "message": "", "rule": "", "operator": "", "phase": "", **fields}
     return [answers()[0], {"id": plan().requests[1]["id"], "error": error}]
 
@@ -80,3 +82,53 @@ def test_traces_that_cannot_be_combined_are_an_error() -> None:
     found = DryRun.from_answers(plan(), wrong)
     assert found.error.startswith("the dry runs cannot be combined")
     assert found.profile is None
+    assert found.is_kept
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_kept"),
+    [
+        ({"type": "NotImplementedError", "operator": "aten.odd"}, True),
+        ({"type": "ValueError", "rule": "stack"}, True),
+        (
+            {"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd", "limit_s": 45.0},
+            True,
+        ),
+        ({"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd"}, False),
+        ({"type": "Crashed", "operator": "aten.odd"}, False),
+        ({"type": "MemoryError"}, False),
+        ({"type": "OSError", "message": "no space left on device"}, False),
+        ({"type": "RuntimeError", "message": "can't start new thread"}, False),
+        ({"type": "none", "message": "no answer came"}, False),
+    ],
+)
+def test_only_what_the_stack_refused_is_kept(fields: dict[str, Any], is_kept: bool) -> None:
+    found = DryRun.from_answers(plan(), failed(**fields))
+    assert found.error.startswith(fields["type"])
+    assert (found.is_kept, found.holds_here()) == (is_kept, is_kept)
+
+
+def test_a_refusal_counts_more_than_an_accident_beside_it() -> None:
+    crash = {"type": "Crashed", "message": "ended with exit code -9"}
+    given = [{"id": plan().requests[0]["id"], "error": crash}, *failed(rule="stack")[1:]]
+    found = DryRun.from_answers(plan(), given)
+    assert (found.error, found.is_kept) == ("Error", True)
+
+
+def test_what_took_too_long_holds_for_its_machine_and_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = failed(type="TimeLimit", rule="time_limit", limit_s=LIMIT_S)
+    found = DryRun.from_dict(DryRun.from_answers(plan(), late).as_dict())
+    assert found.is_kept
+    assert [found.holds_here(LIMIT_S * x) for x in (0.5, 1.0, 2.0)] == [True, True, False]
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert not found.holds_here()
+
+
+def test_a_record_of_before_refusals_were_told_apart_is_read() -> None:
+    """Its error may have been an accident."""
+    values = DryRun.from_answers(plan(), failed(rule="stack")).as_dict()
+    for name in ("is_refusal", "limit_s", "machine"):
+        del values[name]
+    assert not DryRun.from_dict(values).holds_here()

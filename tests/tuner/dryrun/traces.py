@@ -55,13 +55,11 @@ def trace(
         for count in counts
     ]
     known = {
-        "format": 1,
+        "format": 2,
         "device": "cuda",
         "layers": layers,
         "micro_batch_sizes": list(sizes),
         "steps": steps,
-        "axes": {"dp_shard": 8},
-        "arithmetic_bytes": {},
         "block_bytes": 1000,
         "notes": [],
         "versions": {"torch": "2.13.0"},

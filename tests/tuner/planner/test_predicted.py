@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from tuner.advance import measurement_of
-from tuner.cluster import parse_cluster
+from tuner.cluster import Cluster, Link, parse_cluster
 from tuner.cost.categories import Basis
-from tuner.dryrun import DryRun, class_of, plan_dry_runs
+from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.framework import framework
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.model import load_model
 from tuner.planner import Stop, Wait, answer, next_probe, what_is_needed
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.planner.estimates import forecast
-from tuner.planner.ranking import choose_predicted
+from tuner.planner.ranking import choose_predicted, complexity
+from tuner.planner.words import describe
 from tuner.quantity import Provenance
 from tuner.settings import Checkpointing, Settings
 from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
@@ -64,7 +65,7 @@ def play(dry_run_of: Callable[..., DryRun]) -> Callable[..., tuple[Study, Stop]]
             if isinstance(plan, Stop):
                 return study, plan
             assert isinstance(plan, ProbeRequest)
-            study = after(study, plan, says(class_of(plan.settings)), dry_run_of)
+            study = after(study, plan, says(plan.settings.settings_class), dry_run_of)
         raise AssertionError("the planner does not stop")
 
     return run
@@ -112,7 +113,9 @@ def test_the_class_of_the_winner_is_dry_run(
     found = answer(study)
     assert found.best is not None
     assert found.best.basis is Basis.DRY_RUN
-    assert class_of(found.best.settings) in {class_of(p.request.settings) for p in study.probes}
+    assert found.best.settings.settings_class in {
+        p.request.settings.settings_class for p in study.probes
+    }
     size = found.best.settings.micro_batch_size
     assert found.best.allocated_gib.value == pytest.approx(20 + 10 * (size - 1))
     assert found.best.guard.versions["torch"] == "2.13.0"
@@ -142,7 +145,7 @@ def test_a_spent_budget_answers_with_what_was_dry_run(
     assert isinstance(first, ProbeRequest)
 
     def says(settings: Settings) -> float:
-        return 60.0 if settings == class_of(first.settings) else 500.0
+        return 60.0 if settings == first.settings.settings_class else 500.0
 
     study, stop = play(predicted(max_probes=2), says)
     best = answer(study).best
@@ -160,7 +163,7 @@ def test_the_last_dry_run_is_spent_on_what_fits_for_sure(
     assert isinstance(first, ProbeRequest)
     tight = forecast(predicted()).estimates[first.settings].expected_bytes + 1
     asked = predicted(memory_limit_bytes=tight)
-    safe = {class_of(e.settings) for e in forecast(asked).fitting}
+    safe = {e.settings.settings_class for e in forecast(asked).fitting}
 
     def says(settings: Settings) -> float:
         return 5.0 if settings in safe else 500.0
@@ -184,6 +187,17 @@ def test_three_failed_classes_are_the_end(
     assert "The dry runs failed" in found.explanation[0]
     assert any("aten::odd" in sentence for sentence in found.explanation)
     assert what_is_needed(study) == ""
+
+
+def test_failures_of_an_earlier_asking_do_not_spend_this_one(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    first, _ = play(predicted(max_probes=1), lambda settings: FAILURE)
+    assert len(first.probes) == 1
+    assert answer(first).best is None
+    assert answer(first).alternatives == ()
+    again, _ = play(replace(first, probes_before=1), lambda settings: 20.0)
+    assert answer(again).best is not None
 
 
 def requests_of(study: Study) -> int:
@@ -225,35 +239,137 @@ def test_a_failed_class_is_left_out(
     assert isinstance(first, ProbeRequest)
 
     def says(settings: Settings) -> float | Mapping[str, str]:
-        return FAILURE if settings == class_of(first.settings) else 20.0
+        return FAILURE if settings == first.settings.settings_class else 20.0
 
     study, _ = play(predicted(), says)
     found = answer(study)
-    closed = class_of(first.settings)
+    closed = first.settings.settings_class
     assert found.best is not None
-    assert closed not in {class_of(c.settings) for c in (found.best, *found.alternatives)}
+    assert closed not in {c.settings.settings_class for c in (found.best, *found.alternatives)}
     assert any("Unknown, because their dry run failed" in s for s in found.explanation)
 
 
-def test_nothing_fits_is_seen_by_a_dry_run_of_the_smallest(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+@pytest.mark.parametrize("gib", [20.0, 21.5])
+def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]], gib: float
 ) -> None:
-    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 20.0)
-    assert study.probes
+    """Whatever else is then the smallest by arithmetic: what is named is what was dry-run."""
+    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: gib)
+    (probe,) = study.probes
     assert stop.reason == "no settings are predicted to fit"
     assert "the limit is 1.00 MiB" in stop.nothing_fits
+    assert f"{describe(probe.request.settings)} (probe #1)" in stop.nothing_fits
     assert answer(study).best is None
     assert what_is_needed(study) == stop.nothing_fits
 
 
-def test_a_speed_that_is_unknown_is_no_answer(predicted: Callable[..., Study]) -> None:
-    study = predicted(ask(cluster="cpu:2"))
-    stop = next_probe(study)
-    assert isinstance(stop, Stop)
-    assert "time is unknown" in stop.reason
+def test_nothing_fits_by_far_is_no_reason_to_try_again(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: FAILURE)
+    assert len(study.probes) == 1
+    assert "(by arithmetic)" in stop.nothing_fits
+
+
+def test_nothing_fits_by_a_hair_is_looked_into(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    least = forecast(predicted()).smallest
+    assert least is not None
+    asked = predicted(memory_limit_bytes=int(least.expected_bytes * 0.995))
+    assert not forecast(asked).is_hopeless
+    study, stop = play(asked, lambda settings: 500.0)
+    assert 1 < len(study.probes) <= 3
+    assert stop.nothing_fits
+
+
+def test_padding_of_experts_is_named_where_nothing_fits(predicted: Callable[..., Study]) -> None:
+    mixtral = Workload(
+        model=load_model("mixtral-8x7b"), sequence_length=2048, global_batch_size=512
+    )
+    question = replace(ask(cluster="8x8xa100-40gb"), workload=mixtral)
+    study = predicted(replace(question, knobs={"sharding": ("full_shard",), "tp_size": (1,)}))
     found = answer(study)
     assert found.best is None
-    assert found.explanation[0].startswith("No speed is predicted")
+    assert any("room for 1 of 8" in sentence for sentence in found.explanation)
+
+
+NO_RATES = Cluster.from_dict(
+    {"nodes": 1, "gpus_per_node": 8, "gpu": {"name": "odd", "memory_bytes": 80 * GIB}}
+)
+
+
+def test_where_no_speed_is_known_what_fits_is_listed(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, stop = play(predicted(replace(ask(), cluster=NO_RATES)), lambda settings: 40.0)
+    assert stop.reason.startswith("settings fit, but none is known to be the fastest: time is")
+    assert not stop.nothing_fits
+    assert len(study.probes) == 1
+    found = answer(study)
+    assert found.best is None
+    assert found.provenance is Provenance.UNKNOWN
+    assert found.pareto == ()
+    first = found.alternatives[0]
+    assert first.basis is Basis.DRY_RUN
+    assert first.provenance is Provenance.UNKNOWN
+    assert first.as_dict()["fits"] is True
+    assert first.as_dict()["step_time_s"]["value"] is None
+    assert what_is_needed(study) == ""
+
+
+def test_of_each_class_the_largest_micro_batch_that_fits_is_listed(
+    predicted: Callable[..., Study],
+) -> None:
+    known = forecast(predicted(replace(ask(), cluster=NO_RATES)))
+    classes = [e.settings.settings_class for e in known.untimed]
+    assert len(set(classes)) == len(classes)
+    assert [complexity(one) for one in classes] == sorted(map(complexity, classes))
+    for found in known.untimed:
+        size, key = found.settings.micro_batch_size, found.settings.settings_class
+        same = (e for e in known.estimates.values() if e.settings.settings_class == key)
+        assert all(e.settings.micro_batch_size <= size for e in same if e.fits)
+
+
+def test_what_is_missing_for_a_speed_is_named(predicted: Callable[..., Study]) -> None:
+    said = answer(predicted(replace(ask(), cluster=NO_RATES))).explanation
+    assert "which of them is the fastest is not known: time is unknown: the matrix rate" in said[0]
+    assert (
+        "states gpu.dense_bf16_flops_per_s, gpu.memory_bytes_per_s, intra_node.bytes_per_s;"
+        in said[1]
+    )
+    assert "the simplest class first: sharding=" in said[2]
+    some = replace(NO_RATES.gpu, dense_bf16_flops_per_s=1e14)
+    two = replace(NO_RATES, gpu=some, nodes=2)
+    said = answer(predicted(replace(ask(), cluster=two))).explanation
+    assert (
+        "states gpu.memory_bytes_per_s, intra_node.bytes_per_s, inter_node.bytes_per_s;" in said[1]
+    )
+
+
+def test_stating_what_is_missing_gives_an_answer(predicted: Callable[..., Study]) -> None:
+    gpu = replace(NO_RATES.gpu, dense_bf16_flops_per_s=1e14, memory_bytes_per_s=1e12)
+    stated = replace(NO_RATES, gpu=gpu, intra_node=Link(bytes_per_s=1e11))
+    assert answer(predicted(replace(ask(), cluster=stated))).best is not None
+
+
+def test_cpu_ranks_are_to_be_measured(predicted: Callable[..., Study]) -> None:
+    question = replace(ask(cluster="cpu:2"), workload=replace(ask().workload, global_batch_size=2))
+    study = predicted(question, memory_limit_bytes=2**50)
+    found = answer(study)
+    assert found.best is None
+    assert found.alternatives
+    assert "--fidelity measured" in found.explanation[1]
+
+
+def test_nothing_fits_at_an_unknown_speed_either(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    asked = predicted(replace(ask(), cluster=NO_RATES), memory_limit_bytes=2**20)
+    study, stop = play(asked, lambda settings: 20.0)
+    assert len(study.probes) == 1
+    assert stop.nothing_fits
+    assert answer(study).alternatives == ()
 
 
 def test_nanotron_is_arithmetic(predicted: Callable[..., Study]) -> None:
@@ -350,7 +466,8 @@ def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_no
 ) -> None:
     request = next_probe(predicted())
     assert isinstance(request, ProbeRequest)
-    for outcome, closed in ((Outcome.INVALID, True), (Outcome.WORKER_LOST, False)):
+    accidents = (Outcome.WORKER_LOST, Outcome.CRASHED, Outcome.TIMEOUT)
+    for outcome, closed in ((Outcome.INVALID, True), *((one, False) for one in accidents)):
         probe = Probe(
             id=1,
             request=request,
@@ -358,9 +475,9 @@ def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_no
             measurement=Measurement(outcome=outcome),
         )
         study = replace(predicted(), probes=(probe,))
-        assert class_of(request.settings) in forecast(study).failed
+        assert request.settings.settings_class in forecast(study).failed
         later = replace(study, probes_before=1)
-        assert (class_of(request.settings) in forecast(later).failed) is closed
+        assert (request.settings.settings_class in forecast(later).failed) is closed
 
 
 def test_ties_go_to_less_memory_then_to_simplicity() -> None:

@@ -1,9 +1,10 @@
 """Dry runs of many requests by one process.
 
-    python -P -m workers.probe.dry [--limit-s 60] [--jobs 2] <requests >answers
+    python -P -m workers.probe.dry [--limit-s 45] [--wall-s 50] [--jobs 2] <requests >answers
 
-A request is a line of JSON: ``{"id", "spec", "micro_batch_sizes", "accumulation_counts"}``,
-``spec`` with the fields of ``workers/probe/spec.py``. Each is answered by a line as soon as it
+A request is a line of JSON: ``{"id", "class", "spec", "micro_batch_sizes",
+"accumulation_counts"}``, ``spec`` with the fields of ``workers/probe/spec.py``; those with one
+``class``, which may be left out, share the limits of time. Each is answered by a line as soon as it
 is done, in any order: its ``id``, and either ``trace`` (``workers/probe/dry/trace.py``) or
 ``error``. The exit code is 0 when all were answered, errors among them, and 1 when the process
 that started this one has gone, or nobody reads the answers: then dry runs are ended at once.
@@ -13,13 +14,16 @@ import argparse
 import os
 import select
 import sys
+import time
 from collections.abc import Callable
 
 
 def main() -> int:
     """Answer all requests on standard input."""
+    started = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m workers.probe.dry", description=__doc__)
-    parser.add_argument("--limit-s", type=float, default=60.0, help="CPU time of one dry run")
+    parser.add_argument("--limit-s", type=float, default=45.0, help="CPU time of a class")
+    parser.add_argument("--wall-s", type=float, default=50.0, help="the same on a busy machine")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     # whatever libraries print goes to stderr: stdout is for answers alone
@@ -37,7 +41,13 @@ def main() -> int:
     from workers.probe.dry.server import Server
 
     server = Server(
-        sys.stdin.fileno(), write, is_heard=is_heard, limit_s=options.limit_s, jobs=options.jobs
+        sys.stdin.fileno(),
+        write,
+        is_heard=is_heard,
+        limit_s=options.limit_s,
+        wall_s=options.wall_s,
+        jobs=options.jobs,
+        since=started,
     )
     try:
         server.run()

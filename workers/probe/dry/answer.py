@@ -3,47 +3,75 @@
 from typing import Any
 
 from workers.probe.dry.operators import operator_of
+from workers.probe.dry.progress import Progress
 from workers.probe.dry.request import Request, parse_request
 from workers.probe.dry.rules import RefusedError
 from workers.probe.dry.run import DryRun
 from workers.probe.group import join_fake_group
 from workers.probe.tensor_parallel import UnsupportedByTensorParallel
 
+OF_VALUES = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(NotImplementedError, AssertionError, ArithmeticError),
+)
+"""Errors by which code says that it does not know what to do with values: with the settings and
+the model of a dry run, which are all that it is given."""
+OF_THE_MACHINE = (OSError, MemoryError)
+"""Errors that say nothing of the values, wherever they are raised."""
 
-def answer(line: str) -> dict[str, Any]:
+
+def answer(line: str, progress: Progress) -> dict[str, Any]:
     """Answer one line; this process becomes rank 0 of a fake process group.
 
+    Args:
+        line: a request.
+        progress: told what the dry run is at.
+
     Returns:
-        ``trace``, or ``error`` with ``type``, ``message``, ``rule``, ``operator`` and
-        ``phase``, which are empty where they do not apply.
+        ``trace``, or ``error`` with ``type``, ``message``, ``rule``, ``operator``, ``phase`` and
+        ``limit_s``, which are empty where they do not apply. An error with a rule or an
+        operator refuses this request for good; one with neither is an accident.
     """
     try:
         _, request = parse_request(line)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         rule = error.rule if isinstance(error, RefusedError) else "spec"
         return error_values(type(error).__name__, str(error), rule=rule)
-    return _dry_run(request)
+    return _dry_run(request, progress)
 
 
-def _dry_run(request: Request) -> dict[str, Any]:
-    run = DryRun(request)
+def _dry_run(request: Request, progress: Progress) -> dict[str, Any]:
+    run = DryRun(request, progress)
     try:
         join_fake_group(request.spec.world_size)
         return {"trace": run.run()}
     except Exception as error:  # noqa: BLE001  (whatever it is becomes the answer)
-        unsupported = isinstance(error, UnsupportedByTensorParallel)
+        of_machine = isinstance(error, OF_THE_MACHINE)
         return error_values(
             type(error).__name__,
             str(error)[:2000],
-            rule="tensor_parallel_plan" if unsupported else "",
-            operator=operator_of(error),
+            rule="" if of_machine else _rule(error),
+            operator="" if of_machine else operator_of(error),
             phase=run.phase.name,
         )
 
 
+def _rule(error: Exception) -> str:
+    """Which rule the stack's own error is by."""
+    if isinstance(error, UnsupportedByTensorParallel):
+        return "tensor_parallel_plan"
+    return "stack" if isinstance(error, OF_VALUES) else ""
+
+
 def error_values(
-    kind: str, message: str, *, rule: str = "", operator: str = "", phase: str = ""
+    kind: str,
+    message: str,
+    *,
+    rule: str = "",
+    operator: str = "",
+    phase: str = "",
+    limit_s: float = 0.0,
 ) -> dict[str, Any]:
     """An error as JSON's values."""
     values = {"type": kind, "message": message, "rule": rule}
-    return {"error": {**values, "operator": operator, "phase": phase}}
+    return {"error": {**values, "operator": operator, "phase": phase, "limit_s": limit_s}}

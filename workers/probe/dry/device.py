@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workers.probe.dry.ledger import Ledger
+from workers.probe.dry.progress import Progress
 from workers.probe.tracker import Phase
 
 
@@ -42,14 +43,15 @@ class FakeDevice:
     Args:
         phase: what the step is doing, kept current by the step.
         kind: cpu or cuda.
+        progress: told each operator.
     """
 
     is_fake = True
 
-    def __init__(self, phase: Phase, kind: str) -> None:
+    def __init__(self, phase: Phase, kind: str, progress: Progress) -> None:
         self.torch_device = torch.device("cpu")
         self.foreach: bool | None = True if kind == "cuda" else None
-        self.tracker = Ledger(phase, over_gloo=kind == "cpu")
+        self.tracker = Ledger(phase, progress, over_gloo=kind == "cpu")
         self._mode = _FakeMode(allow_non_fake_inputs=True)
 
     def memory(self) -> AbstractContextManager[object]:

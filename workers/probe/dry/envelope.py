@@ -9,12 +9,19 @@ Line = tuple[Point, ...]
 """One moment at each micro-batch size."""
 
 
-def lines(points: Sequence[Sequence[Point]], sizes: Sequence[int]) -> tuple[list[Line], bool]:
+MOST_LINES = 64
+"""Moments of a segment that are all kept; where there are more, only their envelope is."""
+
+
+def lines(
+    points: Sequence[Sequence[Point]], sizes: Sequence[int], *, keeps_all: bool = False
+) -> tuple[list[Line], bool]:
     """The upper envelope of a segment's moments for micro-batches of 1 and more.
 
     Args:
         points: for each micro-batch size the segment's turning points.
         sizes: the micro-batch sizes, one or two, ascending.
+        keeps_all: give all moments, in their order, unless they are very many.
 
     Returns:
         The lines, by rising slope, and whether the points of the sizes match one another.
@@ -24,6 +31,8 @@ def lines(points: Sequence[Sequence[Point]], sizes: Sequence[int]) -> tuple[list
     if not matched:
         return [tuple(highest(of_size) for of_size in points)], False
     candidates = list(zip(*points, strict=True))
+    if keeps_all and len(candidates) <= MOST_LINES:
+        return candidates, True
     if len(sizes) == 1:
         return [max(candidates, key=lambda line: sum(line[0]))], True
     return _envelope(candidates, sizes[0], sizes[1]), True

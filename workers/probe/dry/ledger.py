@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from workers.probe import collectives
+from workers.probe.dry.progress import Progress, packed_operator
 from workers.probe.dry.stand_ins import STAND_INS
 from workers.probe.tracker import Phase, StorageTracker, plain_tensors, rounded
 
@@ -87,6 +88,7 @@ class Ledger(StorageTracker):
 
     Args:
         phase: what the step is doing.
+        progress: told each operator.
         over_gloo: whether collectives would be gloo's, as of ``StorageTracker``.
 
     Attributes:
@@ -96,8 +98,9 @@ class Ledger(StorageTracker):
         log: since ``start_log``.
     """
 
-    def __init__(self, phase: Phase, *, over_gloo: bool = False) -> None:
+    def __init__(self, phase: Phase, progress: Progress, *, over_gloo: bool = False) -> None:
         super().__init__(phase, over_gloo=over_gloo)
+        self._progress = progress
         self.vocabulary: frozenset[int] = frozenset()
         self.data_groups: frozenset[str] = frozenset()
         self.log: Log = []
@@ -180,7 +183,9 @@ class Ledger(StorageTracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self._plan(func).run(*args, **kwargs)
+        plan = self._plan(func)
+        self._progress.run(plan.name)
+        return plan.run(*args, **kwargs)
 
     def _kind(self, func: Any) -> str | None:
         return self._plan(func).collective
@@ -236,6 +241,8 @@ _DEVICE: Any = torch.ops.prim.device.default
 class _Plan(NamedTuple):
     """What the ledger does with an operator."""
 
+    name: bytes
+    """Its name, as progress is told it."""
     run: Any
     """The operator, or its stand-in."""
     collective: str | None
@@ -249,6 +256,7 @@ class _Plan(NamedTuple):
 def _plan_of(func: Any) -> _Plan:
     fsdp = func.namespace == "fsdp"
     return _Plan(
+        name=packed_operator(str(func)),
         run=STAND_INS.get(func, func),
         collective=collectives.kind_of(func),
         copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,

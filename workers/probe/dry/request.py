@@ -50,16 +50,25 @@ def parse_request(line: str) -> tuple[str, Request]:
 
 def id_of(line: str) -> str:
     """The id of a line, also of one that is wrong; empty where there is none."""
+    return _word(line, "id")
+
+
+def class_of(line: str) -> str:
+    """What the dry runs of one class have in common; the id where a line names no class."""
+    return _word(line, "class") or _word(line, "id")
+
+
+def _word(line: str, field: str) -> str:
     try:
         values = json.loads(line)
     except ValueError:
         return ""
-    return str(values.get("id", "")) if isinstance(values, dict) else ""
+    return str(values.get(field, "")) if isinstance(values, dict) else ""
 
 
 def _wanted(values: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     fields = {"id", "spec", "micro_batch_sizes", "accumulation_counts"}
-    if not isinstance(values, dict) or set(values) != fields:
+    if not isinstance(values, dict) or set(values) - {"class"} != fields:
         raise ValueError(f"a request has the fields {sorted(fields)}")
     if not isinstance(values["spec"], dict):
         raise ValueError("spec: must be an object")

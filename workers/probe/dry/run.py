@@ -13,6 +13,7 @@ from workers.probe.dry.kernels import kernels_of
 from workers.probe.dry.ledger import Category, Segment
 from workers.probe.dry.masks import unpacked_sequences
 from workers.probe.dry.parts import AFTER, BEFORE, follow, follow_loss
+from workers.probe.dry.progress import Progress
 from workers.probe.dry.ranges import without_ranges
 from workers.probe.dry.request import Request
 from workers.probe.dry.trace import Step, trace_of
@@ -32,12 +33,14 @@ class DryRun:
 
     Args:
         request: what to run.
+        progress: told each phase and operator.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, progress: Progress) -> None:
         self.request = request
         self.phase = Phase()
-        self.device = FakeDevice(self.phase, request.spec.device)
+        self.device = FakeDevice(self.phase, request.spec.device, progress)
+        self._progress = progress
         self._sharded = request.spec.is_sharded
         self._stack: Stack
         self._casts: Casts
@@ -106,6 +109,7 @@ class DryRun:
         if name == "backward":
             self._casts.start()
         self.phase.name = name
+        self._progress.enter(name)
         self.phase.micro_batch += name == "forward"
         if name in FIRST_PART:
             self._enter_part(FIRST_PART[name])

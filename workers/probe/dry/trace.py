@@ -1,20 +1,22 @@
 """What a dry run found, as JSON's values.
 
 A trace's ``lines`` hold bytes at each of its micro-batch sizes, of rank 0, each storage
-rounded as the allocator rounds it.
+rounded as the allocator rounds it. Within a decoder layer all moments hold the same of the other
+layers, so that the highest are so at every depth. Elsewhere (the optimizer above all) they grow
+with depth at rates of their own, so all are told.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workers.probe import mesh as meshes
 from workers.probe.dry.ddp import DDP_NOTE, ddp_calls, held_bytes
 from workers.probe.dry.envelope import Line, lines
 from workers.probe.dry.ledger import Category, Segment
+from workers.probe.dry.parts import AFTER, BEFORE
 from workers.probe.dry.request import Request
 from workers.probe.dry.turning_points import CATEGORIES, Point
 from workers.probe.dry.units import largest_block_bytes
-from workers.probe.group import group_of_name
 from workers.probe.overlap import overlaps
 from workers.probe.record import versions
 from workers.probe.spec import Spec
@@ -22,7 +24,7 @@ from workers.probe.stack import Stack
 from workers.probe.summary import summarize
 from workers.probe.tracker import Call
 
-FORMAT = 1
+FORMAT = 2
 """Version of a trace's form."""
 
 Tracked = tuple[Mapping[Segment, Sequence[Point]], Sequence[Call]]
@@ -40,7 +42,7 @@ class Step(NamedTuple):
 
 def trace_of(request: Request, stack: Stack, steps: Sequence[Step]) -> dict[str, Any]:
     """The trace, all but its ``seconds``."""
-    spec, axes = request.spec, meshes.axis_names(stack.mesh)
+    spec = request.spec
     buckets = held_bytes(stack)
     notes = _notes(spec, has_buckets=buckets > 0)
     found = [_step_values(request, stack, step, buckets, notes) for step in steps]
@@ -50,8 +52,6 @@ def trace_of(request: Request, stack: Stack, steps: Sequence[Step]) -> dict[str,
         "layers": len(stack.decoder_layers()),
         "micro_batch_sizes": list(request.micro_batch_sizes),
         "steps": found,
-        "axes": _axis_sizes(found, axes),
-        "arithmetic_bytes": {str(Category.DDP_BUCKETS): buckets} if buckets else {},
         "block_bytes": largest_block_bytes(stack.model, spec.precision),
         "notes": notes,
         "versions": versions(),
@@ -65,7 +65,8 @@ def _step_values(
     values = []
     for segment in points[0]:
         of_sizes = [of_size.get(segment, ()) for of_size in points]
-        found, matched = lines(of_sizes, request.micro_batch_sizes)
+        apart = segment.part in (BEFORE, AFTER)
+        found, matched = lines(of_sizes, request.micro_batch_sizes, keeps_all=apart)
         if not matched:
             name = f"micro-batch {segment.micro_batch}, {segment.phase}, {segment.part}"
             notes.append(f"{name}: moments differ between micro-batch sizes: peaks alone are kept")
@@ -73,7 +74,7 @@ def _step_values(
     return {
         "accumulation": step.accumulation,
         "segments": values,
-        "collectives": _collectives(request, stack, step),
+        "collectives": _collectives(request, stack, step, notes),
     }
 
 
@@ -89,16 +90,36 @@ def _line(line: Line, buckets: int) -> dict[str, Any]:
     return {"bytes": [sum(point) + buckets for point in line], "categories": categories}
 
 
-def _collectives(request: Request, stack: Stack, step: Step) -> list[dict[str, Any]]:
-    """Collectives with their bytes at each size; their counts do not depend on it."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+def _collectives(
+    request: Request, stack: Stack, step: Step, notes: list[str]
+) -> list[dict[str, Any]]:
+    """Collectives with their bytes at each size."""
     sizes = request.micro_batch_sizes
-    for index, (_, calls) in enumerate(step.at_sizes):
-        spec = request.at(sizes[index], step.accumulation)
-        for row in _summary(spec, stack, calls):
-            key = (row["op"], row["axis"], row["phase"], row["overlap"], row["count"])
-            values = found.setdefault(key, {**row, "bytes": [0] * len(sizes)})
-            values["bytes"][index] = row["bytes"]
+    specs = [request.at(size, step.accumulation) for size in sizes]
+    at_sizes = [
+        _summary(spec, stack, calls) for spec, (_, calls) in zip(specs, step.at_sizes, strict=True)
+    ]
+    return joined(at_sizes, notes)
+
+
+def joined(
+    at_sizes: Sequence[Iterable[Mapping[str, Any]]], notes: list[str]
+) -> list[dict[str, Any]]:
+    """Rows of each kind of collective at each size as one row, with the bytes of all sizes.
+
+    One count stands for all sizes: the most, with a note where they differ.
+    """
+    found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+    for index, rows in enumerate(at_sizes):
+        for row in rows:
+            kind = (row["op"], row["axis"], row["phase"], row["overlap"])
+            nothing = [0] * len(at_sizes)
+            known = found.setdefault(kind, {**row, "count": list(nothing), "bytes": nothing})
+            known["bytes"][index], known["count"][index] = row["bytes"], row["count"]
+    for kind, known in found.items():
+        if len(set(known["count"])) > 1:
+            notes.append(f"{' '.join(kind)}: {known['count']} calls, by micro-batch size")
+        known["count"] = max(known["count"])
     return list(found.values())
 
 
@@ -106,11 +127,6 @@ def _summary(spec: Spec, stack: Stack, calls: Sequence[Call]) -> list[dict[str, 
     axes = meshes.axis_names(stack.mesh)
     everything = [*calls, *ddp_calls(spec, stack)]
     return summarize(everything, axes, [str(x) for x in overlaps(everything, axes)])
-
-
-def _axis_sizes(steps: Sequence[Mapping[str, Any]], axes: Mapping[str, str]) -> dict[str, int]:
-    used = {row["axis"] for step in steps for row in step["collectives"]}
-    return {axis: group_of_name(name).size() for name, axis in axes.items() if axis in used}
 
 
 def _notes(spec: Spec, *, has_buckets: bool) -> list[str]:

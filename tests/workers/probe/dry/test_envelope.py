@@ -2,7 +2,7 @@
 
 import itertools
 
-from workers.probe.dry.envelope import lines
+from workers.probe.dry.envelope import MOST_LINES, lines
 
 
 def point(total: int) -> tuple[int, ...]:
@@ -45,3 +45,10 @@ def test_points_that_do_not_match_leave_one_line_through_the_peaks() -> None:
 
 def test_one_size_leaves_the_peak() -> None:
     assert lines([[point(5), point(9), point(7)]], (3,)) == ([(point(9),)], True)
+
+
+def test_all_moments_are_kept_in_their_order_unless_they_are_very_many() -> None:
+    few = [point(total) for total in (5, 9, 7)]
+    assert lines([few, few], (1, 2), keeps_all=True) == ([(p, p) for p in few], True)
+    many = [point(total) for total in range(MOST_LINES + 1)]
+    assert lines([many], (1,), keeps_all=True) == ([(point(MOST_LINES),)], True)

@@ -115,9 +115,8 @@ def test_without_sync_whole_gradients_are_held(found: dict[str, Any]) -> None:
 
 def test_ddp_has_buckets_and_casts_by_arithmetic(found: dict[str, Any]) -> None:
     answer = trace(found, "ddp")
-    buckets = answer["arithmetic_bytes"]["ddp_buckets"]
-    for line in (x for s in answer["steps"][0]["segments"] for x in s["lines"]):
-        assert line["categories"]["ddp_buckets"] == [buckets]
+    lines = [x for s in answer["steps"][0]["segments"] for x in s["lines"]]
+    ((buckets,),) = {tuple(line["categories"]["ddp_buckets"]) for line in lines}
     (reduction,) = {c["bytes"][0] for c in answer["steps"][0]["collectives"]
                     if c["op"] == "all_reduce" and c["overlap"] == "behind_backward"}  # fmt: skip
     assert 0 < reduction < 2 * buckets
@@ -127,13 +126,13 @@ def test_ddp_has_buckets_and_casts_by_arithmetic(found: dict[str, Any]) -> None:
 def test_ddp_holds_casts_from_their_reductions_to_backwards_end(found: dict[str, Any]) -> None:
     """In bf16, reduced in fp32: casts are twice the buckets, in the micro-batch that reduces."""
     answer = trace(found, "casts")
-    buckets = answer["arithmetic_bytes"]["ddp_buckets"]
     held = {
-        (s["micro_batch"], s["phase"], s["part"]): [
+        (s["micro_batch"], s["phase"], s["part"]): max(
             line["categories"]["ddp_buckets"][0] for line in s["lines"]
-        ][-1]
+        )
         for s in answer["steps"][0]["segments"]
     }
+    buckets = held[0, "forward", "before"]
     assert held[1, "backward", "before"] == pytest.approx(3 * buckets, rel=1e-3)
     assert held[1, "backward", "after"] == buckets
     assert {held[0, "backward", "before"], held[1, "optimizer", "after"]} == {buckets}
@@ -154,7 +153,8 @@ def test_collectives_are_counted_with_what_hides_them(found: dict[str, Any]) -> 
 
 def test_ranks_that_are_not_there_cost_nothing(found: dict[str, Any]) -> None:
     answer = trace(found, "512")
-    assert answer["axes"] == {"dp_shard": 128, "dp_replicate": 2, "tp": 2}
+    used = {row["axis"] for step in answer["steps"] for row in step["collectives"]}
+    assert used == {"dp_shard", "dp_replicate", "tp"}
     assert answer["block_bytes"] > 0
 
 

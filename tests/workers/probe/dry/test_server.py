@@ -4,23 +4,32 @@ import json
 import signal
 import subprocess
 import sys
+from typing import Any
 
-from workers.probe.dry.request import id_of
+import pytest
+
+from workers.probe.dry.request import class_of, id_of
 
 ANSWERS = """
 import json, os, sys, time
 from workers.probe.dry import server
-def answer(line):
+from workers.probe.dry.progress import packed_operator
+def answer(line, progress):
     what = json.loads(line)["id"]
+    what = what.partition(":")[0]
+    progress.enter("backward")
+    progress.run(packed_operator("aten." + what))
     if what == "abort": os.abort()
     if what == "sleep": time.sleep(600)
-    while what == "spin": pass
+    until = time.process_time() + (0.7 if what == "slow" else 0.0)
+    while what == "spin" or time.process_time() < until: pass
     return {"trace": {"line": line}}
 server.answer = answer
 """
 SERVE = f"""{ANSWERS}
 write = lambda line: print(line, flush=True)
-server.Server(0, write, is_heard=lambda: True, limit_s=1.0, jobs=3).run()
+limits = dict(zip(("limit_s", "wall_s", "jobs"), map(float, sys.argv[1:])))
+server.Server(0, write, is_heard=lambda: True, **limits).run()
 """
 PROGRAM = f"""{ANSWERS}
 from workers.probe.dry.__main__ import main
@@ -37,24 +46,69 @@ server.wait()
 """
 
 
-def lines(*words: str) -> str:
-    return "".join(json.dumps({"id": word}) + "\n" for word in words)
+def lines(*words: str, **more: str) -> str:
+    return "".join(json.dumps({"id": word, **more}) + "\n" for word in words)
 
 
-def test_a_crash_or_a_dry_run_without_end_leaves_the_others_alone() -> None:
-    asked = lines("abort", "first", "sleep", "spin", "second")
+def served(asked: str, limit_s: float, wall_s: float, jobs: int) -> dict[str, Any]:
+    """Answers by id, in the order in which they came."""
+    limits = map(str, (limit_s, wall_s, jobs))
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", SERVE], input=asked, capture_output=True, text=True,
+        [sys.executable, "-P", "-c", SERVE, *limits], input=asked, capture_output=True, text=True,
         timeout=240, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]
-    found = {a["id"]: a for a in map(json.loads, ended.stdout.splitlines())}
+    return {found["id"]: found for found in map(json.loads, ended.stdout.splitlines())}
+
+
+def test_a_crash_or_a_dry_run_without_end_leaves_the_others_alone() -> None:
+    found = served(lines("abort", "first", "sleep", "spin", "second"), 1.0, 20.0, 3)
     assert set(found) == {"abort", "first", "sleep", "spin", "second"}
     assert found["abort"]["error"]["type"] == "Crashed"
     for endless in ("sleep", "spin"):
         assert found[endless]["error"]["rule"] == "time_limit"
+    limits = [found[bad]["error"]["limit_s"] for bad in ("spin", "sleep", "abort")]
+    assert limits == [1.0, 0.0, 0.0]  # CPU time alone is a word on the settings
+    for bad in ("abort", "sleep", "spin"):
+        error = found[bad]["error"]
+        assert (error["operator"], error["phase"]) == (f"aten.{bad}", "backward")
     for good in ("first", "second"):
         assert json.loads(found[good]["trace"]["line"])["id"] == good
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_dry_runs_of_a_class_share_their_cpu_time(jobs: int) -> None:
+    words = ["slow:1", "slow:2", "slow:3", "slow:4", "slow:5"]
+    asked = lines(*words, **{"class": "c"}) + lines("slow:6")
+    found = served(asked, 1.0, 100.0, jobs)
+    assert "trace" in found["slow:1"]
+    assert "trace" in found["slow:6"]
+    assert "error" in found["slow:3"]
+    for last in ("slow:4", "slow:5"):  # never begun
+        error = found[last]["error"]
+        assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 1.0, "")
+
+
+def test_the_dry_runs_of_a_class_share_their_wall_time() -> None:
+    words = ["sleep:1", "sleep:2", "sleep:3"]
+    found = served(lines(*words, **{"class": "c"}), 1.0, 2.0, 1)
+    assert [found[word]["error"]["operator"] for word in words] == ["aten.sleep", "", ""]
+
+
+def test_a_class_that_is_asked_for_again_has_its_time_again() -> None:
+    asked = lines("spin", **{"class": "c"}) + lines("sleep", **{"class": "d"})
+    program = subprocess.Popen(
+        [sys.executable, "-P", "-c", SERVE, "0.8", "3.0", "2"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write(asked)
+    program.stdin.flush()
+    assert "error" in json.loads(program.stdout.readline())
+    assert "error" in json.loads(program.stdout.readline())
+    said, _ = program.communicate(lines("good", **{"class": "c"}), timeout=120)
+    assert "trace" in json.loads(said)
 
 
 def test_nothing_is_left_of_a_program_whose_starter_is_killed() -> None:
@@ -90,3 +144,5 @@ def test_nothing_is_left_when_nobody_reads_the_answers() -> None:
 def test_a_wrong_line_keeps_its_id_if_it_has_one() -> None:
     assert id_of('{"id": "x", "spec": 3}') == "x"
     assert id_of("{") == id_of("[1]") == ""
+    assert class_of('{"id": "x", "class": "c"}') == "c"
+    assert class_of('{"id": "x", "spec": 3}') == "x"

@@ -1,0 +1,111 @@
+"""Fit what the allocator reserves and no tensor uses: ``python benchmarks/fit_reserved.py``.
+
+The constants ``reserved_*`` of ``tuner/catalog/costs.toml`` are quantiles of one published table
+(``data/fms_acceleration_memory.csv``): full fine-tunings of which both nvidia-smi's figure and
+torch's allocated peak are known. From nvidia-smi's, a round figure is taken off for the context
+and communicators; what is left, over the allocated peak, is the factor. It prints them beside the
+catalogue's, and writes nothing.
+
+The table's own coarseness: nvidia-smi is read once a second and averaged over the GPUs of a run,
+while the allocated peak is rank 0's.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import show
+
+from tuner.cost.constants import default_costs
+
+DATA = Path(__file__).parent / "data" / "fms_acceleration_memory.csv"
+OUTSIDE_MIB = {True: 500.0, False: 1000.0}
+"""MiB that are not the allocator's, of one rank alone and of several: the context of the catalogue
+(512 MiB), and one communicator (544 MiB), rounded."""
+FULL_MIB = 77_000.0
+"""From here on the device (81,920 MiB) is full: the allocator gives blocks back to go on."""
+QUANTILES = {"factor": 0.5, "low": 0.1, "high": 0.9}
+"""The middle 80%, by the name that each constant ends in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """One fine-tuning of the table."""
+
+    gpus: int
+    """Ranks; with more than one they are FSDP1's."""
+    nvidia_smi_mib: float
+    """Most memory that nvidia-smi showed, the mean of the run's GPUs."""
+    allocated_bytes: int
+    """Most that ``torch.cuda.max_memory_allocated`` showed, on rank 0."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other rank."""
+        return self.gpus == 1
+
+    @property
+    def reserved_share(self) -> float:
+        """What the allocator holds over what tensors take."""
+        reserved_mib = self.nvidia_smi_mib - OUTSIDE_MIB[self.alone]
+        return reserved_mib * 2**20 / self.allocated_bytes
+
+
+def tunings() -> list[Tuning]:
+    """All of the table."""
+    with DATA.open() as file:
+        return [
+            Tuning(
+                gpus=int(row["gpus"]),
+                nvidia_smi_mib=float(row["nvidia_smi_mib"]),
+                allocated_bytes=int(row["peak_allocated_bytes"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that so large a share of the others is below."""
+    return sorted(values)[int(share * len(values))]
+
+
+def fitted(runs: Sequence[Tuning]) -> dict[str, float]:
+    """Every constant by its name in the catalogue, not rounded."""
+    found: dict[str, float] = {}
+    for prefix, alone in (("reserved", True), ("reserved_fsdp1", False)):
+        of = [run.reserved_share for run in usable(runs, alone=alone)]
+        found |= {f"{prefix}_{end}": quantile(of, share) for end, share in QUANTILES.items()}
+    return found
+
+
+def usable(runs: Sequence[Tuning], *, alone: bool) -> list[Tuning]:
+    """Those whose device was not full."""
+    return [run for run in runs if run.alone is alone and run.nvidia_smi_mib < FULL_MIB]
+
+
+def least_outside_mib(runs: Sequence[Tuning]) -> float:
+    """The least that a run took beside its allocated peak, on a full device or not."""
+    return min(run.nvidia_smi_mib - run.allocated_bytes / 2**20 for run in runs)
+
+
+def rows(runs: Sequence[Tuning]) -> list[dict[str, Any]]:
+    """The fit beside the catalogue."""
+    catalogue = default_costs().device
+    return [
+        {"constant": name, "runs": len(usable(runs, alone="fsdp1" not in name)),
+         "fit": value, "catalogue": catalogue[name]}
+        for name, value in fitted(runs).items()
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Fit, and print."""
+    runs = tunings()
+    show("reserved over allocated", rows(runs))
+    print(f"least beside the allocated peak: {least_outside_mib(runs):.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

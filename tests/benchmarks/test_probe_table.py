@@ -1,0 +1,87 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tuner.quantity import Provenance, Quantity
+
+
+@pytest.fixture
+def module(benchmark):
+    return benchmark("probe_table")
+
+
+def told(module, value, block=0):
+    quantity = Quantity(
+        value=value, low=0.98 * value, high=1.02 * value, provenance=Provenance.PREDICTED
+    )
+    prediction = SimpleNamespace(allocated_bytes=quantity, by_phase={"forward": value})
+    return module._told(prediction, 1e6, block)
+
+
+@pytest.mark.parametrize(
+    ("value", "block", "near", "strict", "inside"),
+    [
+        (1.01e6, 0, True, True, True),
+        (1.011e6, 0, False, False, True),
+        (1.05e6, 50_000, True, False, False),
+        (1.05e6, 49_999, False, False, False),
+        (0.95e6, 50_000, True, False, False),
+    ],
+)
+def test_a_block_is_allowed_in_one_of_two_views(module, value, block, near, strict, inside):
+    found = told(module, value, block)
+    assert (found["near"], found["within_1%"], found["inside"]) == (near, strict, inside)
+    assert found["error"] == pytest.approx(value / 1e6 - 1)
+
+
+def rows(module, bad=None, profiled=6):
+    good = told(module, 1e6)
+    found = [{"dry_run": good, "arithmetic": good} for _ in range(40)]
+    for row in found[:profiled]:
+        row |= {"profiler_mb": 1.0, "dry_run_by_profiler": good}
+    found[0].update(bad or {})
+    return found
+
+
+def missed(goals):
+    return [goal.name for goal in goals if not goal.met]
+
+
+def test_what_was_measured_meets_all_goals(module):
+    assert missed(module.goals(rows(module))) == []
+
+
+def test_a_prediction_within_a_block_misses_the_stricter_goal_alone(module):
+    bad = {"arithmetic": told(module, 1.015e6, 50_000)}
+    goals = module.goals(rows(module, bad))
+    assert missed(goals) == ["CPU probes: share with arithmetic within 1%"]
+    assert next(goal.value for goal in goals if not goal.met) == pytest.approx(39 / 40)
+
+
+def test_a_row_without_a_dry_run_misses(module):
+    assert missed(module.goals(rows(module, {"dry_run": None}))) == [
+        "CPU probes: share with dry run within 1% or one gathered block",
+        "CPU probes: share with dry run within 1%",
+        "CPU probes: share answered unknown",
+    ]
+
+
+def test_the_profiler_is_judged_by_itself(module):
+    goals = module.goals(rows(module, {"dry_run_by_profiler": told(module, 2e6)}))
+    assert {name.split(":")[0] for name in missed(goals)} == {
+        "CPU probes, by the profiler's events"
+    }
+    assert "CPU probes, by the profiler's events: settings" in missed(
+        module.goals(rows(module, profiled=5))
+    )
+
+
+def test_no_profiled_row_is_no_success(module):
+    goals = module.goals(rows(module, profiled=0))
+    assert [g.value for g in goals if g.name.startswith("CPU probes, by the pro")] == [0, 0, 0]
+
+
+def test_the_committed_measurements_are_all_of_known_cases(module):
+    probed = module.probed(module.load())
+    assert len(probed) >= 40
+    assert sum(bool(one.profiled) for one in probed) == 6

@@ -1,0 +1,44 @@
+import tomllib
+from dataclasses import FrozenInstanceError, replace
+from importlib.resources import files
+
+import pytest
+
+from tuner.cost.constants import Costs, default_costs
+
+TABLES = tomllib.loads(files("tuner.catalog").joinpath("costs.toml").read_text(encoding="utf-8"))
+
+
+def test_every_constant_of_the_file_has_a_field() -> None:
+    costs = default_costs()
+    for name, table in TABLES.items():
+        assert dict(getattr(costs, name)) == table
+        assert len(getattr(costs, name)) == len(table)
+    assert costs.time.overlap_cost == costs.time["overlap_cost"] == TABLES["time"]["overlap_cost"]
+
+
+def test_no_constant_may_lack_or_be_unknown() -> None:
+    less = {k: v for k, v in TABLES["time"].items() if k != "stall_s"}
+    with pytest.raises(TypeError, match="stall_s"):
+        Costs(**{**TABLES, "time": less})
+    with pytest.raises(TypeError, match="stahl_s"):
+        Costs(**{**TABLES, "time": {**TABLES["time"], "stahl_s": 1.0}})
+    with pytest.raises(KeyError):
+        default_costs().time["__init__"]
+
+
+def test_a_changed_table_may_be_a_mapping() -> None:
+    costs = default_costs()
+    changed = replace(costs, time={**costs.time, "stall_s": 0.0})
+    assert changed.time.stall_s == 0.0 != costs.time.stall_s
+    assert changed == replace(costs, time=replace(costs.time, stall_s=0.0))
+    assert changed.memory == costs.memory
+    with pytest.raises(FrozenInstanceError):
+        changed.time.stall_s = 1.0
+
+
+@pytest.mark.parametrize("low_and_high", [("memory", ""), ("time", ""), ("time", "_pipelined")])
+def test_intervals_hold_their_values(low_and_high: tuple[str, str]) -> None:
+    table, kind = low_and_high
+    figures = getattr(default_costs(), table)
+    assert figures[f"low{kind}"] < 1 < figures[f"high{kind}"]

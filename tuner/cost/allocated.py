@@ -1,0 +1,216 @@
+"""What tensors take at the peak of a step, from a dry run or by arithmetic, with its interval."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tuner.cluster import Cluster
+from tuner.cost.axes import is_fsdp
+from tuner.cost.categories import Basis, Category, Phase
+from tuner.cost.constants import Costs
+from tuner.cost.memory import step_memory
+from tuner.cost.pipeline_memory import stage_memory
+from tuner.cost.script import Script, script_bytes
+from tuner.framework import Framework, FrameworkName, same_release
+from tuner.quantity import Provenance, Quantity
+from tuner.settings import Settings
+from tuner.workload import Workload
+
+
+class Peak(Protocol):
+    """The most memory that a step needs at once."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+
+    @property
+    def phase(self) -> str:
+        """When, as in :class:`~tuner.cost.categories.Phase`."""
+
+    @property
+    def by_phase(self) -> Mapping[str, int]:
+        """Highest allocated bytes of each phase."""
+
+    @property
+    def breakdown(self) -> Mapping[str, int]:
+        """Bytes by category at the peak."""
+
+
+class Profile(Protocol):
+    """What the dry runs of one class say about it; see ``tuner.dryrun.profile``."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the packages that were run."""
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
+        """The peak of a step of ``accumulation`` micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedTensors:
+    """What tensors take, before anything that the device holds beside them."""
+
+    by_phase: Mapping[str, float]
+    breakdowns: Mapping[str, Mapping[str, float]]
+    """Bytes by category at each phase's highest moment; at least of the peak's phase."""
+    basis: Basis
+    low: float
+    """Lower end of the interval, as a factor."""
+    high: float
+    late_bytes: float = 0.0
+    """Freed too late for others to use."""
+
+    @property
+    def phase(self) -> str:
+        """The phase of the peak."""
+        return max(self.by_phase, key=lambda phase: self.by_phase[phase])
+
+    @property
+    def allocated(self) -> Quantity:
+        """The peak."""
+        value = sum(self.breakdown.values())
+        return Quantity(
+            value=value,
+            low=self.low * value,
+            high=self.high * value,
+            provenance=Provenance.PREDICTED,
+        )
+
+    @property
+    def breakdown(self) -> Mapping[str, float]:
+        """Bytes by category at the peak; what no category is known of is ``temporaries``."""
+        known = self.breakdowns.get(self.phase)
+        if known is not None:
+            return known
+        (least,) = self.breakdowns.values()
+        rest = str(Category.TEMPORARIES)
+        more = self.by_phase[self.phase] - sum(least.values())
+        return {**least, rest: least.get(rest, 0.0) + more}
+
+    def with_script(self, extra: Mapping[Phase, Mapping[Category, float]]) -> "AllocatedTensors":
+        """The same with what a script holds in each phase."""
+        added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
+        return replace(
+            self,
+            by_phase={p: size + sum(added[p].values()) for p, size in self.by_phase.items()},
+            breakdowns={p: _added(known, added[p]) for p, known in self.breakdowns.items()},
+        )
+
+
+def allocated_tensors(
+    workload: Workload,
+    cluster: Cluster,
+    framework: Framework | FrameworkName,
+    settings: Settings,
+    costs: Costs,
+    profile: Profile | None,
+    script: Script,
+) -> AllocatedTensors:
+    """The tensors of legal settings; arguments as of :func:`~tuner.cost.prediction.predict`."""
+    if is_piped(framework):
+        return _pipeline_bytes(workload, settings, cluster, costs)
+    tensors = _torch_bytes(workload, settings, cluster, framework, costs, profile)
+    extra = script_bytes(workload, settings, framework, script)
+    held = any(size for sizes in extra.values() for size in sizes.values())
+    return tensors.with_script(extra) if held else tensors
+
+
+def is_piped(framework: Framework | FrameworkName) -> bool:
+    """Whether it is nanotron, whose step is its own."""
+    return name_of(framework) is FrameworkName.NANOTRON
+
+
+def name_of(framework: Framework | FrameworkName) -> FrameworkName:
+    """The framework's name, with versions or without."""
+    return framework if isinstance(framework, FrameworkName) else framework.name
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    names = dict.fromkeys((*one, *other))
+    sizes = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in names}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _pipeline_bytes(
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
+) -> AllocatedTensors:
+    """The pipeline stage that needs most, at the peak of its backward."""
+    ranks = cluster.world_size
+    stages = {0, settings.pp_size - 1, max(0, settings.pp_size - 2)}
+    each = [stage_memory(workload, settings, ranks, costs, index) for index in sorted(stages)]
+    most = max(each, key=lambda stage: stage.reserved_bytes)
+    breakdown = {
+        str(Category.PARAMETERS): most.parameters_bytes,
+        str(Category.GRADIENTS_UNSHARDED): most.gradients_bytes,
+        str(Category.OPTIMIZER_STATE): most.optimizer_bytes,
+        str(Category.ACTIVATIONS): most.activations_bytes,
+        str(Category.LOGITS_AND_LOSS): most.logits_bytes,
+    }
+    phase = str(Phase.BACKWARD)
+    return AllocatedTensors(
+        by_phase={phase: sum(breakdown.values())},
+        breakdowns={phase: breakdown},
+        basis=Basis.ARITHMETIC,
+        low=costs.memory.low,
+        high=costs.memory.high,
+        late_bytes=most.late_bytes,
+    )
+
+
+def _torch_bytes(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    framework: Framework | FrameworkName,
+    costs: Costs,
+    profile: Profile | None,
+) -> AllocatedTensors:
+    """By the dry run of the settings' class, or by arithmetic where there is none."""
+    if profile is not None:
+        stands_in = _is_of_another_stack(profile, settings, cluster, framework)
+        return _profile_bytes(profile, settings, costs, stands_in=stands_in)
+    found = step_memory(workload, settings, cluster)
+    return AllocatedTensors(
+        by_phase={str(phase): size for phase, size in found.by_phase.items()},
+        breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
+        basis=Basis.ARITHMETIC,
+        low=costs.memory.arithmetic_low,
+        high=costs.memory.arithmetic_high,
+    )
+
+
+def _is_of_another_stack(
+    profile: Profile, settings: Settings, cluster: Cluster, framework: Framework | FrameworkName
+) -> bool:
+    """Whether what was run is not the code that is asked about.
+
+    Dry runs are of the installed releases, and of FSDP2. A framework without versions asks about
+    what was run.
+    """
+    if isinstance(framework, FrameworkName):
+        return False
+    if framework.fsdp_version == 1 and is_fsdp(settings, cluster):
+        return True
+    ran = profile.versions
+    return any(
+        ran[package] != release and not same_release(ran[package], release)
+        for package, release in framework.versions.items()
+        if package in ran
+    )
+
+
+def _profile_bytes(
+    profile: Profile, settings: Settings, costs: Costs, *, stands_in: bool
+) -> AllocatedTensors:
+    """A dry run's peak; as wide as arithmetic where it stands in for code that was not run."""
+    peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
+    width = "arithmetic" if stands_in else "dry_run"
+    return AllocatedTensors(
+        by_phase={phase: float(size) for phase, size in peak.by_phase.items()},
+        breakdowns={peak.phase: {k: float(v) for k, v in peak.breakdown.items()}},
+        basis=Basis.DRY_RUN,
+        low=costs.memory[f"{width}_low"],
+        high=costs.memory[f"{width}_high"],
+    )

@@ -1,0 +1,43 @@
+"""One probe as programs read it: what was tried and measured, and what follows from it."""
+
+from typing import Any
+
+from tuner.cost.prediction import predict
+from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.planner.timing import speed_of, step_time
+from tuner.quantity import UNKNOWN, Quantity
+from tuner.study import Probe, Study
+
+
+def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
+    """A probe of a study as plain JSON values; of one that is done with outcome, whether it fits on
+    the study's terms, and its step time and speed.
+    """
+    values = probe.as_dict()
+    if probe.measurement is not None:
+        time = step_time_of(study, probe, probe.measurement)
+        values["outcome"] = str(probe.measurement.outcome)
+        values["fits"] = fits(study, probe.measurement)
+        values["step_time_s"] = time.as_dict()
+        values["tokens_per_s_per_gpu"] = speed_of(time, study.question).as_dict()
+    return values
+
+
+def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quantity:
+    """Measured; or of a dry run, which takes no time, predicted."""
+    settings, question = probe.request.settings, study.question
+    if probe.request.fidelity is not Fidelity.PREDICTED:
+        return step_time([measurement], settings.gradient_accumulation_steps)
+    if measurement.memory is None:
+        return UNKNOWN
+    return predict(question.workload, question.cluster, question.framework, settings).step_time_s
+
+
+def fits(study: Study, measurement: Measurement) -> bool | None:
+    """Whether a probe fits on the study's terms; ``None`` when that is not known."""
+    if measurement.outcome is Outcome.OOM:
+        return False
+    if measurement.memory is None:
+        return None
+    needed = measurement.memory.allocated_bytes + measurement.memory.overhead_bytes
+    return needed <= study.terms.limit_bytes(study.question.cluster)
