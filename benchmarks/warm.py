@@ -67,6 +67,7 @@ def row(one: Case, fidelity: Fidelity, cold: Measurement, warm: Measurement) -> 
         "warm_step_s": round(median(times_s(warm)), 4),
         "cold_wall_s": round(cold.wall_s, 2),
         "warm_wall_s": round(warm.wall_s, 2),
+        "saved_s": round(cold.wall_s - warm.wall_s, 2),
         "cold_share": round(sum(times_s(cold)) / cold.wall_s, 3),
         "warm_share": round(sum(times_s(warm)) / warm.wall_s, 3),
     }
@@ -111,11 +112,6 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
             name="measured steps of a warm probe's wall time, median share",
             goal=">= 0.5",
             value=median(r["warm_share"] for r in later),
-        ),
-        Goal(
-            name="warm wall time over cold, median",
-            goal="<= 0.5",
-            value=median(r["warm_wall_s"] / r["cold_wall_s"] for r in later),
         ),
     ]
 
