@@ -6,7 +6,8 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all check format clean
-.PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes bench-extrapolation
+.PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes
+.PHONY: bench-extrapolation bench-gpu evidence
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,9 +46,11 @@ bench: bench-cli bench-predict bench-suggest  ## all benchmarks of this machine
 
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
 	@$(BIN)/python benchmarks/cli.py
+	@$(BIN)/python benchmarks/report.py
 
 bench-predict: $(INSTALLED)  ## how good and how fast predictions are (under 15 minutes)
 	@$(BIN)/python benchmarks/predict.py
+	@$(BIN)/python benchmarks/report.py
 
 bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)
 	@$(BIN)/python benchmarks/cpu_probes.py
@@ -55,9 +58,20 @@ bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares wit
 
 bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (an hour)
 	@$(BIN)/python benchmarks/extrapolation.py
+	@$(BIN)/python benchmarks/report.py
 
 bench-suggest: $(INSTALLED)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py
+	@$(BIN)/python benchmarks/report.py
+
+# A machine that is lent for its GPU has torch, transformers and accelerate, and no $(VENV).
+bench-gpu:  ## evidence from one CUDA GPU: PART=memory, seed, recompute, time, grid or warm (each under 8 minutes)
+	@python=$(or $(wildcard $(BIN)/python),$(PYTHON)); \
+		$$python benchmarks/bench_gpu.py $(or $(PART),all) $(ARGS); code=$$?; \
+		$$python benchmarks/report.py && exit $$code
+
+evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results
+	@$(BIN)/python benchmarks/report.py
 
 bench-warm: $(INSTALLED)  ## probes that share rank processes against those that do not (10 minutes)
 	@$(BIN)/python benchmarks/warm.py

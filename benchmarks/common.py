@@ -1,22 +1,24 @@
-"""What every benchmark shares: its goals, its table, its result file."""
+"""What every benchmark shares: its goals, its table, its result file.
+
+Standard library only: a machine that is lent for its GPU has no more than training needs.
+"""
 
 import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+COMMIT = "BENCH_COMMIT"
+"""Environment variable that names the commit where there is no git."""
 PACKAGES = ("torch", "transformers", "accelerate", "optuna", "sqlalchemy", "typer", "rich")
 
 
@@ -28,12 +30,14 @@ class Goal:
     """What was measured, with its unit."""
     goal: str
     """Such as ``<= 0.3``."""
-    value: float
-    """What was seen."""
+    value: float | None
+    """What was seen; ``None`` where it has not been measured."""
 
     @property
     def met(self) -> bool:
         """Whether the value is what the goal asks for."""
+        if self.value is None:
+            return False
         sign, limit = self.goal.split()
         return self.value <= float(limit) if sign == "<=" else self.value >= float(limit)
 
@@ -50,49 +54,79 @@ def report(
         What was written.
     """
     show(name, rows)
-    show("goals", [{**asdict(goal), "met": goal.met} for goal in goals])
+    judged = as_rows(goals)
+    show("goals", judged)
     result = {
         **described(name),
-        "goals": [{**asdict(goal), "met": goal.met} for goal in goals],
+        "goals": judged,
         "rows": list(rows),
         **(more or {}),
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    write(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
     print(f"written: benchmarks/results/{name}.json")
     return result
 
 
+def as_rows(goals: Iterable[Goal]) -> list[dict[str, Any]]:
+    """Goals with what became of them, as a result file has them."""
+    return [{**asdict(goal), "met": goal.met} for goal in goals]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file at once or not at all, and its folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
 def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table."""
-    Console(width=None if sys.stdout.isatty() else 160).print(_table(title, rows))
+    """Print a table: the first row's keys are its head."""
+    print("\n".join([title, *_table(rows), ""]))
 
 
-def described(name: str) -> dict[str, Any]:
-    """What every file of results begins with: when, of which commit, with which versions, where."""
+def described(name: str, device: str = "") -> dict[str, Any]:
+    """What every file of results begins with: when, of which commit, with which versions, where.
+
+    Args:
+        name: of the benchmark.
+        device: what it ran on; by default this machine's cores.
+    """
     return {
         "name": name,
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": _git("rev-parse", "--short", "HEAD"),
+        "commit": os.environ.get(COMMIT) or _git("rev-parse", "--short", "HEAD") or "unknown",
         "versions": {"python": platform.python_version(), **_versions()},
-        "device": f"cpu, {len(os.sched_getaffinity(0))} cores",
+        "device": device or f"cpu, {len(os.sched_getaffinity(0))} cores",
     }
 
 
-def _table(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
-    rows = list(rows)
-    table = Table(title=title, title_justify="left")
-    for column in rows[0]:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    return table
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table whose columns are as wide as their widest cell."""
+    if not rows:
+        return ["  (no rows)"]
+    cells = [[*rows[0]], *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+    return [f"  {line}" for line in (lines[0], "  ".join("-" * w for w in widths), *lines[1:])]
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _versions() -> dict[str, str]:
-    return {package: metadata.version(package) for package in PACKAGES}
+    """Of the packages that are installed."""
+    found = {}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()

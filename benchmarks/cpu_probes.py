@@ -18,34 +18,22 @@ from typing import Any
 
 import torch
 from common import described
-from probe_cases import Case, cases
+from probe_cases import Case, cases, spec_of
 
 from tuner.machine import usable_cores
 from tuner.measurement import Fidelity, Outcome
-from tuner.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
 from workers.files import log_path, write_spec
 from workers.launchers.base import Job
 from workers.launchers.local import rank_environment
 from workers.probe.orders import SPEC
 from workers.probe.rank import run_rank
 from workers.records import BadRecord, RankRecord, read_records
-from workers.spec import probe_spec
 
 RESULT = Path(__file__).parent / "data" / "cpu_probes.json"
 REPETITIONS = 3
 DEADLINE_S = 180.0
 FEW_STEPS = {"measured_steps": 1, "minimum_steps": 1, "time_budget_s": 0.0, "warmup_steps": 2}
 """Both warm-up steps are tracked: the second is in steady state."""
-
-
-def spec_of(case: Case) -> dict[str, Any]:
-    """The worker's spec of a case, with few steps."""
-    request = ProbeRequest(settings=case.settings, fidelity=Fidelity.MEASURED)
-    probe = Probe(id=1, request=request, state=ProbeState.RUNNING)
-    study = Study(
-        id="st-benchmark", question=case.question, terms=Terms(), state=StudyState.RUNNING
-    )
-    return {**probe_spec(study, probe), **FEW_STEPS}
 
 
 def run_ranks(folder: Path, ranks: int) -> str:
@@ -85,7 +73,7 @@ def measured(case: Case) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_spec(folder, spec_of(case))
+        write_spec(folder, spec_of(case, Fidelity.MEASURED, FEW_STEPS))
         outcome = run_ranks(folder, case.cluster.world_size)
         records = read_records(folder, case.cluster.world_size)
     seconds = round(time.perf_counter() - started, 1)

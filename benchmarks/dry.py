@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,13 +74,16 @@ class Dried:
         return self.refused[_name(row)] if found is None else found.error
 
 
-def dry_run_all(rows: Iterable[Asked], kept: Path | None = None) -> Dried:
+def dry_run_all(
+    rows: Iterable[Asked], kept: Path | None = None, runner: DryRunner | None = None
+) -> Dried:
     """Dry-run every class of the rows, once each.
 
     Args:
         rows: what to dry-run.
         kept: a file of dry runs that are not made again, and to which new ones are added; for
             trying things out, since the program that dry-runs may have changed.
+        runner: the process to ask, if there is one already.
     """
     plans, refused = {}, {}
     for row in rows:
@@ -91,7 +95,7 @@ def dry_run_all(rows: Iterable[Asked], kept: Path | None = None) -> Dried:
     started = time.perf_counter()
     found = {key: one for key, one in _read(kept).items() if key in plans}
     left = [plan for key, plan in plans.items() if key not in found]
-    for number, one in enumerate(_run(left), 1):
+    for number, one in enumerate(_run(left, runner), 1):
         found[one.key] = one
         if kept is not None:
             with kept.open("a") as file:
@@ -108,13 +112,14 @@ def _read(kept: Path | None) -> dict[str, DryRun]:
     return {one.key: one for one in found}
 
 
-def _run(plans: Sequence[DryRunPlan]) -> Iterator[DryRun]:
+def _run(plans: Sequence[DryRunPlan], known_runner: DryRunner | None) -> Iterator[DryRun]:
     """Each class's record as soon as all its depths are there."""
     by_id = {request["id"]: plan for plan in plans for request in plan.requests}
     answers: dict[str, list[Mapping[str, Any]]] = {}
     if not plans:
         return
-    with DryRunner(limit_s=LIMIT_S) as runner:
+    own = DryRunner(limit_s=LIMIT_S) if known_runner is None else nullcontext(known_runner)
+    with own as runner:
         for answer in runner.ask([request for plan in plans for request in plan.requests]):
             plan = by_id[answer["id"]]
             known = answers.setdefault(plan.key, [])

@@ -1,9 +1,10 @@
 """The results in ``docs/prediction.md``: written by the benchmark, so that page and file agree."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import ROOT
+from markdown import between, goals, percent, table
 from sweep_table import WORKLOAD
 
 PAGE = ROOT / "docs" / "prediction.md"
@@ -25,28 +26,8 @@ def filled(text: str, result: Row) -> str:
         ValueError: a marker is missing, or there twice.
     """
     for name, lines in SECTIONS.items():
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-        before, rest = text.split(begin)
-        _, after = rest.split(end)
-        text = before + begin + "\n".join(lines(result)) + "\n" + end + after
+        text = between(text, name, lines(result))
     return text
-
-
-def goals(result: Row) -> list[str]:
-    """Every figure that is held to something."""
-    versions = result["versions"]
-    met = sum(goal["met"] for goal in result["goals"])
-    packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
-    rows = [(g["name"], g["goal"], f"{g['value']:.3g}", _met(g)) for g in result["goals"]]
-    return [
-        f"{result['date']}, {result['device']}, {packages}: {met} of {len(rows)} met.",
-        "",
-        *_table(("figure", "goal", "value", ""), rows),
-    ]
-
-
-def _met(goal: Row) -> str:
-    return "met" if goal["met"] else "**missed**"
 
 
 def sweep(result: Row) -> list[str]:
@@ -54,11 +35,11 @@ def sweep(result: Row) -> list[str]:
     workloads = [row for row in result["rows"] if row["runs"].startswith(WORKLOAD)]
     others = [row for row in result["rows"] if not row["runs"].startswith(WORKLOAD)]
     lost = {row["runs"].removeprefix(WORKLOAD): row["regret_of_fastest"] for row in workloads}
-    named = [f"{name}: {_percent(of)}" for name, of in lost.items() if of > LOST]
+    named = [f"{name}: {percent(of)}" for name, of in lost.items() if of > LOST]
     header = ("runs", "n", "memory, first stage", "worst stage", "inside, first", "worst",
               "tokens/s", "inside", "Spearman, pooled", "by workload", "regret")  # fmt: skip
     return [
-        *_table(header, [_sweep_row(row) for row in others]),
+        *table(header, [_sweep_row(row) for row in others]),
         "",
         f"Of {len(lost)} workloads, the run predicted fastest is more than {LOST:.0%} slower than"
         f" the fastest in {len(named)} ({'; '.join(named)}).",
@@ -72,9 +53,9 @@ def _sweep_row(row: Row) -> tuple[str, ...]:
     return (
         row["runs"],
         str(row["n"]),
-        *(_percent(row[name]) for name in shares),
+        *(percent(row[name]) for name in shares),
         *("" if rank is None else f"{rank:.3f}" for rank in ranks),
-        _percent(row["regret_of_fastest"]),
+        percent(row["regret_of_fastest"]),
     )
 
 
@@ -85,20 +66,20 @@ def stated(result: Row) -> list[str]:
     lines = [
         (row["stated"], row["by"].replace("_", " "),
          *("" if row[name] is None else f"{row[name]:.1f}" for name in sizes),
-         _percent(row["largest_error"]))
+         percent(row["largest_error"]))
         for row in rows
     ]  # fmt: skip
-    return _table(("stated", "by", *sizes, "largest error"), lines)
+    return table(("stated", "by", *sizes, "largest error"), lines)
 
 
 def rivals(result: Row) -> list[str]:
     """Median errors and verdicts, ours and other tools'."""
     header = ("on", "by", "rows", "median error", "largest error", "verdicts")
-    return _table(header, [_rival(row) for row in result["rivals"]])
+    return table(header, [_rival(row) for row in result["rivals"]])
 
 
 def _rival(row: Row) -> tuple[str, ...]:
-    errors = (_percent(row["median_error"]), _percent(row["largest_error"]))
+    errors = (percent(row["median_error"]), percent(row["largest_error"]))
     return (row["on"], row["by"], str(row["n"]), *errors, _verdicts(row))
 
 
@@ -107,15 +88,6 @@ def _verdicts(row: Row) -> str:
     if accuracy is None:
         return ""
     return f"{row['verdicts_right']} (balanced accuracy {accuracy:.2f})"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.3g}%"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 SECTIONS: Mapping[str, Callable[[Row], list[str]]] = {

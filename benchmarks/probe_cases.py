@@ -3,6 +3,7 @@
 Each line is a case; what it leaves out has the default of :class:`Case`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
 from tuner.framework import Framework, framework
+from tuner.measurement import Fidelity
 from tuner.model import ModelConfig, read_model_config
 from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings
-from tuner.study import Question
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
+from workers.spec import probe_spec
 
 MOE = {
     "model_type": "mixtral",
@@ -29,6 +32,18 @@ MOE = {
     "max_position_embeddings": 512,
 }
 """A mixture of experts that is small: 14 million parameters, 9.4 of them in experts."""
+
+TINY = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+}
+"""A model that takes a moment: for trying out how something is run."""
 
 CASES = """
 stories15m  cpu:2  sharding=ddp
@@ -158,10 +173,36 @@ def case(line: str) -> Case:
     return Case(text=" ".join(line.split()), workload=workload, cluster=cluster, settings=legal)
 
 
+def spec_of(
+    case: Case,
+    fidelity: Fidelity,
+    steps: Mapping[str, Any],
+    *,
+    counts: tuple[int, ...] = (),
+    limit_bytes: int | None = None,
+) -> dict[str, Any]:
+    """The spec with which a worker would probe a case, but for its number of steps.
+
+    Args:
+        case: what to probe.
+        fidelity: measured or emulated.
+        steps: fields of the spec that say how many steps are run.
+        counts: accumulation counts that are run; by default the settings' own.
+        limit_bytes: what one rank may allocate.
+    """
+    request = ProbeRequest(settings=case.settings, fidelity=fidelity, accumulation_counts=counts)
+    probe = Probe(id=1, request=request, state=ProbeState.RUNNING, memory_limit_bytes=limit_bytes)
+    study = Study(
+        id="st-benchmark", question=case.question, terms=Terms(), state=StudyState.RUNNING
+    )
+    return {**probe_spec(study, probe), **steps}
+
+
 def _question(workload: Workload, cluster: Cluster) -> Question:
     return Question(workload=workload, cluster=cluster, framework=framework("torch"))
 
 
 @cache
 def _model(name: str) -> ModelConfig:
-    return read_model_config(MOE, "moe") if name == "moe" else read(name)
+    own = {"moe": MOE, "tiny": TINY}
+    return read_model_config(own[name], name) if name in own else read(name)

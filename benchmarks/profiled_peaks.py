@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common import described
-from cpu_probes import spec_of
-from probe_cases import Case, profiled_cases
+from cpu_probes import FEW_STEPS
+from probe_cases import Case, profiled_cases, spec_of
 
+from tuner.measurement import Fidelity
 from workers.files import write_spec
 from workers.launchers.base import Job
 from workers.launchers.local import rank_environment
@@ -35,7 +36,7 @@ def measured(case: Case) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder, ranks = Path(name), case.cluster.world_size
-        write_spec(folder, spec_of(case))
+        write_spec(folder, spec_of(case, Fidelity.MEASURED, FEW_STEPS))
         argv = (sys.executable, "-P", str(HERE / "profiled_rank.py"), str(folder))
         job = Job(argv=argv, directory=folder, ranks=ranks, device="cpu", deadline_s=DEADLINE_S)
         started = [

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from common import show
 
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
@@ -121,13 +120,7 @@ def rows() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print it."""
-    table = Table(title="step times against published figures", title_justify="left")
-    found = rows()
-    for column in found[0]:
-        table.add_column(column)
-    for line in found:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in line.values()))
-    Console(width=160).print(table)
+    show("step times against published figures", rows())
 
 
 if __name__ == "__main__":

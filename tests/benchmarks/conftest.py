@@ -15,9 +15,15 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
     """Import a module of the benchmarks; none of them stays behind."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    own = {path.stem for path in BENCHMARKS.glob("*.py")}
-    for name in own & sys.modules.keys():
-        monkeypatch.delitem(sys.modules, name)
+    own = {path.stem for path in BENCHMARKS.glob("*.py")} | {
+        path.parent.name for path in BENCHMARKS.glob("*/__init__.py")
+    }
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if _top(name) in own}
     yield importlib.import_module
-    for name in own & sys.modules.keys():
+    for name in [name for name in sys.modules if _top(name) in own]:
         del sys.modules[name]
+    sys.modules.update(before)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]

@@ -31,11 +31,27 @@ _LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 _ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
 
 
-def sharded_step_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
-    """Seconds of an optimizer step; rates of GPU and links must be known."""
+def sharded_step_s(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    alone: bool = False,
+) -> float:
+    """Seconds of an optimizer step; rates of GPU and links must be known.
+
+    Args:
+        workload: what is trained.
+        settings: legal ones.
+        cluster: where.
+        costs: constants.
+        alone: whether nothing is sent: what is left is the computing of one GPU, as an emulated
+            rank shows it.
+    """
     sizes = axis_sizes(settings, cluster)
     collectives = step_collectives(workload, settings, cluster)
-    links = link_seconds(collectives, sizes, cluster, costs)
+    links = LinkSeconds() if alone else link_seconds(collectives, sizes, cluster, costs)
     if settings.cpu_offload:
         links = _with_offload(links, workload, settings, sizes, cluster)
     passed = passes_s(

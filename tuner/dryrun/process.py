@@ -37,6 +37,8 @@ DROPPED = frozenset(
 """More of them."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
 """A model is built from its configuration; nothing is ever fetched."""
+NO_DEVICE = {"CUDA_VISIBLE_DEVICES": ""}
+"""No dry run needs one: it neither takes memory beside a probe, nor follows other code with one."""
 
 
 class StoppedError(Exception):
@@ -227,4 +229,10 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
         for name, value in inherited.items()
         if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
     }
-    return {**kept, **OFFLINE, "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}
+    return {
+        **kept,
+        **OFFLINE,
+        **NO_DEVICE,
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONFAULTHANDLER": "1",
+    }

@@ -1,0 +1,32 @@
+"""Evidence from one GPU: ``make bench-gpu PART=memory|seed|recompute|time|grid|warm``.
+
+One CUDA device plays rank 0 of 8 or 64, through the product's own launcher and probe program, and
+what it shows is kept beside what is predicted of it in ``benchmarks/results/GPU.json``. Each
+part takes less than 8 minutes; what is left then is done when it is called again, and nothing is
+done twice. Without a part all of them are run, the most telling first.
+
+It needs torch, transformers and accelerate, and nothing has to be installed of this project:
+``python benchmarks/bench_gpu.py memory`` runs from a copy of the repository. Where there is no git,
+``BENCH_COMMIT`` names the commit. ``--device cpu --reduced --out FILE`` runs every part in small,
+on tiny models, and ``--device cuda --reduced --out FILE`` tries a GPU out in some minutes.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    """Run parts; the exit code. Ranks find the project by the path as this process does."""
+    sys.path.insert(0, str(ROOT))
+    known = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    os.environ["PYTHONPATH"] = os.pathsep.join(known)
+    from gpu.program import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

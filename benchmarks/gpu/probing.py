@@ -1,0 +1,92 @@
+"""One emulated probe, with the product's own parts: spec, launcher, records, prices."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from probe_cases import spec_of
+
+from gpu.cases import GpuCase, Way
+from tuner.dryrun import dry_run_versions
+from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
+from tuner.errors import UsageError
+from tuner.here import stands_in, why_not_emulated
+from tuner.measurement import Fidelity, Measurement
+from tuner.workload import Optimizer
+from workers.emulation import with_communication
+from workers.knobs import check_knobs
+from workers.measure import kind_of
+from workers.records import RankEmulation, RankRecord
+from workers.warm import WarmRanks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """What a probe found."""
+
+    measurement: Measurement
+    """As a worker records it."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Median seconds of each phase of a timed step, copies in the place of gathers with it."""
+    copies_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of those copies, by phase, where the step waits for them."""
+
+
+def why_not_here(found: GpuCase) -> str:
+    """Why this machine cannot run a case; empty if it can."""
+    workload = found.case.workload
+    if workload.optimizer is Optimizer.ADAMW_8BIT and EIGHT_BIT_PACKAGE not in dry_run_versions():
+        return f"{EIGHT_BIT_PACKAGE} is not installed here"
+    try:
+        return why_not_emulated(found.case.cluster)
+    except UsageError as error:
+        return str(error)
+
+
+@contextmanager
+def prober(way: Way) -> Iterator[Callable[[GpuCase, float], Probed]]:
+    """Runs cases as rank 0 alone, in a process of its own each, or in one that stays.
+
+    What it yields takes a case, and seconds after which it is ended with the outcome timeout.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-gpu-") as name,
+        WarmRanks(folder=Path(name).resolve(), keep=way is Way.WARM) as ranks,
+    ):
+        yield lambda found, deadline_s: _probe(found, ranks, deadline_s)
+
+
+def _probe(found: GpuCase, ranks: WarmRanks, deadline_s: float) -> Probed:
+    case = found.case
+    spec = spec_of(
+        case, Fidelity.EMULATED, found.steps, counts=found.counts, limit_bytes=found.limit_bytes
+    )
+    kind = kind_of(case.cluster, Fidelity.EMULATED)
+    probed = ranks.measure(kind, spec, deadline_s=deadline_s, pause=_pause)
+    first = probed.records[0] if probed.records else None
+    alone = first.emulation if isinstance(first, RankRecord) else None
+    priced = with_communication(
+        probed.measurement, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
+    )
+    checked = check_knobs(case.question, case.settings, priced)
+    return Probed(measurement=checked, **_typical(alone))
+
+
+def _pause(seconds: float) -> str:
+    """Nothing but the deadline ends a probe."""
+    time.sleep(seconds)
+    return ""
+
+
+def _typical(alone: RankEmulation | None) -> dict[str, Mapping[str, float]]:
+    """Phases and copies at the largest count that was run."""
+    if alone is None:
+        return {}
+    count = max(alone.phase_times_s)
+    steps = alone.phase_times_s[count]
+    phases = {name: median(step.get(name, 0.0) for step in steps) for name in steps[0]}
+    return {"phases_s": phases, "copies_s": dict(alone.copies_s[count])}

@@ -1,0 +1,162 @@
+"""A row: what a case showed, beside what is predicted of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from dry import Dried
+
+from gpu.calibration import Rates
+from gpu.cases import GpuCase
+from gpu.probing import Probed
+from tuner.cost.constants import default_costs
+from tuner.cost.prediction import Prediction, predict
+from tuner.cost.sharded_time import sharded_step_s
+from tuner.cost.step_time import missing_rate
+from tuner.measurement import Measurement, Outcome
+from tuner.settings import Settings
+
+NOT_RUN = "not_run"
+"""In the place of an outcome: nothing was tried, and it is tried when there is another chance."""
+LEFT_OUT = ("versions", "losses", "gradient_norms", "log_tails", "dry_run")
+"""Of measurements: what the file's head says, and what means nothing of a rank alone."""
+LAST_WORDS = 400
+"""Characters of the log of a probe that failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A case with all that came of it."""
+
+    found: GpuCase
+    """The case."""
+    probed: Probed | None
+    """What its probe found; ``None`` where there was none."""
+    why_not: str = ""
+    """Why there was none."""
+    dried: Dried | None = None
+    """The dry runs of its class; ``None`` where none were asked for."""
+    rates: Rates | None = None
+    """Measured rates of the card; ``None`` where there are none."""
+    wall_s: float = 0.0
+    """Seconds that the whole case took, with its dry runs."""
+
+
+def row_of(tried: Tried, commit: str) -> dict[str, Any]:
+    """The row, as JSON values."""
+    found, case = tried.found, tried.found.case
+    workload = case.workload.as_dict()
+    del workload["model"]
+    return {
+        "key": found.key,
+        "part": str(found.part),
+        "way": str(found.way),
+        "model": case.workload.model.name,
+        "cluster": case.cluster.name,
+        "settings": case.settings.as_dict(),
+        "workload": workload,
+        "repetition": found.repetition,
+        "limit_bytes": found.limit_bytes,
+        "published": dict(found.published),
+        **_shown(tried),
+        "predicted": _predicted(tried),
+        "computing": _computing(tried),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit,
+        "case_s": round(tried.wall_s, 2),
+    }
+
+
+def measurement_of(row: Mapping[str, Any]) -> Measurement:
+    """The measurement that a row keeps, as a replay of its probe would record it."""
+    return Measurement.from_dict(row["measurement"])
+
+
+def replay_table(rows: list[Mapping[str, Any]]) -> dict[Settings, Measurement]:
+    """What each settings of the grid showed: a planner that asks for it need not run it."""
+    kept = [row for row in rows if row["part"] == "grid" and row["measurement"]]
+    return {Settings.from_dict(row["settings"]): measurement_of(row) for row in kept}
+
+
+def _shown(tried: Tried) -> dict[str, Any]:
+    if tried.probed is None:
+        return {"outcome": NOT_RUN, "detail": tried.why_not, "measurement": None,
+                "phases_s": {}, "copies_s": {}}  # fmt: skip
+    measurement = tried.probed.measurement
+    kept = {k: v for k, v in measurement.as_dict().items() if k not in LEFT_OUT}
+    tails = "\n".join(measurement.log_tails.values())
+    return {
+        "outcome": str(measurement.outcome),
+        "detail": measurement.detail,
+        **({} if measurement.outcome is Outcome.OK else {"log": tails[-LAST_WORDS:]}),
+        "measurement": kept,
+        "phases_s": dict(tried.probed.phases_s),
+        "copies_s": dict(tried.probed.copies_s),
+    }
+
+
+def _predicted(tried: Tried) -> dict[str, Any]:
+    """By dry run, where there was one, and by arithmetic."""
+    told: dict[str, Any] = {"arithmetic": _told(tried, _predict(tried, None))}
+    if tried.dried is None:
+        return {"dry_run": None, "why_not_dry_run": "not asked for", **told}
+    dry_run = tried.dried.of(tried.found.case)
+    profile = dry_run.profile if dry_run else None
+    return {
+        "dry_run": _told(tried, _predict(tried, profile)) if profile else None,
+        "why_not_dry_run": tried.dried.why_not(tried.found.case),
+        **told,
+    }
+
+
+def _predict(tried: Tried, profile: Any) -> Prediction:
+    """Without headroom: the allocator leaves none either."""
+    found, case = tried.found, tried.found.case
+    return predict(
+        case.workload, case.cluster, case.framework, case.settings,
+        headroom=0.0, limit_bytes=found.limit_bytes, profile=profile,
+    )  # fmt: skip
+
+
+def _told(tried: Tried, prediction: Prediction) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "allocated_bytes": prediction.allocated_bytes.as_dict(),
+        "reserved_bytes": prediction.reserved_bytes.as_dict(),
+        "device_bytes": prediction.device_bytes.as_dict(),
+        "by_phase": dict(prediction.by_phase),
+        "step_time_s": prediction.step_time_s.as_dict(),
+        "fits": prediction.fits,
+    }
+    memory = tried.probed.measurement.memory if tried.probed else None
+    if memory is not None:
+        value = prediction.allocated_bytes.value or 0.0
+        told["error"] = value / memory.allocated_bytes - 1
+    return told
+
+
+def _computing(tried: Tried) -> dict[str, float | None]:
+    """Seconds that a step computes: measured, and predicted by the rates that there are."""
+    rates = tried.rates
+    return {
+        "measured_s": _measured_s(tried),
+        "catalogue_s": _catalogue_s(tried.found),
+        "calibrated_s": rates.computing_s(tried.found.case) if rates else None,
+    }
+
+
+def _measured_s(tried: Tried) -> float | None:
+    """At the settings' own accumulation, where that was run."""
+    emulation = tried.probed.measurement.emulation if tried.probed else None
+    count = tried.found.case.settings.gradient_accumulation_steps
+    if emulation is None or count not in emulation.compute_s:
+        return None
+    return median(emulation.compute_s[count])
+
+
+def _catalogue_s(found: GpuCase) -> float | None:
+    case = found.case
+    if missing_rate(case.workload, case.settings, case.cluster, piped=False):
+        return None
+    return sharded_step_s(case.workload, case.settings, case.cluster, default_costs(), alone=True)

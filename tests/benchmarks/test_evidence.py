@@ -1,0 +1,114 @@
+"""The page of evidence says what the result files hold, and what was not measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.gpu_rows import SETTINGS, measurement, no_memory, row, told
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def report(benchmark):
+    return benchmark("report")
+
+
+def card(benchmark, rows: list) -> dict:
+    goals, common = benchmark("gpu.goals"), benchmark("common")
+    runs = [{"part": "memory", "rows": len(rows), "wall_s": 400.0}]
+    return {
+        "name": "h200", "date": "2026-01-01", "commit": "abc1234", "device": "NVIDIA H200",
+        "versions": {"torch": "2.11.0", "transformers": "5.17.0"},
+        "goals": common.as_rows(goals.goals(rows, runs)), "runs": runs, "rows": rows,
+    }  # fmt: skip
+
+
+def test_the_committed_page_is_made_of_the_committed_results(report):
+    committed = report.PAGE.read_text(encoding="utf-8")
+    assert report.rendered(committed, report.results()) == committed, "run make evidence"
+
+
+def test_the_committed_pictures_are_too(report):
+    for name, text in report.pictures(report.results()).items():
+        assert (report.PAGE.parent / name).read_text(encoding="utf-8") == text, "run make evidence"
+
+
+def test_every_result_is_in_the_overview(benchmark):
+    path = ROOT / "benchmarks" / "results" / "cli.json"
+    (line,) = benchmark("evidence").overview([json.loads(path.read_text())])[2:]
+    assert line.startswith("| cli | ")
+    assert line.endswith("| 2 of 2 |")
+
+
+def test_without_a_card_every_figure_is_said_to_be_unknown(benchmark):
+    text = "\n".join(benchmark("evidence").cards([]))
+    assert "No card has been measured" in text
+    for goal in benchmark("gpu.goals").goals([], []):
+        assert f"| {goal.name} | {goal.goal} | not measured |" in text
+
+
+def test_parts_that_were_not_run_are_said_to_be_so(benchmark):
+    text = "\n".join(benchmark("evidence").cards([card(benchmark, [row("memory", "a")])]))
+    assert text.count("Not measured.") == 5
+    assert "| grid: settings kept | >= 80 |  | not measured |" in text
+
+
+def test_peaks_are_shown_by_model_and_the_worst_by_name(benchmark):
+    rows = [
+        row("memory", str(n), predicted={"dry_run": told(1, n / 100), "arithmetic": told(1, 0.0)})
+        for n in range(8)
+    ]
+    rows.append(no_memory("memory", "x"))
+    text = "\n".join(benchmark("evidence").cards([card(benchmark, rows)]))
+    assert "| llama-3.2-1b | 9 | 8 | 3.5% | 7% | 0% | 0% |" in text
+    worst = text.split("The five furthest off:")[1].split("####")[0]
+    assert [f"| {n}% |" in worst for n in (7, 6, 5, 4, 3, 2)] == [True] * 5 + [False]
+
+
+def test_the_issue_is_shown_with_its_evidence_and_wrong_verdicts_stand_out(benchmark):
+    fits = {"fits": True, "gib": 55.0}
+    wrong = {"dry_run": told(1024, 0.0, fits=False), "arithmetic": told(1024, 0.0)}
+    rows = [
+        row("seed", "right", published=fits),
+        no_memory("seed", "wrong", published=fits, predicted=wrong),
+        no_memory("seed", "too large", published={"fits": False, "gib": None}, predicted=wrong),
+    ]
+    text = "\n".join(benchmark("evidence").cards([card(benchmark, rows)]))
+    assert "| right | 55 | ok | 0.98 | 0.98, fits | 0.99, fits |" in text
+    wrong_row = (
+        "| wrong | 55 | **oom** | > 0.99 in backward | **1.00, does not fit** | 1.00, fits |"
+    )
+    assert wrong_row in text
+    assert "| too large | out of memory | oom | > 0.99 in backward | 1.00, does not fit |" in text
+
+
+def test_all_parts_of_a_card_are_shown(benchmark):
+    on = {**SETTINGS, "tp_size": 4, "tp_recompute_allgather": True}
+    rows = [
+        row("recompute", "kept", settings={**on, "tp_recompute_allgather": False}),
+        row("recompute", "again", settings=on, measurement=measurement(488, [0.2], 0.0, 9.0)),
+        row("time", "a"),
+        row("grid", "a"), no_memory("grid", "b"),
+        row("warm", "", key="warm cold x #0"),
+        row("warm", "", key="warm warm x #0", way="warm",
+            measurement=measurement(1001, [0.5], 0.0, 2.0)),
+    ]  # fmt: skip
+    text = "\n".join(benchmark("evidence").cards([card(benchmark, rows)]))
+    assert "| 4 | 1 | 0.98 | 0.48 | 0.50 | 100% | 66.7% |" in text
+    assert "Median error: 20% with the catalogue's rates, not measured after calibration." in text
+    assert "llama-3.2-1b on 8xh200, 2 settings: 1 ok, 1 oom." in text
+    assert "| llama-3.2-1b | warm | 1 | 2 | 25% |" in text
+    assert "0.1% of peak allocated" in text
+
+
+def test_a_card_has_its_picture(benchmark):
+    evidence = benchmark("evidence")
+    rows = [row("memory", "a"), row("memory", "b", model="other"), row("time", "a")]
+    shown = card(benchmark, rows)
+    text = evidence.picture(shown)
+    assert text.count("<circle") == 3 + 3  # points, and a mark of each in the legends
+    assert "Peak allocated, dry run" in text
+    assert "Computing of a step" in text
+    assert evidence.picture(card(benchmark, [row("grid", "a")])) == ""

@@ -1,0 +1,93 @@
+"""The GPU benchmark as it is run on a lent machine, in small, on CPU ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = ("sqlalchemy", "alembic", "optuna", "typer", "rich", "fastapi", "uvicorn", "pydantic",
+           "platformdirs", "torchao", "pytest")  # fmt: skip
+"""Of our dependencies, what a machine with torch, transformers and accelerate need not have."""
+HIDE = f"""
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in {MISSING!r} else find(name, path, target)
+PathFinder.find_spec = find_spec
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program as on that machine: not installed, started from elsewhere, without git."""
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "BENCH_COMMIT": "abc1234"}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), *arguments],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+
+
+def reduced(tmp_path: Path, part: str) -> subprocess.CompletedProcess[str]:
+    out = str(tmp_path / "cpu.json")
+    return run(tmp_path, part, "--device", "cpu", "--reduced", "--out", out)
+
+
+def read(tmp_path: Path) -> dict:
+    return json.loads((tmp_path / "cpu.json").read_text())
+
+
+def test_a_part_runs_with_torch_transformers_and_accelerate_alone(tmp_path):
+    done = reduced(tmp_path, "time")
+    assert done.returncode == 0, done.stderr
+    found = read(tmp_path)
+    assert found["commit"] == "abc1234"
+    (row,) = found["rows"]
+    assert (row["part"], row["outcome"], row["cluster"]) == ("time", "ok", "cpu:8")
+    assert row["computing"]["measured_s"] > 0
+    assert row["measurement"]["emulation"]["collectives"]["2"]
+    assert {"forward", "backward", "optimizer"} <= row["phases_s"].keys()
+
+    again = reduced(tmp_path, "time")  # nothing is left, so nothing is run
+    assert "time: done" in again.stdout
+    assert read(tmp_path)["rows"] == [row]
+
+
+@pytest.mark.slow
+def test_all_parts_run_in_small(tmp_path):
+    done = reduced(tmp_path, "all")
+    assert done.returncode == 0, done.stderr
+    rows = read(tmp_path)["rows"]
+    by_part = {part: [row for row in rows if row["part"] == part]
+               for part in ("memory", "seed", "recompute", "time", "grid", "warm")}  # fmt: skip
+    assert all(by_part.values())
+    for row in by_part["memory"] + by_part["recompute"]:
+        assert row["outcome"] == "ok"
+        assert abs(row["predicted"]["dry_run"]["error"]) < 0.01
+    fits, does_not = by_part["seed"]
+    assert (fits["outcome"], does_not["outcome"]) == ("ok", "oom")
+    assert does_not["measurement"]["oom"]["limit_bytes"] == does_not["limit_bytes"]
+    kept, again = (row["measurement"]["collectives"] for row in by_part["recompute"])
+    assert kept != again  # the knob acted
+    assert [row["way"] for row in by_part["warm"]] == ["cold", "cold", "warm", "warm"]
+    sizes = [row["measurement"]["memory"]["allocated_bytes"] for row in by_part["warm"]]
+    assert sizes[2:] == pytest.approx(sizes[:2], rel=0.01)
+
+
+def test_without_a_gpu_it_says_so(tmp_path):
+    environment = {**os.environ, "PATH": ""}  # no nvidia-smi
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), "memory"],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "nvidia-smi shows no GPU here" in done.stderr
+
+
+def test_a_cpu_makes_no_result_of_a_card(tmp_path):
+    done = run(tmp_path, "memory", "--device", "cpu", "--reduced")
+    assert done.returncode == 2
+    assert "--out is needed" in done.stderr

@@ -1,0 +1,132 @@
+"""Parts end in their time, and go on where they stopped."""
+
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tuner.cluster import Device
+from tuner.measurement import Measurement, Outcome
+
+
+@pytest.fixture
+def started(benchmark, tmp_path, monkeypatch):
+    """A run of a part, with a stand-in for probing."""
+    program, place = benchmark("gpu.program"), benchmark("gpu.place")
+    monkeypatch.setattr(program, "why_not_here", lambda found: "")
+    here = place.Place(device=Device.CUDA, gpu="h200", title="x", reduced=True)
+    file = benchmark("gpu.file").ResultFile(tmp_path / "x.json", "h200", "x")
+
+    def make(part: str, left_s: float, outcome: Outcome = Outcome.CRASHED):
+        seen: list[str] = []
+
+        def probe(found, deadline_s):
+            seen.append(found.key)
+            probed = benchmark("gpu.probing").Probed
+            return probed(measurement=Measurement(outcome=outcome))
+
+        @contextmanager
+        def prober(way):
+            yield probe
+
+        run = program.Run(
+            part=benchmark("gpu.cases").Part(part),
+            place=here,
+            file=file,
+            until=time.monotonic() + left_s,
+            dry_runs=None,
+            prober=prober,
+        )
+        return run, seen
+
+    return make
+
+
+@pytest.fixture
+def run_part(benchmark):
+    return benchmark("gpu.program").run_part
+
+
+def test_a_part_that_is_done_is_not_run_again(started, run_part):
+    run, seen = started("grid", 100.0)
+    assert run_part(run) == 0
+    assert len(seen) == 2
+    assert run_part(run) == 0
+    assert len(seen) == 2
+    assert [one["rows"] for one in run.file.runs] == [2, 0]
+
+
+def test_no_case_is_started_that_cannot_end_in_time(started, run_part):
+    run, seen = started("grid", 10.0)
+    run.file.add({"key": "earlier", "part": "grid", "model": "tiny", "outcome": "ok",
+                  "case_s": 9.0})  # fmt: skip
+    assert run_part(run) == 2
+    assert seen == []
+    longer, seen = started("grid", 100.0)
+    assert run_part(longer) == 0
+    assert len(seen) == 2
+
+
+def test_the_end_of_time_says_nothing_of_a_case(started, run_part):
+    run, seen = started("grid", 5.0, Outcome.TIMEOUT)
+    assert run_part(run) == 2
+    assert len(seen) == 1
+    assert run.file.rows == []
+
+
+def test_a_probe_that_hangs_is_kept_as_such(started, run_part):
+    run, _ = started("grid", 500.0, Outcome.TIMEOUT)
+    assert run_part(run) == 0
+    assert {row["outcome"] for row in run.file.rows} == {"timeout"}
+
+
+def test_one_process_is_kept_warm_for_all_cases_of_that_way(started, run_part):
+    run, seen = started("warm", 100.0)
+    assert run_part(run) == 0
+    assert [key.split()[1] for key in seen] == ["cold", "cold", "warm", "warm"]
+
+
+def test_dry_runs_that_do_not_end_in_time_leave_the_case_for_the_next_run(
+    started, run_part, benchmark
+):
+    from concurrent.futures import Future
+
+    class Never:
+        def of(self, found):
+            return Future()
+
+    run, seen = started("memory", 0.5)
+    assert run_part(replace(run, dry_runs=Never())) == 2
+    assert len(seen) == 1
+    assert run.file.rows == []
+
+
+def test_rates_are_measured_once_for_the_part_about_time(started, run_part, benchmark, monkeypatch):
+    asked = []
+
+    class Rates:
+        def computing_s(self, case):
+            return 2.0
+
+        def as_dict(self):
+            return {"flops_per_s": 1e12}
+
+    def calibration(place, kept):
+        asked.append(kept)
+        return Rates()
+
+    monkeypatch.setattr(benchmark("gpu.program"), "calibration", calibration)
+    run, _ = started("grid", 100.0)
+    run_part(run)
+    assert asked == []
+    run, _ = started("time", 100.0)
+    assert run_part(run) == 0
+    assert asked == [None]
+    assert run.file.rates == {"flops_per_s": 1e12}
+    assert [row["computing"]["calibrated_s"] for row in run.file.rows if row["part"] == "time"] == [
+        2.0
+    ]
+    run.file.rows.clear()
+    assert run_part(run) == 0
+    assert asked == [None, {"flops_per_s": 1e12}]
