@@ -47,14 +47,10 @@ def _pause(seconds: float) -> str:
     return ""
 
 
-def measured_s(found: Measurement) -> float:
-    """Seconds of the steps whose time was taken."""
-    return sum(sum(times) for times in found.step_times_s.values())
-
-
-def step_s(found: Measurement) -> float:
-    """The median step."""
-    return median(next(iter(found.step_times_s.values())))
+def times_s(found: Measurement) -> list[float]:
+    """Seconds of each step whose time was taken; computed ones, where nothing is sent."""
+    by_count = found.emulation.compute_s if found.emulation else found.step_times_s
+    return [seconds for times in by_count.values() for seconds in times]
 
 
 def row(one: Case, fidelity: Fidelity, cold: Measurement, warm: Measurement) -> dict[str, Any]:
@@ -66,14 +62,24 @@ def row(one: Case, fidelity: Fidelity, cold: Measurement, warm: Measurement) -> 
         "fidelity": str(fidelity),
         "cold_peak_bytes": cold.memory.allocated_bytes,
         "warm_peak_bytes": warm.memory.allocated_bytes,
-        "same_losses": cold.losses == warm.losses and cold.gradient_norms == warm.gradient_norms,
-        "cold_step_s": round(step_s(cold), 4),
-        "warm_step_s": round(step_s(warm), 4),
+        "same_losses": _same_losses(cold, warm),
+        "cold_step_s": round(median(times_s(cold)), 4),
+        "warm_step_s": round(median(times_s(warm)), 4),
         "cold_wall_s": round(cold.wall_s, 2),
         "warm_wall_s": round(warm.wall_s, 2),
-        "cold_share": round(measured_s(cold) / cold.wall_s, 3),
-        "warm_share": round(measured_s(warm) / warm.wall_s, 3),
+        "saved_s": round(cold.wall_s - warm.wall_s, 2),
+        "cold_share": round(sum(times_s(cold)) / cold.wall_s, 3),
+        "warm_share": round(sum(times_s(warm)) / warm.wall_s, 3),
     }
+
+
+def _same_losses(cold: Measurement, warm: Measurement) -> bool | None:
+    """Whether losses and gradient norms are equal to the bit; ``None`` where there are none."""
+    if not cold.losses:
+        return None
+    steps = min(len(cold.losses), len(warm.losses))  # time decides how many are taken
+    same = cold.losses[:steps] == warm.losses[:steps]
+    return same and cold.gradient_norms == warm.gradient_norms
 
 
 def compared(wanted: Sequence[Case], fidelity: Fidelity, folder: Path) -> list[dict[str, Any]]:
@@ -96,9 +102,9 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
     return [
         Goal(name="largest difference of peak memory", goal="<= 0.01", value=memory),
         Goal(
-            name="share of probes with the same losses and norms",
+            name="all losses and gradient norms the same to the bit (1: yes)",
             goal=">= 1",
-            value=sum(r["same_losses"] for r in rows) / len(rows),
+            value=float(all(r["same_losses"] is not False for r in rows)),
         ),
         Goal(name="warm step over cold step, median", goal="<= 1.05", value=steps),
         Goal(name="warm step over cold step, median ", goal=">= 0.95", value=steps),
@@ -106,11 +112,6 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
             name="measured steps of a warm probe's wall time, median share",
             goal=">= 0.5",
             value=median(r["warm_share"] for r in later),
-        ),
-        Goal(
-            name="warm wall time over cold, median",
-            goal="<= 0.5",
-            value=median(r["warm_wall_s"] / r["cold_wall_s"] for r in later),
         ),
     ]
 

@@ -35,10 +35,11 @@ def test_bad_usage(words):
     assert "usage" in ended.stderr
 
 
-def test_a_finished_study_needs_no_work(store, question):
+@pytest.mark.parametrize("words", [[], ["--cold"]])
+def test_a_finished_study_needs_no_work(store, question, words):
     study = store.ask(question, Terms())
     assert store.move(study.id, StudyState.CANCELLED, "by a test")
-    ended = run("--db", store.url, "--study", study.id)
+    ended = run("--db", store.url, "--study", study.id, *words)
     assert ended.returncode == 0
     assert "the study is cancelled: by a test" in ended.stderr
 
