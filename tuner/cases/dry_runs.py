@@ -217,6 +217,8 @@ _NOTHING = Finding()
 
 
 def _finding(dry_run: DryRun) -> Finding:
+    if not dry_run.is_kept:
+        return Finding(accident=f"the dry run did not end well: {dry_run.error}")
     if dry_run.error:
         return Finding(error=f"the dry run of these settings failed: {dry_run.error}")
     return Finding(profile=dry_run.profile, versions=dry_run.versions)

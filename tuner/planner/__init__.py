@@ -7,7 +7,7 @@ under today's memory limit, and decides; whoever calls it enters the decision in
 from tuner.planner.answer import answer
 from tuner.planner.next import next_probe
 from tuner.planner.plans import Stop, Wait
-from tuner.planner.predicted import has_predicted_answer, what_is_needed
+from tuner.planner.predicted import has_predicted_answer, what_is_needed, why_no_speed
 from tuner.planner.probes import fits, probe_as_dict
 from tuner.planner.timing import speed_of, step_time
 
@@ -22,4 +22,5 @@ __all__ = [
     "speed_of",
     "step_time",
     "what_is_needed",
+    "why_no_speed",
 ]
