@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from tuner.cases.answers import Finding
 from tuner.cases.reading import Case
+from tuner.cost.coverage import uncovered_settings
 from tuner.dryrun import (
     DryRun,
     DryRunner,
@@ -249,6 +250,8 @@ class _Plans:
     def _planned(self, case: Case, settings: Settings) -> DryRunPlan | str:
         question = case.question
         workload, cluster, framework = question.workload, question.cluster, question.framework
+        if reason := uncovered_settings(workload, framework, cluster, settings):
+            return reason
         # What is not installed counts as stated: such dry runs may be kept, though none is made.
         versions = {**framework.versions, **self.versions}
         try:

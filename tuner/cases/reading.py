@@ -94,7 +94,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
     if isinstance(workload, NotCoveredError) or isinstance(cluster, NotCoveredError):
         raise NotCoveredError("; ".join(missing))
     assert not isinstance(stack, NotCoveredError)
-    if reason := uncovered(workload, stack, cluster):
+    if reason := uncovered(workload, stack):
         raise NotCoveredError(reason)
     question = Question(workload=workload, cluster=cluster, framework=stack)
     settings, changed = canonical(question, written, given)
