@@ -147,7 +147,12 @@ def measurement_of(
     """
     profile = dry_run.profile
     if profile is None:
-        return Measurement(outcome=_outcome(dry_run), detail=dry_run.error, wall_s=wall_s)
+        return Measurement(
+            outcome=_outcome(dry_run),
+            detail=_detail(dry_run),
+            wall_s=wall_s,
+            dry_run=dry_run.key if dry_run.is_kept else "",
+        )
     count = settings.gradient_accumulation_steps
     return Measurement(
         outcome=Outcome.OK,
@@ -165,6 +170,12 @@ def _outcome(dry_run: DryRun) -> Outcome:
     if dry_run.is_late:
         return Outcome.TIMEOUT
     return Outcome.INVALID if dry_run.is_refusal else Outcome.CRASHED
+
+
+def _detail(dry_run: DryRun) -> str:
+    """The error, without its type where the outcome says it already."""
+    kind, colon, text = dry_run.error.partition(": ")
+    return text if colon and kind.lower() == _outcome(dry_run) else dry_run.error
 
 
 def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:

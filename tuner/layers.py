@@ -21,6 +21,11 @@ class LayerKind:
     """Whether it has experts, where the model has some; else a dense MLP."""
 
 
+def has_capped_scores(model: ModelConfig) -> bool:
+    """Whether scores of attention are capped, which is computed operator by operator (Gemma 2)."""
+    return bool(model.fields.get("attn_logit_softcapping"))
+
+
 @lru_cache(maxsize=256)
 def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     """The kind of every layer, as transformers 5 builds it.

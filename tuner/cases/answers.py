@@ -27,6 +27,8 @@ class Finding:
     """Its memory; ``None`` when it was not dry-run, and memory is by arithmetic."""
     error: str = ""
     """Why its dry run failed, and nothing is predicted; empty when it did not."""
+    accident: str = ""
+    """What came between its dry run and the result, so that memory is by arithmetic."""
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Of the packages that made the dry run; empty when there is none."""
     calibration: Calibration | None = field(default=None, hash=False)
@@ -52,11 +54,16 @@ def prediction_of(case: Case, finding: Finding) -> Prediction:
 def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
     """What is added to the case: ``fits``, ``memory``, speed, ``provenance``, ``reason``, ...
 
-    When the case's dry run failed, nothing of it is known, and ``reason`` says why.
+    When the case's dry run failed, or its memory is not covered, nothing of it is known, and
+    ``reason`` says why.
     """
     found = None if finding.error else prediction_of(case, finding)
-    answer = unknown(finding.error) if found is None else _predicted(case, found)
-    notes = [*notes_of(case, finding, found), *_padding(case)]
+    if found is None or found.needed_bytes.value is None:
+        answer = unknown(finding.error or (found.why if found else ""))
+        notes = list(notes_of(case, finding, None))
+    else:
+        answer = _predicted(case, found)
+        notes = [*notes_of(case, finding, found), *_padding(case)]
     return {**answer, "notes": notes, "canonical": _knobs(case.settings)}
 
 
@@ -100,7 +107,8 @@ def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[st
     told_of = () if finding.profile is None else told(finding.profile.notes)
     of_dry_run = (f"of the dry run: {note}" for note in told_of)
     figures = found.notes if found else ()
-    return (*case.notes, *figures, *_other_versions(case, finding), *of_dry_run)
+    accident = (f"not dry-run: {finding.accident}",) if finding.accident else ()
+    return (*case.notes, *figures, *accident, *_other_versions(case, finding), *of_dry_run)
 
 
 def _padding(case: Case) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tuner.cases.answers import Finding
 from tuner.cases.reading import Case
 from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration
+from tuner.cost.coverage import uncovered_settings
 from tuner.dryrun import (
     DryRun,
     DryRunner,
@@ -235,6 +236,8 @@ _NOTHING = Finding()
 
 
 def _finding(dry_run: DryRun) -> Finding:
+    if not dry_run.is_kept:
+        return Finding(accident=f"the dry run did not end well: {dry_run.error}")
     if dry_run.error:
         return Finding(error=f"the dry run of these settings failed: {dry_run.error}")
     return Finding(profile=dry_run.profile, versions=dry_run.versions)
@@ -265,6 +268,8 @@ class _Plans:
     def _planned(self, case: Case, settings: Settings) -> DryRunPlan | str:
         question = case.question
         workload, cluster, framework = question.workload, question.cluster, question.framework
+        if reason := uncovered_settings(workload, framework, cluster, settings):
+            return reason
         # What is not installed counts as stated: such dry runs may be kept, though none is made.
         versions = {**framework.versions, **self.versions}
         try:

@@ -94,7 +94,7 @@ def read_case(values: Mapping[str, Any]) -> Case:
     if isinstance(workload, NotCoveredError) or isinstance(cluster, NotCoveredError):
         raise NotCoveredError("; ".join(missing))
     assert not isinstance(stack, NotCoveredError)
-    if reason := uncovered(workload, stack, cluster):
+    if reason := uncovered(workload, stack):
         raise NotCoveredError(reason)
     question = Question(workload=workload, cluster=cluster, framework=stack)
     settings, changed = canonical(question, written, given)
@@ -119,20 +119,21 @@ def _notes(values: Mapping[str, Any]) -> Iterator[str]:
 def canonical(
     question: Question, written: Settings, given: Collection[str]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Legal settings with dead knobs collapsed, and a sentence for each that was written otherwise.
+    """Legal settings with dead knobs collapsed, and a sentence for each that was written otherwise
+    or whose default is refused.
 
     Raises:
         UsageError: they break a rule; the field is a path in the case.
     """
     try:
         settings = check_settings(question, written, given=given)
-        changed = [name for name in given if getattr(settings, name) != getattr(written, name)]
-        if not changed:
+        kept = all(getattr(settings, name) == getattr(written, name) for name in given)
+        if kept and settings.sync_each_batch == written.sync_each_batch:
             return settings, ()
-        notes = settings_notes(question, written)
+        notes = settings_notes(question, written, given=given)
     except UsageError as error:
         raise _renamed(error, _rule_path(error.field)) from error
-    return settings, tuple(note.why for note in notes if note.knob in changed)
+    return settings, tuple(note.why for note in notes)
 
 
 def read_settings(value: object) -> tuple[Settings, frozenset[str]]:

@@ -12,7 +12,14 @@ from tuner.cli.units import count_text, moment_text
 from tuner.cli.words import question_text
 from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError, TunerError
 from tuner.measurement import Fidelity
-from tuner.planner import Stop, answer, has_predicted_answer, next_probe, what_is_needed
+from tuner.planner import (
+    Stop,
+    answer,
+    has_predicted_answer,
+    next_probe,
+    what_is_needed,
+    why_no_speed,
+)
 from tuner.store import Store
 from tuner.study import ProbeState, Question, Study, StudyState, Terms
 from tuner.suggestion import Candidate, Suggestion
@@ -79,13 +86,20 @@ def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:
         _write(files)
         show_end(console, suggestion, tuple(files))
     if suggestion.best is None:
-        return report(why_none(study, suggestion), as_json=False)
+        return report(why_none(study, suggestion, shown=True), as_json=False)
     return 0
 
 
 def _write(files: Mapping[str, str]) -> None:
     for path, text in files.items():
         write_text(Path(path), text)
+
+
+def _in_short(study: Study) -> str:
+    """What a predicted answer lacks; empty where nothing is known."""
+    if study.terms.fidelity is not Fidelity.PREDICTED:
+        return ""
+    return what_is_needed(study, named=False) or why_no_speed(study)
 
 
 def require_best(study: Study, suggestion: Suggestion) -> Candidate:
@@ -101,9 +115,17 @@ def require_best(study: Study, suggestion: Suggestion) -> Candidate:
     return suggestion.best
 
 
-def why_none(study: Study, suggestion: Suggestion) -> TunerError:
-    """Why a study has no best settings: nothing fits, no speed is known, or nothing ran."""
+def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
+    """Why a study has no best settings: nothing fits, no speed is known, or nothing ran.
+
+    Args:
+        study: the study.
+        suggestion: its answer.
+        shown: whether the answer is shown too, so that the error need not repeat it.
+    """
     why = " ".join(suggestion.explanation[:2]) or study.reason
+    if shown:
+        why = _in_short(study) or " ".join(suggestion.explanation[1:2]) or why
     if study.terms.fidelity is Fidelity.PREDICTED:
         if what_is_needed(study):
             return NothingFitsError(f"nothing fits: {why}")

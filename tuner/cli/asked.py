@@ -128,7 +128,7 @@ def check_covered(question: Question) -> None:
     Raises:
         TunerError: so it is; with what is not covered.
     """
-    if reason := uncovered(question.workload, question.framework, question.cluster):
+    if reason := uncovered(question.workload, question.framework):
         raise TunerError(f"nothing is predicted: {reason}")
 
 

@@ -74,14 +74,20 @@ def spare_text(allocated_bytes: float, reserved_bytes: float, limit_bytes: float
 
 
 def sizes_text(quantity_gib: Quantity) -> str:
-    """``12.5 GiB``, or ``12.5 GiB (12.1 to 12.9)`` where the interval is wider than the digits."""
+    """``12.5 GiB``, or ``12.5 GiB (12.1 to 12.9)`` where the interval is wider than the digits.
+
+    ``up to 12.5 GiB (at least 12.1)`` where the value is the upper end: there is no more.
+    """
     value, low, high = quantity_gib.value, quantity_gib.low, quantity_gib.high
     if value is None or low is None or high is None:
         return "unknown"
     unit, divisor = size_unit(high * GIB)
     texts = [size_number(size * GIB, divisor) for size in (value, low, high)]
-    between = "" if len(set(texts)) == 1 else f" ({texts[1]} to {texts[2]})"
-    return f"{texts[0]} {unit}{between}"
+    if len(set(texts)) == 1:
+        return f"{texts[0]} {unit}"
+    if value >= high:
+        return f"up to {texts[0]} {unit} (at least {texts[1]})"
+    return f"{texts[0]} {unit} ({texts[1]} to {texts[2]})"
 
 
 def _table(found: Sequence[Candidate], best: Candidate | None, *, width: int, per: str) -> Table:

@@ -118,7 +118,7 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     answer = answer_of(case, finding)
     if asked.json:
         print_json({**values, "framework": case.question.framework.as_dict(), **answer})
-    elif not finding.error:
+    elif answer["fits"] is not None:
         from tuner.cli.predictions import show_prediction  # files of cases need none of it
 
         show_prediction(stdout_console(), case, finding, profiles)

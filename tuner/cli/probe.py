@@ -81,9 +81,8 @@ def _read_settings(question: Question, text: str) -> Settings:
     written = parse_settings(text)
     given = {part.partition("=")[0].strip() for part in text.split(",")}
     settings = check_settings(question, written, given=given)
-    for note in settings_notes(question, written):
-        if note.knob in given:
-            typer.echo(f"note: {note.why}", err=True)
+    for note in settings_notes(question, written, given=given):
+        typer.echo(f"note: {note.why}", err=True)
     return settings
 
 

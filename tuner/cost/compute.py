@@ -7,6 +7,7 @@ from tuner.cluster import Cluster
 from tuner.cost.constants import Costs
 from tuner.cost.shards import COMPUTE_BYTES, layer_kinds
 from tuner.cost.stages import Stage, counts
+from tuner.layers import has_capped_scores
 from tuner.model import ModelConfig
 from tuner.settings import Checkpointing, Settings
 from tuner.workload import Precision, Workload
@@ -32,9 +33,22 @@ def attended_keys(workload: Workload) -> float:
     """
     model, tokens = workload.model, workload.sequence_length
     kinds = layer_kinds(model, tokens)
-    capped = bool(model.fields.get("attn_logit_softcapping"))
-    whole = sum(capped or masked for _, masked in kinds)
+    whole = sum(has_capped_scores(model) or masked for _, masked in kinds)
     return tokens * (whole + (len(kinds) - whole) / 2) / len(kinds)
+
+
+def _capped_bytes_per_score(width: int) -> int:
+    """Device memory's traffic of one score, forward and backward, of numbers of ``width`` bytes.
+
+    Every operator of ``eager_attention_forward`` in transformers' ``modeling_gemma2.py`` reads and
+    writes all scores. Forward: the product writes them; scaling, division, tanh, multiplication and
+    the mask's addition each read and write them; softmax reads them and writes fp32, which is cast
+    back; the second product reads them. Backward: the products write the gradient, and read the
+    probabilities and it again twice; cast and softmax pass through fp32; tanh reads its result too.
+    """
+    forward = width + 5 * 2 * width + (width + 4) + (4 + width) + width
+    backward = 2 * width + (width + 4) + (8 + width) + 3 * width + 3 * 2 * width + 2 * width
+    return forward + backward
 
 
 def stage_compute_s(
@@ -75,6 +89,8 @@ def stage_compute_s(
         layer += 6 * _idle_rows(model, tokens) * _expert_parameters(model)
         moved += 3 * width * _weights_read(model, tokens)
         narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
+    if has_capped_scores(model):
+        moved += _capped_bytes_per_score(width) * model.heads * workload.sequence_length * tokens
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
     logits = tokens * model.vocab_size

@@ -2,25 +2,34 @@
 
 from tuner.catalog.versions import meets
 from tuner.cluster import Cluster
+from tuner.cost.axes import axis_sizes
 from tuner.framework import Framework, FrameworkName
+from tuner.settings import Settings
 from tuner.workload import Optimizer, Precision, Workload
 
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas."""
 
 
-def uncovered(workload: Workload, framework: Framework, cluster: Cluster) -> str:
+def uncovered(workload: Workload, framework: Framework) -> str:
     """Why nothing is known of a workload under a framework; empty where it is covered.
 
     nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
+    """
+    return _uncovered_nanotron(workload) if framework.name is FrameworkName.NANOTRON else ""
+
+
+def uncovered_settings(
+    workload: Workload, framework: Framework, cluster: Cluster, settings: Settings
+) -> str:
+    """Why nothing is known of settings of a workload that is covered; empty where they are too.
+
     FSDP2 pads packed experts, and this is counted. FSDP1 does not, for it shards flat parameters;
     nor does FSDP2 with transformers before 5, which keeps the matrices of experts apart.
     """
-    if framework.name is FrameworkName.NANOTRON:
-        return _uncovered_nanotron(workload)
-    experts, ranks = workload.model.experts, cluster.world_size
-    if not experts or experts % ranks == 0:
+    experts, ranks = workload.model.experts, axis_sizes(settings, cluster).shard
+    if not experts or experts % ranks == 0 or framework.name is FrameworkName.NANOTRON:
         return ""
     split = f"splits {experts} experts over {ranks} ranks is not covered"
     if framework.fsdp_version == 1:

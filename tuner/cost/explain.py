@@ -7,6 +7,7 @@ from typing import Any
 
 from tuner.cluster import Cluster
 from tuner.cost.categories import Basis
+from tuner.cost.coverage import uncovered_settings
 from tuner.cost.explain_words import (
     CATEGORY_WORDS,
     PHASE_WORDS,
@@ -96,7 +97,10 @@ def explain_memory(
         framework = Framework(name=framework)
     question = Question(workload=workload, cluster=cluster, framework=framework)
     asked = _Asked(question=question, profiles=profiles)
-    told = [_whole(asked.predict(settings, dry=True))]
+    found = asked.predict(settings, dry=True)
+    if found.allocated_bytes.value is None:
+        return (f"What it needs is unknown: {found.why}.",)
+    told = [_whole(found)]
     if padding := padding_words(workload, cluster, settings):
         told.append(f"{padding}.")
     changes = memory_changes(question, settings, profiles=profiles)
@@ -110,6 +114,8 @@ def memory_changes(
     asked = _Asked(question=question, profiles=profiles)
     with suppress(UsageError):  # so that a dead knob has its canonical value
         settings = check_settings(question, settings)
+    if _uncovered(question, settings):
+        return ()
     changes = (_change(asked, settings, other, knob) for knob, other in _others(question, settings))
     return (*changes, *_eight_bit(asked, settings))
 
@@ -124,8 +130,13 @@ def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Setti
     """Settings with a neighbouring value of one live knob, and which."""
     for knob, value in _neighbors(settings):
         other = _legal(question, settings, knob, value)
-        if other is not None:
+        if other is not None and not _uncovered(question, other):
             yield knob, other
+
+
+def _uncovered(question: Question, settings: Settings) -> str:
+    q = question
+    return uncovered_settings(q.workload, q.framework, q.cluster, settings)
 
 
 def _whole(found: Prediction) -> str:

@@ -74,7 +74,8 @@ def reason(
     name, saves = _largest(differences)
     expected = _should_save(settings, other, knob)
     unsplit = knob == "tp_size" and question.workload.model.experts and name in _STATES
-    if expected in (saves, None) and name in ABOUT[knob] and not unsplit:
+    padded = not saves and name in _STATES and _more_padded(question, settings, other)
+    if expected in (saves, None) and name in ABOUT[knob] and not unsplit and not padded:
         return _own(question, settings, other, knob, saves=saves)
     return _bare(differences) + _cause(question, settings, other, name)
 
@@ -150,18 +151,28 @@ def _cause(question: Question, settings: Settings, other: Settings, name: str) -
         return ", for those of one micro-batch wait for the next"
     if name in _GRADIENTS and new == 1 < old:
         return ", for with one micro-batch none wait for the next"
-    experts, of = question.workload.model.experts, question.cluster
-    old, new = shard_ranks(settings, of), shard_ranks(other, of)
+    experts, (old, new) = question.workload.model.experts, _shards(question, settings, other)
     if name in _STATES and old != new and 0 < experts < max(old, new):
         return (
             f", for tensors of {experts} experts are padded to a multiple of the ranks that shard"
             f" them, {new} instead of {old}"
         )
-    world = of.world_size
+    world = question.cluster.world_size
     old, new = settings.data_parallel_size(world), other.data_parallel_size(world)
     if name in _STATES and old != new:
         return f", for what tp_size does not split is split over {new} ranks instead of {old}"
     return ""
+
+
+def _more_padded(question: Question, settings: Settings, other: Settings) -> bool:
+    """Whether experts are split over more ranks than before, and than there are experts."""
+    old, new = _shards(question, settings, other)
+    return 0 < question.workload.model.experts < new and old < new
+
+
+def _shards(question: Question, settings: Settings, other: Settings) -> tuple[int, int]:
+    """Ranks that shard in both."""
+    return shard_ranks(settings, question.cluster), shard_ranks(other, question.cluster)
 
 
 def _own(question: Question, settings: Settings, other: Settings, knob: str, *, saves: bool) -> str:

@@ -79,6 +79,10 @@ class Graph:
     _sizes: list[float] = field(init=False)
     _gradients: list[float] = field(init=False)
     _ops: list[_Op] = field(init=False, default_factory=list)
+    _bases: dict[int, int] = field(init=False, default_factory=dict)
+    """Tensors that are parts of another's memory, and whose."""
+    _held: dict[int, int] = field(init=False, default_factory=dict)
+    """The operator to which a function's local keeps a tensor alive, by tensor."""
 
     def __post_init__(self) -> None:
         self._sizes, self._gradients = [self.input_bytes], [self.input_bytes]
@@ -139,6 +143,8 @@ class Graph:
         self._sizes += [0.0] * len(sizes) if views else sizes
         self._gradients += sizes
         outputs = tuple(range(first, first + len(sizes)))
+        if views:
+            self._bases |= dict.fromkeys(outputs, inputs[0])
         self._ops.append(
             _Op(
                 inputs=inputs, outputs=outputs, saves=tuple(saves), passes=passes,
@@ -148,11 +154,16 @@ class Graph:
         )  # fmt: skip
         return outputs
 
+    def hold(self, *tensors: int) -> None:
+        """A function returns that had these as locals: they lived to the last operator so far."""
+        self._held |= dict.fromkeys(tensors, len(self._ops) - 1)
+
     def compile(self, output: int) -> Program:
         """The events of a layer whose result is ``output``, of the size of its input."""
         saved = {tensor for op in self._ops for tensor in op.saves}
-        forward = _forward(self._sizes, self._ops, saved, output)
-        unsaved = _forward(self._sizes, self._ops, set(), output)
+        last_use = self._last_use(output)
+        forward = _forward(self._sizes, self._ops, saved, last_use)
+        unsaved = _forward(self._sizes, self._ops, set(), last_use)
         if not self.keeps_casts:
             unsaved = [e for event in unsaved for e in _uncast(event)]
         ends = [(Kind.PASSING, -self._sizes[0])]
@@ -172,10 +183,25 @@ class Graph:
             weight_elements=weights,
         )
 
+    def _last_use(self, output: int) -> dict[int, int]:
+        """The operator after which each tensor's memory is freed, unless it is saved."""
+        ops = self._ops
+        last = {tensor: i for i, op in enumerate(ops) for tensor in (*op.outputs, *op.inputs)}
+        for tensor, index in self._held.items():
+            last[tensor] = max(last[tensor], index)
+        for part in sorted(self._bases, reverse=True):
+            base = self._bases[part]
+            last[base] = max(last[base], last[part])
+        last[0] = last[output] = len(ops)  # the caller holds them
+        return last
 
-def _forward(sizes: list[float], ops: list[_Op], saved: set[int], output: int) -> list[Event]:
-    last_use = {tensor: i for i, op in enumerate(ops) for tensor in (*op.outputs, *op.inputs)}
-    last_use[0] = last_use[output] = len(ops)  # the caller holds them
+
+def _forward(
+    sizes: list[float], ops: list[_Op], saved: set[int], last_use: dict[int, int]
+) -> list[Event]:
+    dying: dict[int, list[int]] = {}
+    for tensor, index in last_use.items():
+        dying.setdefault(index, []).append(tensor)
     events: list[Event] = []
     for index, op in enumerate(ops):
         if op.casts:
@@ -184,8 +210,8 @@ def _forward(sizes: list[float], ops: list[_Op], saved: set[int], output: int) -
             kind = Kind.KEPT if tensor in saved else Kind.PASSING
             events.append((kind, sizes[tensor]))
         events += [(Kind.PASSING, op.forward_work), (Kind.PASSING, -op.forward_work)]
-        for tensor in {*op.inputs, *op.outputs}:
-            if last_use[tensor] == index and tensor not in saved:
+        for tensor in dying.get(index, ()):
+            if tensor not in saved:
                 events.append((Kind.PASSING, -sizes[tensor]))
     return events
 

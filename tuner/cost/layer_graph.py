@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tuner.cluster import Device
 from tuner.cost.graph import Graph, Program
+from tuner.layers import has_capped_scores
 from tuner.model import ModelConfig
 from tuner.model_fields import ARCHITECTURES
 
@@ -211,7 +212,7 @@ class _Layer:
             q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
         dropout = self.fields.get("attention_dropout") or self.fields.get("attn_pdrop")
         attend = self._joined if self.model.model_type in _JOINED else self._fused
-        if self.fields.get("attn_logit_softcapping"):
+        if has_capped_scores(self.model):
             attend = self._capped
         elif dropout and self.key.device is Device.CPU:
             attend = self._unfused

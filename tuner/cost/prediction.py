@@ -11,6 +11,7 @@ from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
+from tuner.cost.coverage import uncovered_settings
 from tuner.cost.device_memory import device_terms
 from tuner.cost.pipeline_memory import refused
 from tuner.cost.script import PLAIN, Script
@@ -113,11 +114,15 @@ def predict(
         costs: constants, if not the catalogue's.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
-    priced as it would run.
+    priced as it would run. Of settings that are not covered all quantities are unknown.
     """
     costs = default_costs() if costs is None else costs
     name, piped = name_of(framework), is_piped(framework)
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
+    if isinstance(framework, Framework) and (
+        reason := uncovered_settings(workload, framework, cluster, settings)
+    ):
+        return _unknown(limit, reason)
     never = refused(workload, settings) if piped else ""
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     held = tensors.allocated.value or 0.0
@@ -151,6 +156,26 @@ def predict(
         notes=(*_border(needed, limit), *stalls, *measured),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
+    )
+
+
+def _unknown(limit: float, why: str) -> Prediction:
+    return Prediction(
+        breakdown=MappingProxyType({}),
+        by_phase=MappingProxyType({}),
+        basis=Basis.ARITHMETIC,
+        context_bytes=0.0,
+        communicator_bytes=0.0,
+        allocated_bytes=UNKNOWN,
+        reserved_bytes=UNKNOWN,
+        device_bytes=UNKNOWN,
+        needed_bytes=UNKNOWN,
+        limit_bytes=limit,
+        fits=False,
+        why=why,
+        notes=(),
+        step_time_s=UNKNOWN,
+        tokens_per_s_per_gpu=UNKNOWN,
     )
 
 

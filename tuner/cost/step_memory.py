@@ -28,6 +28,7 @@ from tuner.cost.tape import (
 from tuner.cost.tensors import rotated_channels
 from tuner.cost.units import Unit
 from tuner.cost.wrapping import Wrapping
+from tuner.layers import has_capped_scores
 from tuner.layers import layer_kinds as attention_kinds
 from tuner.model_fields import ARCHITECTURES
 from tuner.settings import Settings, Sharding
@@ -134,7 +135,7 @@ class _Step(Wrapping):
         the end of forward, and checkpoints of layers hold them to the end of backward.
         """
         square = sign * float(self.tokens) ** 2
-        if self.model.fields.get("attn_logit_softcapping"):
+        if has_capped_scores(self.model):
             kinds = {kind.attention for kind in attention_kinds(self.model)}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
         elif any(masked for _, masked in layer_kinds(self.model, self.tokens)):

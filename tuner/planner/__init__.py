@@ -8,7 +8,7 @@ from tuner.planner.answer import answer
 from tuner.planner.guarding import to_guard
 from tuner.planner.next import next_probe
 from tuner.planner.plans import Stop, Wait
-from tuner.planner.predicted import has_predicted_answer, what_is_needed
+from tuner.planner.predicted import has_predicted_answer, what_is_needed, why_no_speed
 from tuner.planner.probes import fits, probe_as_dict
 from tuner.planner.timing import speed_of, step_time
 
@@ -24,4 +24,5 @@ __all__ = [
     "step_time",
     "to_guard",
     "what_is_needed",
+    "why_no_speed",
 ]

@@ -28,9 +28,11 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
     """
     known = forecast(study)
     leader = leading(known)
+    if leader is None and not known.refused:
+        return Stop(reason=f"nothing is predicted of any settings: {'; '.join(known.uncovered)}")
     if leader is None:
         return Stop(reason="the dry runs failed, so nothing is known of any settings")
-    if leader.is_dry_run or _one_was_enough(known):
+    if leader.is_dry_run or _smallest_was_refused(known):
         return _stop(known, "the class of the best settings was dry-run")
     if why := known.why_no_dry_run(leader.settings):
         return _stop(known, f"the best settings cannot be dry-run: {why}")
@@ -53,7 +55,7 @@ def leading(known: Forecast) -> Estimate | None:
     Where no speed is known, the first of those that fit. Where none is expected to fit, those that
     need least: a dry run then says whether that is so.
     """
-    if known.failed and not known.profiles and _all_tried(known):
+    if known.refused and not known.profiles and _all_tried(known):
         return None
     choice = choose_predicted(known.promising, known.study.terms.tolerance)
     if choice:
@@ -103,22 +105,24 @@ def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
     return choice.best if choice else None
 
 
-def _one_was_enough(known: Forecast) -> bool:
-    """Whether further dry runs could not change the answer.
+def _smallest_was_refused(known: Forecast) -> bool:
+    """Whether nothing fits by far, and what looked smallest does not run, as its dry run showed.
 
-    That is so where nothing fits by far, and where what fits cannot be ranked: one dry run, of what
-    is named first, then says that arithmetic is right.
+    Further dry runs would only say how far from fitting the next ones are.
     """
-    if known.is_hopeless:
-        return bool(known.profiles or known.failed)
-    return bool(known.profiles and known.untimed)
+    smallest = known.smallest
+    return (
+        smallest is not None
+        and known.is_hopeless
+        and any(e.expected_bytes <= smallest.expected_bytes for e in known.left_out)
+    )
 
 
 def _all_tried(known: Forecast) -> bool:
-    """Whether an asking has spent what it may on dry runs that all failed."""
+    """Whether an asking has spent what it may on dry runs that were all refused."""
     now = {probe.id for probe in probes_of_asking(known.study)}
-    failed_now = sum(probe.id in now for probe in known.failed.values())
-    few = failed_now < known.study.terms.max_probes and len(known.failed) < MOST_CLASSES
+    refused_now = sum(probe.id in now for probe in known.refused.values())
+    few = refused_now < known.study.terms.max_probes and len(known.refused) < MOST_CLASSES
     return not few or _dry_runs_left(known) == 0
 
 

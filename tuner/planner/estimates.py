@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
+from types import MappingProxyType
 
 from tuner.cost.calibration import Calibration
 from tuner.cost.categories import Basis
@@ -25,6 +26,10 @@ from tuner.settings import Settings
 from tuner.sizes import size_text
 from tuner.space import Space, enumerate_space
 from tuner.study import Probe, ProbeState, Question, Study, StudyState
+
+ALIKE = 0.01
+"""Part of a need by which another may exceed it and is named instead because it was dry-run:
+arithmetic errs by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +98,17 @@ class Forecast:
     """Bytes that one device may need."""
     profiles: Mapping[Settings, tuple[Profile, Probe]]
     """What dry runs say, by class."""
-    failed: Mapping[Settings, Probe]
-    """Classes whose dry run failed: nothing is predicted of them."""
+    refused: Mapping[Settings, Probe]
+    """Classes that their dry run showed not to run: nothing is predicted of them."""
+    accidents: Mapping[Settings, Probe] = field(default_factory=dict)
+    """Classes whose dry run had an accident in this asking, which tries it no second time."""
     estimates: Mapping[Settings, Estimate] = field(default_factory=dict)
-    """Every legal settings of the other classes, in the space's order."""
+    """Every legal settings whose memory is known but those of refused classes, in the space's
+    order."""
+    uncovered: Mapping[str, tuple[Settings, ...]] = field(default_factory=dict)
+    """Legal settings whose memory the cost model does not cover, by the reason."""
+    left_out: tuple[Estimate, ...] = ()
+    """Those of refused classes, by arithmetic that they do not hold to."""
 
     @cached_property
     def timed(self) -> tuple[Estimate, ...]:
@@ -134,8 +146,15 @@ class Forecast:
 
     @cached_property
     def smallest(self) -> Estimate | None:
-        """The one that is expected to need least; ``None`` when nothing is predicted."""
-        return min(self.estimates.values(), key=_by_need, default=None)
+        """The one that is expected to need least, or one that was dry-run and needs no more than
+        :data:`ALIKE` beyond that; ``None`` when nothing is predicted.
+        """
+        least = min(self.estimates.values(), key=_by_need, default=None)
+        if least is None:
+            return None
+        most = least.expected_bytes * (1 + ALIKE)
+        alike = (e for e in self.estimates.values() if e.expected_bytes <= most and e.is_dry_run)
+        return min(alike, key=_by_need, default=least)
 
     @cached_property
     def is_hopeless(self) -> bool:
@@ -156,7 +175,9 @@ class Forecast:
         return settings.settings_class in self.profiles or bool(self.why_no_dry_run(settings))
 
     def why_no_dry_run(self, settings: Settings) -> str:
-        """Why the class of these settings cannot be dry-run; empty if it can."""
+        """Why the class of these settings cannot be dry-run now; empty if it can."""
+        if accident := self.accidents.get(settings.settings_class):
+            return accident_text(accident)
         plan = self._plan(settings)
         return plan if isinstance(plan, str) else ""
 
@@ -184,21 +205,16 @@ class Forecast:
     def _identity(self) -> str:
         return self.study.question.identity
 
-    @property
-    def least(self) -> Estimate | None:
-        """What is named where nothing fits: the smallest; if by far, of what was dry-run."""
-        dry_run = [e for e in self.estimates.values() if e.is_dry_run and self.is_hopeless]
-        return min(dry_run, key=_by_need, default=self.smallest)
-
-    def smallest_need(self) -> str:
-        """What would be needed, where nothing fits."""
-        least = self.least
+    def smallest_need(self, *, named: bool = True) -> str:
+        """What would be needed, where nothing fits; ``named``: and by what settings."""
+        least = self.smallest
         if least is None:
             return ""
         basis = f"probe #{least.probe.id}" if least.probe else "by arithmetic"
+        whose = f", of {describe(least.settings)} ({basis})" if named else ""
         return (
-            f"the smallest need predicted is {size_text(least.expected_bytes)} on one device, of"
-            f" {describe(least.settings)} ({basis}); the limit is {size_text(self.limit_bytes)}"
+            f"the smallest need predicted is {size_text(least.expected_bytes)} on one device"
+            f"{whose}; the limit is {size_text(self.limit_bytes)}"
         )
 
 
@@ -210,13 +226,14 @@ def forecast(study: Study) -> Forecast:
     """
     whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.terms.limit_bytes(study.question.cluster)
-    profiles, failed = _dry_run_classes(study)
+    known = _dry_run_classes(study)
     asked = _asked(study, limit)
+    every, uncovered = _by_arithmetic(asked)
     wrong = verdicts.failed(study, _space(asked).legal)
     estimates = {
-        e.settings: _with_dry_run(e, asked, profiles)
-        for e in _by_arithmetic(asked)
-        if e.settings.settings_class not in failed and e.settings not in wrong
+        e.settings: _with_dry_run(e, asked, known.profiles)
+        for e in every
+        if e.settings.settings_class not in known.refused and e.settings not in wrong
     }
     if whole is not study:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
@@ -225,9 +242,12 @@ def forecast(study: Study) -> Forecast:
         study=study,
         space=_space(asked),
         limit_bytes=limit,
-        profiles=profiles,
-        failed=failed,
+        profiles=known.profiles,
+        refused=known.refused,
+        accidents=known.accidents,
         estimates=estimates,
+        uncovered=uncovered,
+        left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
     )
 
 
@@ -259,7 +279,15 @@ def _why_no_speed(question: Question, settings: Settings, calibration: Calibrati
 _NO_LIMIT = 2**62
 """Bytes that nothing exceeds: a prediction says first that settings do not fit."""
 
-ACCIDENTS = TEACHES_NOTHING | {Outcome.TIMEOUT, Outcome.CRASHED}
+
+def accident_text(probe: Probe) -> str:
+    """What came between a dry run and its result."""
+    assert probe.measurement is not None
+    detail = f" ({probe.measurement.detail})" if probe.measurement.detail else ""
+    return f"the dry run of their class ended as {probe.measurement.outcome}{detail}"
+
+
+MACHINES = TEACHES_NOTHING | {Outcome.TIMEOUT, Outcome.CRASHED}
 """Ends of a dry run that may say more of the machine than of the settings. A later asking wants it
 again, and gets the same at once where it is kept."""
 
@@ -286,8 +314,20 @@ def _asked(study: Study, limit_bytes: int) -> _Asked:
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.
 @lru_cache(maxsize=2)
-def _by_arithmetic(asked: _Asked) -> tuple[Estimate, ...]:
-    return tuple(_estimate(asked, settings) for settings in _space(asked).legal)
+def _by_arithmetic(
+    asked: _Asked,
+) -> tuple[tuple[Estimate, ...], Mapping[str, tuple[Settings, ...]]]:
+    """Those that are covered, and the others by the reason."""
+    covered: list[Estimate] = []
+    others: dict[str, tuple[Settings, ...]] = {}
+    for settings in _space(asked).legal:
+        found = _estimate(asked, settings)
+        if found.prediction.needed_bytes.value is not None:
+            covered.append(found)
+        else:
+            why = found.prediction.why
+            others[why] = (*others.get(why, ()), settings)
+    return tuple(covered), MappingProxyType(others)
 
 
 @lru_cache(maxsize=2)
@@ -343,12 +383,18 @@ def _estimate(
     return Estimate(settings=settings, prediction=prediction, probe=probe)
 
 
-def _dry_run_classes(
-    study: Study,
-) -> tuple[dict[Settings, tuple[Profile, Probe]], dict[Settings, Probe]]:
-    """What the dry runs of each class say, and the classes whose dry run failed."""
-    profiles: dict[Settings, tuple[Profile, Probe]] = {}
-    failed: dict[Settings, Probe] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Classes:
+    """What a study's dry runs say of their classes."""
+
+    profiles: dict[Settings, tuple[Profile, Probe]] = field(default_factory=dict)
+    refused: dict[Settings, Probe] = field(default_factory=dict)
+    accidents: dict[Settings, Probe] = field(default_factory=dict)
+
+
+def _dry_run_classes(study: Study) -> _Classes:
+    """What the dry runs of each class say; the last word on it holds, and a profile over all."""
+    found = _Classes()
     now = {probe.id for probe in probes_of_asking(study)}
     for probe in sorted(study.probes, key=lambda p: p.id):
         measurement = probe.measurement
@@ -359,7 +405,19 @@ def _dry_run_classes(
             # A dry run that another version wrote is not there: its class is dry-run anew.
             dry_run = study.dry_runs.get(measurement.dry_run)
             if dry_run is not None and dry_run.profile is not None:
-                profiles[key] = (dry_run.profile, probe)
-        elif measurement.outcome not in ACCIDENTS or probe.id in now:
-            failed[key] = probe
-    return profiles, {key: probe for key, probe in failed.items() if key not in profiles}
+                found.profiles[key] = (dry_run.profile, probe)
+        elif measurement.outcome not in MACHINES:
+            found.refused[key] = probe
+        elif probe.id in now:
+            # Of these, only what is kept is the stack's own word: it takes too much CPU time.
+            (found.refused if measurement.dry_run else found.accidents)[key] = probe
+    shown = found.profiles.keys()
+    return _Classes(
+        profiles=found.profiles,
+        refused={key: probe for key, probe in found.refused.items() if key not in shown},
+        accidents={
+            key: probe
+            for key, probe in found.accidents.items()
+            if key not in shown and key not in found.refused
+        },
+    )

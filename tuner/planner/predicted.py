@@ -69,16 +69,29 @@ def predicted_choice(known: Forecast) -> Choice[Estimate] | None:
 
 
 def has_predicted_answer(study: Study) -> bool:
-    """Whether :func:`predicted_answer` has best settings; much quicker than to ask for them."""
-    return predicted_choice(forecast(study)) is not None
+    """Whether :func:`predicted_answer` has best settings that another asking would not look into
+    again; much quicker than to ask for them.
+    """
+    known = forecast(study)
+    return not known.accidents and predicted_choice(known) is not None
 
 
-def what_is_needed(study: Study) -> str:
-    """What would be needed, when no settings are predicted to fit; empty when some are."""
+def why_no_speed(study: Study) -> str:
+    """Why the speed of no settings is known; empty when it is of some."""
+    return forecast(study).unknown
+
+
+def what_is_needed(study: Study, *, named: bool = True) -> str:
+    """What would be needed, when no settings are predicted to fit; empty when some are.
+
+    Args:
+        study: the study.
+        named: whether to say by what settings.
+    """
     known = forecast(study)
     if leading(known) is None or any(e.may_fit for e in known.estimates.values()):
         return ""
-    return known.smallest_need()
+    return known.smallest_need(named=named)
 
 
 def _candidate(known: Forecast, found: Estimate) -> Candidate:

@@ -1,8 +1,10 @@
 """Why a predicted answer is the answer, which of its numbers are from dry runs, and what is not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
-from tuner.cluster import Device
+from tuner.catalog.gpus import gpu_kinds
+from tuner.cluster import Cluster, Device
 from tuner.cost.calibration import calibrated_text
 from tuner.cost.explain import explain_memory
 from tuner.cost.padding import padding_words
@@ -13,6 +15,7 @@ from tuner.planner.other_fidelity import probed_too
 from tuner.planner.ranking import Choice, near
 from tuner.planner.verdicts import wrong_ones
 from tuner.planner.words import change_text, describe, describe_class, seconds_text
+from tuner.settings import Settings
 from tuner.sizes import size_text
 from tuner.study import Probe, Question, Study
 from tuner.workload import Precision
@@ -67,6 +70,8 @@ def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
 def _of_nothing(known: Forecast) -> Iterator[str]:
     if known.untimed:
         yield from _of_untimed(known)
+    elif leading(known) is None and not known.refused:
+        yield "Nothing is predicted of any settings."
     elif leading(known) is None:
         yield "The dry runs failed, so nothing is known of what any settings need."
     else:
@@ -80,7 +85,7 @@ def _of_nothing(known: Forecast) -> Iterator[str]:
 
 def _padding(known: Forecast) -> Iterator[str]:
     """That the smallest need is so for the padding of experts."""
-    question, least = known.study.question, known.least
+    question, least = known.study.question, known.smallest
     if least is not None and question.framework.name is not FrameworkName.NANOTRON:
         words = padding_words(question.workload, question.cluster, least.settings)
         yield from [f"{words}."] if words else []
@@ -111,26 +116,37 @@ def _of_untimed(known: Forecast) -> Iterator[str]:
 
 def how_to_know_speed(question: Question) -> str:
     """What to do where no speed is predicted."""
-    cluster = question.cluster
-    if cluster.gpu.device is Device.CPU:
+    if question.cluster.gpu.device is Device.CPU:
         return (
             "Speeds of CPU ranks can be measured, on that machine: --fidelity measured; or"
-            f" predicted, once tuner calibrate --cluster {cluster.name} has run there."
+            f" predicted, once tuner calibrate --cluster {question.cluster.name} has run there."
         )
-    matrices = "fp32" if question.workload.precision is Precision.FP32 else "dense_bf16"
-    figures = [
-        (f"gpu.{matrices}_flops_per_s", getattr(cluster.gpu, f"{matrices}_flops_per_s")),
-        ("gpu.memory_bytes_per_s", cluster.gpu.memory_bytes_per_s),
-    ]
-    if cluster.gpus_per_node > 1:
-        figures.append(("intra_node.bytes_per_s", cluster.intra_node.bytes_per_s))
-    if cluster.nodes > 1:
-        figures.append(("inter_node.bytes_per_s", cluster.inter_node.bytes_per_s))
-    missing = ", ".join(name for name, value in figures if value is None)
-    return (
-        f"Speeds are predicted where --cluster is a .toml file that states {missing}; or measure"
-        " them there: --fidelity measured."
-    )
+    matrices = _matrix_rate(question.workload.precision)
+    missing = _missing_figures(question.cluster, matrices)
+    ways = []
+    if missing == [matrices] and (others := _known_precisions(question)):
+        ways.append(f"with --precision {' or '.join(others)}, whose matrix rate is known")
+    if not ways or question.cluster.gpu.name not in gpu_kinds():  # which are listed with all rates
+        ways.append(f"where --cluster is a .toml file that states {', '.join(missing)}")
+    return f"Speeds are predicted {', or '.join(ways)}; or measure them there: --fidelity measured."
+
+
+def _matrix_rate(precision: Precision) -> str:
+    return f"gpu.{'fp32' if precision is Precision.FP32 else 'dense_bf16'}_flops_per_s"
+
+
+def _known_precisions(question: Question) -> list[Precision]:
+    """Precisions whose matrix rate is known of the cluster's GPU."""
+    cluster = question.cluster
+    return [p for p in Precision if not _missing_figures(cluster, _matrix_rate(p))]
+
+
+def _missing_figures(cluster: Cluster, matrices: str) -> list[str]:
+    """Figures that a speed needs and that are not known, by their place in a cluster's file."""
+    names = [matrices, "gpu.memory_bytes_per_s"]
+    names += ["intra_node.bytes_per_s"] if cluster.gpus_per_node > 1 else []
+    names += ["inter_node.bytes_per_s"] if cluster.nodes > 1 else []
+    return [name for name in names if attrgetter(name)(cluster) is None]
 
 
 def _why_this(known: Forecast, best: Estimate) -> str:
@@ -236,11 +252,25 @@ def _basis(found: Estimate) -> str:
 
 
 def _failures(known: Forecast) -> Iterator[str]:
-    failed = sorted(known.failed.values(), key=lambda probe: probe.id)
-    if failed:
-        named = "; ".join(_failure_text(probe) for probe in failed[:MOST_NAMED])
-        more = f"; and {len(failed) - MOST_NAMED} more" if len(failed) > MOST_NAMED else ""
-        yield f"Unknown, because their dry run failed: {named}{more}."
+    for why, settings in known.uncovered.items():
+        shardings = ", ".join(sorted({one.sharding for one in settings}))
+        yield (
+            f"Unknown of {len(settings)} of the {len(known.space.legal)} legal settings, with"
+            f" {shardings}: {why}."
+        )
+    if known.refused:
+        yield f"Unknown, because their dry run failed: {_failure_texts(known.refused)}."
+    if known.accidents:
+        yield (
+            "By arithmetic, because their dry run had an accident, which the next asking tries"
+            f" again: {_failure_texts(known.accidents)}."
+        )
+
+
+def _failure_texts(failed: Mapping[Settings, Probe]) -> str:
+    probes = sorted(failed.values(), key=lambda probe: probe.id)
+    named = "; ".join(map(_failure_text, probes[:MOST_NAMED]))
+    return named + (f"; and {len(probes) - MOST_NAMED} more" if len(probes) > MOST_NAMED else "")
 
 
 def _failure_text(probe: Probe) -> str:
@@ -256,11 +286,10 @@ def _grounds(known: Forecast) -> Iterator[str]:
         return
     yield from _rates(known)
     if not known.profiles:
-        why = known.why_no_dry_runs()
-        yield f"No dry run was made{f' ({why})' if why else ''}: all numbers are arithmetic."
+        yield f"{_no_dry_run(known)}: all numbers are arithmetic."
         return
     probes = ", ".join(f"#{probe.id}" for _, probe in known.profiles.values())
-    classes = len({e.settings.settings_class for e in known.estimates.values()} | {*known.failed})
+    classes = len({e.settings.settings_class for e in known.estimates.values()} | {*known.refused})
     yield (
         f"{len(known.profiles)} of {classes} classes of settings were dry-run (probe {probes}):"
         " their memory is counted on the step itself. The memory of the others, what is outside"
@@ -275,6 +304,13 @@ def _rates(known: Forecast) -> Iterator[str]:
     if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
         told = calibrated_text(calibration, question.cluster)
         yield f"{told[0].upper()}{told[1:]}."
+
+
+def _no_dry_run(known: Forecast) -> str:
+    if known.refused or known.accidents:
+        return "No dry run succeeded"
+    why = known.why_no_dry_runs()
+    return f"No dry run was made{f' ({why})' if why else ''}"
 
 
 def _other_versions(known: Forecast) -> Iterator[str]:

@@ -30,7 +30,8 @@ def check_settings(
         question: what they are for.
         settings: as parsed. An accumulation of 1 counts as left out, and is derived.
         given: names of knobs that were written; with ``gradient_accumulation_steps`` among
-            them, an accumulation of 1 is taken as it is.
+            them, an accumulation of 1 is taken as it is. A knob that is not among them has
+            the only value that is not refused.
 
     Raises:
         UsageError: they break a rule, contradict each other or the question's restrictions.
@@ -38,18 +39,31 @@ def check_settings(
     return _checked(question, settings, given)[0]
 
 
-def settings_notes(question: Question, settings: Settings) -> tuple[DeadKnob, ...]:
-    """The knobs that :func:`check_settings` changes because they are dead, with the reasons.
+def settings_notes(
+    question: Question, settings: Settings, *, given: Collection[str]
+) -> tuple[DeadKnob, ...]:
+    """The knobs that :func:`check_settings` changes, with the reasons.
+
+    Args:
+        question: what they are for.
+        settings: as parsed.
+        given: names of knobs that were written. Of those left out, only what has another value
+            than its default because that is refused is told.
 
     Raises:
         UsageError: as :func:`check_settings`.
     """
-    _, fixed = _checked(question, settings, ())
+    _, fixed = _checked(question, settings, given)
     return tuple(
-        DeadKnob(knob=one.knob, why=sentence(one, asked=(getattr(settings, one.knob),)))
+        DeadKnob(knob=one.knob, why=sentence(one, asked=_asked(one, settings)))
         for one in fixed
-        if getattr(settings, one.knob) != one.value
+        if getattr(settings, one.knob) != one.value and (one.knob in given or one.refused)
     )
+
+
+def _asked(fixed: Fixed, settings: Settings) -> tuple[object, ...]:
+    """The value that was written; none where a value was left out because others are refused."""
+    return () if fixed.refused else (getattr(settings, fixed.knob),)
 
 
 def _checked(
@@ -69,13 +83,19 @@ def _checked(
     count = _accumulation(question, checked, strict="gradient_accumulation_steps" in given)
     checked = replace(checked, gradient_accumulation_steps=count)
     sync = fixed_sync(question, checked)
-    if sync is not None and sync.refused and checked.sync_each_batch != sync.value:
-        raise UsageError("sync_each_batch", show(checked.sync_each_batch), sync.why)
-    if sync is not None and not sync.refused:
+    if sync is not None:
+        _check_sync(sync, checked, given)
         fixed = [*fixed, sync]
         checked = replace(checked, sync_each_batch=sync.value)
-    _check_restrictions(question, checked, dead={one.knob for one in fixed})
+    _check_restrictions(question, checked, dead={one.knob for one in fixed if not one.refused})
     return checked, fixed
+
+
+def _check_sync(sync: Fixed, settings: Settings, given: Collection[str]) -> None:
+    """Refuse a value that was written and is wrong, and any where there is no right one."""
+    asked = settings.sync_each_batch
+    if sync.refused and asked != sync.value and ("sync_each_batch" in given or sync.value is None):
+        raise UsageError("sync_each_batch", show(asked), sync.why)
 
 
 def _accumulation(question: Question, settings: Settings, *, strict: bool) -> int:

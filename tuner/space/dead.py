@@ -52,6 +52,8 @@ class Fixed:
     """Whether the framework decides it, which is worth telling wherever it holds."""
     refused: bool = False
     """Whether other values are wrong, and not only without effect."""
+    when: str = ""
+    """Of which settings it is so; empty where ``why`` says it, or of all."""
 
 
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
@@ -136,20 +138,30 @@ def _fixed_sync(effect: KnobEffect) -> Fixed | None:
         why=effect.why,
         by_versions=True,
         refused=refused,
+        when="gradient_accumulation_steps above 1",
     )
 
 
-def sentence(fixed: Fixed, *, asked: Collection[Any] = (), only: Collection[str] = ()) -> str:
+def sentence(
+    fixed: Fixed,
+    *,
+    asked: Collection[Any] = (),
+    only: Collection[str] = (),
+    apart: bool = False,
+) -> str:
     """What a user is told.
 
     Args:
         fixed: the knob.
         asked: values that were asked for.
         only: the shardings that it is about; empty for all.
+        apart: whether the knob is fixed at other values in other settings.
     """
     where = f" with {', '.join(only)}" if only else ""
     if fixed.value is None:
         return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
+    if apart and fixed.when:
+        where += f"{' and' if where else ' with'} {fixed.when}"
     instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
     comma = "," if instead and where else ""
     return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"

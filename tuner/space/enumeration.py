@@ -142,11 +142,13 @@ def _dead_knobs(question: Question, legal: list[Settings], ledger: _Ledger) -> I
         entries = {fixed: where for fixed, where in ledger.items() if fixed.knob == knob}
         everywhere = sum(where.total() for where in entries.values()) == len(legal)
         asked = question.knobs.get(knob, ())
+        apart = len({fixed.value for fixed in entries}) > 1
         for fixed, where in entries.items():
             unasked = asked and fixed.value not in asked and where.total() > 0
             if fixed.by_versions or (everywhere and where.total()) or unasked:
                 only = () if set(where) >= shardings else sorted(where)
-                yield DeadKnob(knob=knob, why=sentence(fixed, asked=asked, only=only))
+                why = sentence(fixed, asked=asked, only=only, apart=apart)
+                yield DeadKnob(knob=knob, why=why)
         if not entries and not asked and knob in ("tp_size", "pp_size"):
             yield from _without_choice(question, knob)
 

@@ -1,10 +1,13 @@
 """What is answered, in the form that programs read."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tuner.cases import Policy
+from tuner.cost.prediction import Prediction, predict
+from tuner.quantity import UNKNOWN
 
 QUANTITY = {"value", "low", "high", "provenance"}
 ADDED = {
@@ -52,6 +55,19 @@ def test_a_prediction(lab: Any, desk: Any) -> None:
     assert memory["basis"] == "arithmetic"
     assert sum(memory["breakdown"].values()) == pytest.approx(memory["allocated_gib"]["value"])
     assert memory["limit_gib"] == pytest.approx(0.95 * 80, rel=0.01)
+    assert answer["canonical"]["gradient_accumulation_steps"] == 2
+
+
+def test_memory_that_is_not_covered_is_unknown_with_the_reason(
+    lab: Any, desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicted(*given: Any, **options: Any) -> Prediction:
+        return replace(predict(*given, **options), needed_bytes=UNKNOWN, fits=False, why="odd")
+
+    monkeypatch.setattr("tuner.cases.answers.predict", predicted)
+    [answer] = desk.answer(lab.case())
+    assert (answer["fits"], answer["provenance"], answer["reason"]) == (None, "unknown", "odd")
+    assert answer["memory"]["limit_gib"] is None
     assert answer["canonical"]["gradient_accumulation_steps"] == 2
 
 

@@ -107,9 +107,26 @@ def test_an_accident_is_not_kept(lab: Any, policy: Policy) -> None:
     for asked in (1, 2):
         with desk.dry_runs(policy) as dry_runs:
             dry_runs.prepare([case])
-            assert "TimeLimit" in dry_runs.of(case).error
+            found = dry_runs.of(case)
+        assert (found.error, found.profile) == ("", None)
+        assert "TimeLimit" in found.accident
         assert desk.cache.kept == {}
         assert len(desk.runner.requests) == asked
+
+
+def test_after_an_accident_every_case_of_the_class_has_arithmetic_and_the_reason(lab: Any) -> None:
+    """Crashed says nothing of the settings: the operating system ended it."""
+    desk = lab.desk(runner=lab.runner(fails="aten::add", kind="Crashed"))
+    cases = [lab.case(headroom=share) for share in (0.0, 0.1, 0.2)]
+    answers = desk.answer(*cases, policy=Policy.AUTO)
+    assert len(desk.runner.requests) == 1
+    for found in answers:
+        assert found["fits"] is True
+        assert found["memory"]["basis"] == Basis.ARITHMETIC
+        assert found["provenance"] == "predicted"
+        assert any(
+            "not dry-run: the dry run did not end well: Crashed" in n for n in found["notes"]
+        )
 
 
 def test_a_process_that_dies_leaves_arithmetic(lab: Any) -> None:

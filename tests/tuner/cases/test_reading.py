@@ -102,6 +102,18 @@ def test_knobs_that_were_not_written_are_not_said(lab: Any, knob: str) -> None:
     assert read_case(lab.case(settings={"sharding": "full_shard"})).notes == ()
 
 
+def test_a_value_that_was_not_written_is_not_refused(lab: Any) -> None:
+    """With accelerate 0.28 to 0.30 the default of sync_each_batch trains wrongly."""
+    framework = {"name": "accelerate", "versions": {"accelerate": "0.29.0"}}
+    settings = "sharding=full_shard,micro_batch_size=1"
+    case = read_case(lab.case(framework=framework, settings=settings))
+    assert case.settings.sync_each_batch is False
+    (note,) = case.notes
+    assert note.startswith("sync_each_batch is false: accelerate 0.28 to 0.30 takes")
+    with pytest.raises(UsageError, match=r"settings\.sync_each_batch: got 'true'"):
+        read_case(lab.case(framework=framework, settings=f"{settings},sync_each_batch=true"))
+
+
 WRONG = [
     ({"extra": 1}, "extra", "no such field"),
     ({"workload": 5}, "workload", "must be an object"),

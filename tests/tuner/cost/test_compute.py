@@ -7,6 +7,7 @@ from tuner.cluster import parse_cluster
 from tuner.cost.compute import attended_keys, peak_flops_per_s, stage_compute_s
 from tuner.cost.constants import default_costs
 from tuner.cost.stages import Stage
+from tuner.model import read_model_config
 from tuner.settings import Settings
 from tuner.workload import Precision, Workload
 
@@ -97,3 +98,16 @@ def test_traffic_is_as_wide_as_the_precision() -> None:
 
 def test_the_head_costs_its_vocabulary() -> None:
     assert seconds("llama-3.1-8b", 1024, HEAD) > 3 * seconds("llama-2-7b", 1024, HEAD)
+
+
+def test_capped_scores_pass_through_memory() -> None:
+    """In bf16 the operators of modeling_gemma2 move 36 bytes of each score forward, 42 backward."""
+    capped, tokens = of("gemma-2-2b", 8192), 8192
+    fields = {**capped.model.as_config(), "attn_logit_softcapping": None}
+    plain = replace(capped, model=read_model_config(fields, "plain"))
+    with_cap, without = (
+        stage_compute_s(asked, Settings(), CLUSTER, COSTS, LAYER) for asked in (capped, plain)
+    )
+    rate = CLUSTER.gpu.memory_bytes_per_s
+    assert rate is not None
+    assert with_cap - without == pytest.approx(78 * capped.model.heads * tokens**2 / rate)

@@ -230,3 +230,10 @@ def test_both_figures_are_of_one_basis() -> None:
         "By a dry run the peak of 40.0 GiB is in backward: 39.0 GiB of unsharded gradients and"
         " 1.00 GiB of activations."
     )
+
+
+def test_padding_is_the_reason_where_a_knob_leaves_a_node() -> None:
+    text = "sharding=hybrid_shard,micro_batch_size=2,activation_checkpointing=full"
+    whole = one(changes(text, mixtral("64x8xh100-80gb", 1024)), "sharding", "shard_grad_op")
+    assert whole.change_bytes > 0
+    assert "8 experts are padded to a multiple of the ranks that shard them, 512" in whole.reason

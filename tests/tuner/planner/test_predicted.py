@@ -10,19 +10,21 @@ import pytest
 from tuner.advance import measurement_of
 from tuner.cluster import Cluster, Link, parse_cluster
 from tuner.cost.categories import Basis
+from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.framework import framework
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.model import load_model
-from tuner.planner import Stop, Wait, answer, next_probe, what_is_needed
+from tuner.planner import Stop, Wait, answer, has_predicted_answer, next_probe, what_is_needed
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.planner.estimates import forecast
 from tuner.planner.ranking import choose_predicted, complexity
 from tuner.planner.words import describe
-from tuner.quantity import Provenance
-from tuner.settings import Checkpointing, Settings
+from tuner.quantity import UNKNOWN, Provenance
+from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.sizes import size_text
 from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
-from tuner.workload import Workload
+from tuner.workload import Precision, Workload
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
@@ -249,18 +251,57 @@ def test_a_failed_class_is_left_out(
     assert any("Unknown, because their dry run failed" in s for s in found.explanation)
 
 
-@pytest.mark.parametrize("gib", [20.0, 21.5])
 def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]], gib: float
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
 ) -> None:
-    """Whatever else is then the smallest by arithmetic: what is named is what was dry-run."""
-    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: gib)
+    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 2.0)
     (probe,) = study.probes
     assert stop.reason == "no settings are predicted to fit"
     assert "the limit is 1.00 MiB" in stop.nothing_fits
     assert f"{describe(probe.request.settings)} (probe #1)" in stop.nothing_fits
     assert answer(study).best is None
     assert what_is_needed(study) == stop.nothing_fits
+    assert what_is_needed(study, named=False).count("one device; the limit is") == 1
+
+
+def test_the_smallest_need_is_named_whatever_was_dry_run_for_an_earlier_question(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    """With all memory the fastest is dry-run, with little the smallest, which is another."""
+    first, _ = play(predicted(), lambda settings: 40.0)
+    again = predicted(memory_limit_bytes=2**30)
+    again = replace(again, probes=first.probes, dry_runs=first.dry_runs, probes_before=1)
+    before = forecast(again).smallest
+    assert before is not None
+    assert not before.is_dry_run
+    assert f"{describe(before.settings)} (by arithmetic)" in what_is_needed(again)
+    study, stop = play(again, lambda settings: 2.0)
+    probe = study.probes[-1]
+    assert probe.request.settings == before.settings
+    assert f"{describe(before.settings)} (probe #{probe.id})" in stop.nothing_fits
+    sizes = [e.expected_bytes for e in forecast(study).estimates.values()]
+    assert size_text(min(sizes)) in stop.nothing_fits
+
+
+def test_what_a_dry_run_shows_larger_than_others_is_not_named_as_the_smallest(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 500.0)
+    assert 1 < len(study.probes) <= 3
+    assert "(by arithmetic)" in stop.nothing_fits
+
+
+def test_of_needs_that_are_alike_the_one_that_was_dry_run_is_named(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    """Settings with and without tp_recompute_allgather need nearly the same."""
+    asked = predicted(memory_limit_bytes=2**20)
+    first = forecast(asked).smallest
+    assert first is not None
+    allocated = (first.prediction.allocated_bytes.value or 0) / GIB
+    study, stop = play(asked, lambda settings: allocated * 1.002)
+    assert len(study.probes) == 1
+    assert "(probe #1)" in stop.nothing_fits
 
 
 def test_nothing_fits_by_far_is_no_reason_to_try_again(
@@ -339,12 +380,29 @@ def test_what_is_missing_for_a_speed_is_named(predicted: Callable[..., Study]) -
         in said[1]
     )
     assert "the simplest class first: sharding=" in said[2]
+    assert "--precision" not in said[1]
     some = replace(NO_RATES.gpu, dense_bf16_flops_per_s=1e14)
     two = replace(NO_RATES, gpu=some, nodes=2)
     said = answer(predicted(replace(ask(), cluster=two))).explanation
     assert (
         "states gpu.memory_bytes_per_s, intra_node.bytes_per_s, inter_node.bytes_per_s;" in said[1]
     )
+
+
+def test_a_precision_whose_rate_is_known_is_named(predicted: Callable[..., Study]) -> None:
+    """The catalogue knows that a V100 has no bf16 matrix units: there is nothing to state."""
+    said = answer(predicted(ask(cluster="8xv100-32gb"))).explanation
+    assert said[1] == (
+        "Speeds are predicted with --precision fp32, whose matrix rate is known; or measure them"
+        " there: --fidelity measured."
+    )
+    gpu = replace(NO_RATES.gpu, fp32_flops_per_s=1e13, memory_bytes_per_s=1e12)
+    own = replace(NO_RATES, gpu=gpu, intra_node=Link(bytes_per_s=1e11))
+    said = answer(predicted(replace(ask(), cluster=own))).explanation
+    assert "is known, or where --cluster is a .toml file that states gpu.dense_bf16" in said[1]
+    fp32 = replace(ask(cluster="8xv100-32gb").workload, precision=Precision.FP32)
+    asked = predicted(replace(ask(cluster="8xv100-32gb"), workload=fp32), memory_limit_bytes=2**40)
+    assert answer(asked).best is not None
 
 
 def test_stating_what_is_missing_gives_an_answer(predicted: Callable[..., Study]) -> None:
@@ -366,7 +424,7 @@ def test_nothing_fits_at_an_unknown_speed_either(
     predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
 ) -> None:
     asked = predicted(replace(ask(), cluster=NO_RATES), memory_limit_bytes=2**20)
-    study, stop = play(asked, lambda settings: 20.0)
+    study, stop = play(asked, lambda settings: 2.0)
     assert len(study.probes) == 1
     assert stop.nothing_fits
     assert answer(study).alternatives == ()
@@ -466,18 +524,118 @@ def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_no
 ) -> None:
     request = next_probe(predicted())
     assert isinstance(request, ProbeRequest)
+    key = request.settings.settings_class
     accidents = (Outcome.WORKER_LOST, Outcome.CRASHED, Outcome.TIMEOUT)
     for outcome, closed in ((Outcome.INVALID, True), *((one, False) for one in accidents)):
-        probe = Probe(
-            id=1,
-            request=request,
-            state=ProbeState.DONE,
-            measurement=Measurement(outcome=outcome),
-        )
-        study = replace(predicted(), probes=(probe,))
-        assert request.settings.settings_class in forecast(study).failed
-        later = replace(study, probes_before=1)
-        assert (request.settings.settings_class in forecast(later).failed) is closed
+        study = replace(predicted(), probes=(ended(request, outcome),))
+        found, later = forecast(study), forecast(replace(study, probes_before=1))
+        assert (key in found.refused, key in found.accidents) == (closed, not closed)
+        assert (key in later.refused, key in later.accidents) == (closed, False)
+        assert (request.settings in found.estimates) is not closed
+
+
+def ended(request: ProbeRequest, outcome: Outcome, **known: Any) -> Probe:
+    """A first probe that did not end well."""
+    measurement = Measurement(outcome=outcome, **known)
+    return Probe(id=1, request=request, state=ProbeState.DONE, measurement=measurement)
+
+
+def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted: Callable[..., Study]) -> None:
+    request = next_probe(predicted())
+    assert isinstance(request, ProbeRequest)
+    probe = ended(request, Outcome.TIMEOUT, detail="TimeLimit", dry_run="key")
+    study = replace(predicted(), probes=(probe,))
+    assert request.settings not in forecast(study).estimates
+    assert next_probe(replace(study, probes_before=1)) != next_probe(study)
+
+
+def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    busy = {"type": "Crashed", "message": "ended by signal 9"}
+    study, stop = play(predicted(), lambda settings: busy)
+    (probe,) = study.probes
+    assert probe.measurement is not None
+    assert (probe.measurement.outcome, probe.measurement.detail) == (
+        Outcome.CRASHED,
+        "ended by signal 9",
+    )
+    assert stop.reason == (
+        "the best settings cannot be dry-run: the dry run of their class ended as crashed"
+        " (ended by signal 9)"
+    )
+    found = answer(study)
+    assert found.best == answer(predicted()).best
+    assert any("had an accident" in s and "ended by signal 9" in s for s in found.explanation)
+    assert "No dry run succeeded: all numbers are arithmetic." in found.explanation
+    assert not has_predicted_answer(study)
+    later = replace(study, probes_before=1)
+    again = next_probe(later)
+    assert isinstance(again, ProbeRequest)
+    assert (again.settings, again.repetition) == (probe.request.settings, 1)
+    settled, _ = play(later, lambda settings: 20.0)
+    assert has_predicted_answer(settled)
+
+
+def test_an_accident_does_not_settle_what_may_not_fit(
+    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+) -> None:
+    """Where the upper end of the memory is above the limit, a class that fits for sure leads."""
+    first = next_probe(predicted())
+    assert isinstance(first, ProbeRequest)
+    tight = forecast(predicted()).estimates[first.settings].expected_bytes + 1
+    busy = {"type": "TimeLimit", "message": "the machine is busy"}
+    asked = predicted(memory_limit_bytes=tight)
+    study, _ = play(asked, lambda s: busy if s == first.settings.settings_class else 5.0)
+    best = answer(study).best
+    assert best is not None
+    assert best.settings.settings_class != first.settings.settings_class
+    assert best.basis is Basis.DRY_RUN
+
+
+def sharded_is_unknown(monkeypatch: pytest.MonkeyPatch, *shardings: Sharding) -> None:
+    """As of settings that the cost model does not cover."""
+    nothing = dict.fromkeys(
+        ("allocated_bytes", "needed_bytes", "step_time_s", "tokens_per_s_per_gpu"), UNKNOWN
+    )
+
+    def predicted(*given: Any, **options: Any) -> Prediction:
+        found = predict(*given, **options)
+        unknown = given[-1].sharding in shardings
+        return replace(found, fits=False, why="odd", **nothing) if unknown else found
+
+    monkeypatch.setattr("tuner.planner.estimates.predict", predicted)
+
+
+def test_settings_that_are_not_covered_are_left_out_and_said(
+    predicted: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharded_is_unknown(monkeypatch, Sharding.FULL_SHARD)
+    study = predicted(memory_limit_bytes=77 * GIB + 1)  # of its own: arithmetic is kept by it
+    known = forecast(study)
+    assert {e.settings.sharding for e in known.estimates.values()} == {"ddp", "shard_grad_op"}
+    request = next_probe(study)
+    assert isinstance(request, ProbeRequest)
+    assert request.settings.sharding != Sharding.FULL_SHARD
+    found = answer(study)
+    assert found.best is not None
+    left = sum(s.sharding is Sharding.FULL_SHARD for s in known.space.legal)
+    said = f"Unknown of {left} of the {found.legal} legal settings, with full_shard: odd."
+    assert said in found.explanation
+
+
+def test_where_no_settings_are_covered_nothing_is_predicted(
+    predicted: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharded_is_unknown(monkeypatch, *Sharding)
+    study = predicted(memory_limit_bytes=77 * GIB + 2)
+    stop = next_probe(study)
+    assert isinstance(stop, Stop)
+    assert stop.reason == "nothing is predicted of any settings: odd"
+    found = answer(study)
+    assert (found.best, found.alternatives, stop.nothing_fits) == (None, (), "")
+    assert found.explanation[0] == "Nothing is predicted of any settings."
+    assert "odd." in found.explanation[1]
 
 
 def test_ties_go_to_less_memory_then_to_simplicity() -> None:

@@ -15,7 +15,7 @@ def test_accumulation_is_derived(ask: Ask) -> None:
     checked = check_settings(ask(), settings)
     assert checked.gradient_accumulation_steps == 4
     assert checked in enumerate_space(ask()).legal
-    assert settings_notes(ask(), settings) == ()
+    assert settings_notes(ask(), settings, given=("sharding", "micro_batch_size")) == ()
 
 
 def test_dead_knobs_are_collapsed_and_noted(ask: Ask) -> None:
@@ -24,7 +24,8 @@ def test_dead_knobs_are_collapsed_and_noted(ask: Ask) -> None:
     )
     checked = check_settings(ask(), settings)
     assert (checked.sharding, checked.sync_each_batch) == ("ddp", True)
-    notes = {note.knob: note.why for note in settings_notes(ask(), settings)}
+    given = ("sharding", "tp_size", "micro_batch_size", "sync_each_batch")
+    notes = {note.knob: note.why for note in settings_notes(ask(), settings, given=given)}
     assert set(notes) == {"sharding", "sync_each_batch"}
     assert notes["sharding"].startswith("sharding is ddp, not full_shard as asked")
 
@@ -98,14 +99,31 @@ def test_what_a_version_does_wrong_is_refused(ask: Ask) -> None:
     old = ask(name="accelerate", versions={"accelerate": "0.30"})
     settings = parse_settings("sharding=full_shard,micro_batch_size=2")
     with pytest.raises(UsageError, match=r"got 'true'; accelerate 0\.28 to 0\.30"):
-        check_settings(old, settings)
+        check_settings(old, settings, given=("sync_each_batch",))
+
+
+def test_a_knob_left_out_has_the_value_that_is_not_refused(ask: Ask) -> None:
+    old = ask(name="accelerate", versions={"accelerate": "0.30"})
+    settings = parse_settings("sharding=full_shard,micro_batch_size=2")
+    assert not check_settings(old, settings, given=("sharding",)).sync_each_batch
+    (note,) = settings_notes(old, settings, given=("sharding",))
+    assert note.why.startswith("sync_each_batch is false: accelerate 0.28 to 0.30 takes")
+    at_once = parse_settings("sharding=full_shard,micro_batch_size=8")
+    assert check_settings(old, at_once).sync_each_batch
+
+
+def test_a_restriction_to_what_is_refused_is_broken(ask: Ask) -> None:
+    old = ask(name="accelerate", versions={"accelerate": "0.30"}, sync_each_batch=(True,))
+    with pytest.raises(UsageError, match="sync_each_batch: got 'false'; is restricted to true"):
+        check_settings(old, parse_settings("sharding=full_shard,micro_batch_size=2"))
 
 
 def test_what_a_version_ignores_is_collapsed(ask: Ask) -> None:
     old = ask(name="accelerate", versions={"accelerate": "1.10"})
     settings = parse_settings("sharding=full_shard,micro_batch_size=2,sync_each_batch=false")
     assert check_settings(old, settings).sync_each_batch
-    (note,) = settings_notes(old, settings)
+    assert settings_notes(old, settings, given=("sharding",)) == ()
+    (note,) = settings_notes(old, settings, given=("sync_each_batch",))
     assert "not false as asked" in note.why
 
 

@@ -225,7 +225,10 @@ def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:
     question = ask(name="accelerate", versions={"accelerate": "0.30"})
     space = enumerate_space(question)
     assert set(map(frozenset, sync_by_sharding(space).values())) == {frozenset({False})}
-    assert "optimizer step after every micro-batch" in why(space, "sync_each_batch")
+    false, true = [dead.why for dead in space.dead_knobs if dead.knob == "sync_each_batch"]
+    assert false.startswith("sync_each_batch is false with gradient_accumulation_steps above 1: ")
+    assert "optimizer step after every micro-batch" in false
+    assert true.startswith("sync_each_batch is true: with gradient_accumulation_steps 1 there is")
     asked = enumerate_space(
         ask(name="accelerate", versions={"accelerate": "0.30"}, sync_each_batch=(True,))
     )

@@ -1,5 +1,7 @@
 """The answer to one line, in a process of its own."""
 
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from workers.probe.dry.operators import operator_of
@@ -16,6 +18,11 @@ OF_VALUES = (
 )
 """Errors by which code says that it does not know what to do with values: with the settings and
 the model of a dry run, which are all that it is given."""
+DELIBERATE = (ValueError, NotImplementedError)
+"""Of these, what our own code raises to refuse values. Another of them that it raises is a mistake
+of ours, and says nothing of the values."""
+OURS = Path(__file__).parents[1]
+"""The folder of the probe program."""
 OF_THE_MACHINE = (OSError, MemoryError)
 """Errors that say nothing of the values, wherever they are raised."""
 
@@ -60,7 +67,14 @@ def _rule(error: Exception) -> str:
     """Which rule the stack's own error is by."""
     if isinstance(error, UnsupportedByTensorParallel):
         return "tensor_parallel_plan"
-    return "stack" if isinstance(error, OF_VALUES) else ""
+    return "stack" if isinstance(error, OF_VALUES) and not _is_ours(error) else ""
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is a mistake of the probe program itself, by where it was raised."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    inside = OURS in Path(frame.f_code.co_filename).parents
+    return inside and not isinstance(error, DELIBERATE)
 
 
 def error_values(
