@@ -83,5 +83,5 @@ def _rotates(model: ModelConfig, index: int) -> bool:
 def _sparse(model: ModelConfig, index: int) -> bool:
     if not model.experts:
         return False
-    step, dense = model.fields.get("decoder_sparse_step", 1), model.fields.get("mlp_only_layers")
-    return (index + 1) % step == 0 and index not in (dense or ())
+    step = int(model.fields.get("decoder_sparse_step") or 1)
+    return (index + 1) % step == 0 and index not in (model.fields.get("mlp_only_layers") or ())

@@ -176,8 +176,8 @@ def _torch_bytes(
         by_phase={str(phase): size for phase, size in found.by_phase.items()},
         breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
         basis=Basis.ARITHMETIC,
-        low=costs.memory.arithmetic_low,
-        high=costs.memory.arithmetic_high,
+        low=costs.memory.arithmetic.low,
+        high=costs.memory.arithmetic.high,
     )
 
 
@@ -206,11 +206,11 @@ def _profile_bytes(
 ) -> AllocatedTensors:
     """A dry run's peak; as wide as arithmetic where it stands in for code that was not run."""
     peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
-    width = "arithmetic" if stands_in else "dry_run"
+    width = costs.memory.arithmetic if stands_in else costs.memory.dry_run
     return AllocatedTensors(
         by_phase={phase: float(size) for phase, size in peak.by_phase.items()},
         breakdowns={peak.phase: {k: float(v) for k, v in peak.breakdown.items()}},
         basis=Basis.DRY_RUN,
-        low=costs.memory[f"{width}_low"],
-        high=costs.memory[f"{width}_high"],
+        low=width.low,
+        high=width.high,
     )

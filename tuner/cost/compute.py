@@ -5,7 +5,7 @@ from math import exp
 
 from tuner.cluster import Cluster
 from tuner.cost.constants import Costs
-from tuner.cost.shards import COMPUTE_BYTES, layer_kinds
+from tuner.cost.shards import COMPUTE_BYTES, layer_variants
 from tuner.cost.stages import Stage, counts
 from tuner.layers import has_capped_scores
 from tuner.model import ModelConfig
@@ -32,23 +32,31 @@ def attended_keys(workload: Workload) -> float:
     that takes one goes through all keys. So do capped scores, computed operator by operator.
     """
     model, tokens = workload.model, workload.sequence_length
-    kinds = layer_kinds(model, tokens)
-    whole = sum(has_capped_scores(model) or masked for _, masked in kinds)
-    return tokens * (whole + (len(kinds) - whole) / 2) / len(kinds)
+    layers = layer_variants(model, tokens)
+    whole = sum(has_capped_scores(model) or layer.masked for layer in layers)
+    return tokens * (whole + (len(layers) - whole) / 2) / len(layers)
 
 
-def _capped_bytes_per_score(width: int) -> int:
-    """Device memory's traffic of one score, forward and backward, of numbers of ``width`` bytes.
+def _capped_bytes_per_score(width: int, *, again: bool) -> int:
+    """Device memory's traffic of one score, of numbers of ``width`` bytes.
 
     Every operator of ``eager_attention_forward`` in transformers' ``modeling_gemma2.py`` reads and
     writes all scores. Forward: the product writes them; scaling, division, tanh, multiplication and
-    the mask's addition each read and write them; softmax reads them and writes fp32, which is cast
-    back; the second product reads them. Backward: the products write the gradient, and read the
-    probabilities and it again twice; cast and softmax pass through fp32; tanh reads its result too.
+    the mask's addition each read and write them; softmax reads and writes fp32, to which they are
+    cast and from which they are cast back (ATen's ``SoftMax.cpp`` casts in its kernel from fp16
+    only); the second product reads them. Backward: the products write the gradient, and read the
+    probabilities and it again twice; both casts again; softmax multiplies gradient and result into
+    a buffer, and reads that and the result (``softmax_backward_cuda_out`` in ``SoftMax.cu``); tanh
+    reads its result too.
+
+    Args:
+        width: bytes of an element in matrix products.
+        again: whether forward is computed twice.
     """
-    forward = width + 5 * 2 * width + (width + 4) + (4 + width) + width
-    backward = 2 * width + (width + 4) + (8 + width) + 3 * width + 3 * 2 * width + 2 * width
-    return forward + backward
+    casts = 2 * (width + 4) if width < 4 else 0
+    forward = width + 5 * 2 * width + 2 * 4 + casts + width
+    backward = 2 * width + 6 * 4 + casts + 3 * width + 3 * 2 * width + 2 * width
+    return (1 + again) * forward + backward
 
 
 def stage_compute_s(
@@ -89,10 +97,11 @@ def stage_compute_s(
         layer += 6 * _idle_rows(model, tokens) * _expert_parameters(model)
         moved += 3 * width * _weights_read(model, tokens)
         narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
-    if has_capped_scores(model):
-        moved += _capped_bytes_per_score(width) * model.heads * workload.sequence_length * tokens
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
+    if has_capped_scores(model):
+        each = _capped_bytes_per_score(width, again=again > 1)
+        layer_s += each * model.heads * workload.sequence_length * tokens / rate
     logits = tokens * model.vocab_size
     head_s = 6 * model.hidden_size * logits / (peak * t.matmul_efficiency)
     head_s += t.logit_traffic * logits / rate

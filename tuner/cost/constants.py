@@ -9,6 +9,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
+
+
+class Width(NamedTuple):
+    """The ends of an interval, as factors of the value."""
+
+    low: float
+    high: float
+
+
+class Reserved(NamedTuple):
+    """Reserved over allocated bytes: the value, and the ends of its interval."""
+
+    factor: float
+    low: float
+    high: float
 
 
 class Table(Mapping[str, float]):
@@ -67,6 +83,16 @@ class MemoryCosts(Table):
     arithmetic_high: float
     """Its upper end."""
 
+    @property
+    def dry_run(self) -> Width:
+        """Of a dry run."""
+        return Width(self.dry_run_low, self.dry_run_high)
+
+    @property
+    def arithmetic(self) -> Width:
+        """Of arithmetic, and of a dry run of other code."""
+        return Width(self.arithmetic_low, self.arithmetic_high)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCosts(Table):
@@ -96,6 +122,18 @@ class DeviceCosts(Table):
     """Their 10% quantile."""
     reserved_fsdp1_high: float
     """Their 90% quantile."""
+
+    @property
+    def reserved(self) -> Reserved:
+        """Of one rank alone, and of all but FSDP1."""
+        return Reserved(self.reserved_factor, self.reserved_low, self.reserved_high)
+
+    @property
+    def reserved_fsdp1(self) -> Reserved:
+        """Of FSDP1."""
+        return Reserved(
+            self.reserved_fsdp1_factor, self.reserved_fsdp1_low, self.reserved_fsdp1_high
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +210,16 @@ class TimeCosts(Table):
     """The lower end for calibrated CPU ranks; assumed."""
     high_cpu: float
     """Its upper end; from errors on probes of them."""
+
+    @property
+    def within_nodes(self) -> Width:
+        """Of all but pipelines over nodes."""
+        return Width(self.low, self.high)
+
+    @property
+    def pipelined(self) -> Width:
+        """Of pipelines over nodes."""
+        return Width(self.low_pipelined, self.high_pipelined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

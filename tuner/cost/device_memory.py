@@ -64,11 +64,11 @@ def device_terms(
         figures.communicator_high_bytes,
     )
     communicators = each.scaled(communicator_count(settings, cluster))
-    factor = "reserved_fsdp1" if _uses_fsdp1(settings, cluster, framework) else "reserved"
-    names = (f"{factor}_factor", f"{factor}_low", f"{factor}_high")
+    fsdp1 = _uses_fsdp1(settings, cluster, framework)
+    reserved = figures.reserved_fsdp1 if fsdp1 else figures.reserved
     taken = allocated_bytes + (context.value or 0.0) + (communicators.value or 0.0)
     left = max(0.0, cluster.gpu.memory_bytes - taken)
-    free = [min(left, (figures[name] - 1) * allocated_bytes) for name in names]
+    free = [min(left, (factor - 1) * allocated_bytes) for factor in reserved]
     return DeviceTerms(
         context=context,
         communicators=communicators,

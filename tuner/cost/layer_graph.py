@@ -68,6 +68,7 @@ class _Layer:
         self.keys = model.kv_heads * model.head_dim / self.tp
         self.stream = self.r * self.own * self.hidden
         self.memory: dict[int, int] = {}  # of tensors that are parts of others
+        self.returned: tuple[int, ...] = ()  # what attention returns beside its output
         self.graph = Graph(self.stream, casts_weights=self.casts, keeps_casts=self.tp == 1)
 
     def program(self) -> Program:
@@ -77,6 +78,7 @@ class _Layer:
         x = 0
         for block in (self._attention, self._moe if self.sparse else self._mlp):
             x = self._add(x, self._after(block(self._before(x))))
+        self.graph.hold(*self.returned)
         return self.graph.compile(x)
 
     def _before(self, x: int) -> int:
@@ -209,14 +211,19 @@ class _Layer:
             q = self._inner_norm(q, self.queries, self.model.heads)
             k = self._inner_norm(k, self.keys, self.model.kv_heads)
         if self.architecture.rope is not None:
+            straight = q, k
             q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
+            self.graph.hold(*straight)
         dropout = self.fields.get("attention_dropout") or self.fields.get("attn_pdrop")
         attend = self._joined if self.model.model_type in _JOINED else self._fused
         if has_capped_scores(self.model):
             attend = self._capped
         elif dropout and self.key.device is Device.CPU:
             attend = self._unfused
-        return self._row(attend(q, k, v), self.queries, self.architecture.output_bias)
+        attended = attend(q, k, v)
+        out = self._row(attended, self.queries, self.architecture.output_bias)
+        self.graph.hold(x, q, k, v)
+        return out
 
     def _norms_queries(self) -> bool:
         return self._has(self.architecture.head_norms) or self.architecture.wide_norms
@@ -262,20 +269,32 @@ class _Layer:
         return self.model.heads / self.tp * float(self.tokens) ** 2
 
     def _capped(self, q: int, k: int, v: int) -> int:
-        """Attention operator by operator, with capped scores."""
+        """Attention operator by operator, with capped scores.
+
+        Softmax copies scores to fp32 first: ATen's kernel of both does so for fp16 only. The layer
+        holds the probabilities, which attention returns, to its end.
+        """
         graph, c, scores = self.graph, self.c, self._scores()
         size = c * self.tokens * self.queries
         k, v = self._repeated(k), self._repeated(v)
+        repeated = k, v
         q = graph.op(size, q)
         raw = graph.op(c * scores, q, k, saves=(q, k), forward_work=c * scores)
         capped = graph.op(
             c * scores, raw, output_saved=True, forward_work=c * scores, backward_work=c * scores
         )
         masked = graph.op(c * scores, capped, forward_work=c * scores, backward_work=c * scores)
-        soft = graph.op(4 * scores, masked, output_saved=True, backward_work=4 * scores)
+        soft = graph.op(
+            4 * scores, masked, output_saved=True, backward_work=4 * scores,
+            forward_work=4 * scores if c < 4 else 0.0,
+        )  # fmt: skip
         narrow = soft if c == 4 else graph.op(c * scores, soft)
+        graph.hold(masked)
         out = graph.op(size, narrow, v, saves=(narrow, v), forward_work=size)
-        return graph.op(size, out)
+        joined = graph.op(size, out)
+        graph.hold(*repeated)
+        self.returned = (narrow,)
+        return joined
 
     def _unfused(self, q: int, k: int, v: int) -> int:
         """CPU's attention with dropout: in fp32, with its weights, a mask and their product."""
@@ -292,6 +311,11 @@ class _Layer:
         return graph.op(self.c * self.tokens * self.queries, out, forward_work=size / 2)
 
     def _mlp(self, x: int) -> int:
+        out = self._dense(x)
+        self.graph.hold(x)
+        return out
+
+    def _dense(self, x: int) -> int:
         width = self.model.intermediate_size / self.tp
         name, bias = self._activation_name(), self.architecture.mlp_bias
         if not self.architecture.gated:
@@ -360,6 +384,7 @@ class _Layer:
         scaled = graph.op(weighed, down, routed, saves=(down,), backward_work=weighed)
         back = graph.op(weighed, scaled)
         out = graph.op(self.stream, back, forward_work=4 * self.own * self.hidden)
+        graph.hold(x, sent, down)
         shared = self.fields.get("shared_expert_intermediate_size")
         return self._add(out, self._shared(x, shared)) if shared else out
 

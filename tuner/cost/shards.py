@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
-from tuner import layers
 from tuner.cluster import Cluster, Device
 from tuner.cost.axes import is_fsdp, shard_ranks
 from tuner.cost.graph import Program
 from tuner.cost.layer_graph import LayerKey, layer_program
 from tuner.cost.units import Unit, largest_shard, model_units
+from tuner.layers import SLIDING, layer_kinds
 from tuner.model import ModelConfig
 from tuner.settings import Checkpointing, Settings
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
@@ -129,14 +130,14 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
 @lru_cache(maxsize=1024)
 def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
     model, tp = key.model, key.tp_size
-    kinds = layer_kinds(model, key.sequence_length)[: ceil(model.layers / pp_size)]
+    variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
     units = model_units(model, tp, ranks)
     made = {
-        kind: Layer(program=layer_program(key, sparse=kind[0], sliding=kind[1]), unit=unit)
-        for kind, unit in set(zip(kinds, units.layers[: len(kinds)], strict=True))
+        one: Layer(program=layer_program(key, sparse=one.sparse, sliding=one.masked), unit=unit)
+        for one, unit in set(zip(variants, units.layers[: len(variants)], strict=True))
     }
     tail, tied = units.tail.beside(units.root), model.tied_embeddings
-    layers = tuple(made[kind] for kind in kinds)
+    layers = tuple(made[one] for one in variants)
     return Shards(
         layers=layers,
         all_layers=Span.of(layers),
@@ -148,14 +149,23 @@ def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
     )
 
 
+class LayerVariant(NamedTuple):
+    """What makes two layers need different memory in sequences of one length."""
+
+    sparse: bool
+    """Whether it has experts."""
+    masked: bool
+    """Whether its attention takes a window's mask."""
+
+
 @lru_cache(maxsize=256)
-def layer_kinds(model: ModelConfig, sequence_length: int) -> tuple[tuple[bool, bool], ...]:
-    """Of each layer: whether it has experts, and whether its attention takes a window's mask."""
+def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVariant, ...]:
+    """The variant of each layer, in order."""
     window = model.fields.get("sliding_window") or 0
     masks = 0 < window <= sequence_length
     return tuple(
-        (kind.sparse, masks and kind.attention == layers.SLIDING)
-        for kind in layers.layer_kinds(model)
+        LayerVariant(sparse=kind.sparse, masked=masks and kind.attention == SLIDING)
+        for kind in layer_kinds(model)
     )
 
 

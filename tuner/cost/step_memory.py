@@ -12,7 +12,7 @@ from functools import lru_cache
 from tuner.cluster import Cluster
 from tuner.cost.categories import Phase
 from tuner.cost.layer_graph import WIDE_NORMS, dropout_mask
-from tuner.cost.shards import NEAR_ENDS, Layer, Span, copies_whole, layer_kinds, state_bytes
+from tuner.cost.shards import NEAR_ENDS, Layer, Span, copies_whole, layer_variants, state_bytes
 from tuner.cost.tape import (
     ACTIVATIONS,
     DDP_BUCKETS,
@@ -28,8 +28,7 @@ from tuner.cost.tape import (
 from tuner.cost.tensors import rotated_channels
 from tuner.cost.units import Unit
 from tuner.cost.wrapping import Wrapping
-from tuner.layers import has_capped_scores
-from tuner.layers import layer_kinds as attention_kinds
+from tuner.layers import has_capped_scores, layer_kinds
 from tuner.model_fields import ARCHITECTURES
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
@@ -136,9 +135,9 @@ class _Step(Wrapping):
         """
         square = sign * float(self.tokens) ** 2
         if has_capped_scores(self.model):
-            kinds = {kind.attention for kind in attention_kinds(self.model)}
+            kinds = {kind.attention for kind in layer_kinds(self.model)}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
-        elif any(masked for _, masked in layer_kinds(self.model, self.tokens)):
+        elif any(layer.masked for layer in layer_variants(self.model, self.tokens)):
             self.tape.fixed(ACTIVATIONS, square)
 
     @property

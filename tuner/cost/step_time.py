@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tuner.cluster import Cluster, Device
 from tuner.cost.axes import axis_sizes
 from tuner.cost.compute import peak_flops_per_s
-from tuner.cost.constants import Costs
+from tuner.cost.constants import Costs, Width
 from tuner.cost.links import Group, data_group, tensor_group, used_groups
 from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds, spans_nodes
 from tuner.cost.sharded_time import host_bytes_per_s, sharded_step_s
@@ -161,12 +161,9 @@ def _groups(settings: Settings, cluster: Cluster, *, piped: bool) -> Iterator[Gr
     yield from (group for group in found if group.ranks > 1)
 
 
-def _interval(
-    settings: Settings, cluster: Cluster, costs: Costs, *, piped: bool
-) -> tuple[float, float]:
+def _interval(settings: Settings, cluster: Cluster, costs: Costs, *, piped: bool) -> Width:
     t = costs.time
-    kind = "_pipelined" if piped and spans_nodes(settings, cluster) else ""
-    low, high = t[f"low{kind}"], t[f"high{kind}"]
+    width = t.pipelined if piped and spans_nodes(settings, cluster) else t.within_nodes
     if piped and cluster.gpu.name == FITTED_GPU:
-        return low, high
-    return min(low, t.low_unfitted), max(high, t.high_unfitted)
+        return width
+    return Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from tuner.layers import layer_kinds
 from tuner.model import ModelConfig
 from tuner.model_fields import ARCHITECTURES
 
@@ -89,17 +90,12 @@ def model_tensors(model: ModelConfig) -> ModelTensors:
     learned = (Tensor(model.max_sequence_length, hidden),) if a.rope is None else ()
     head: tuple[Tensor, ...] = () if model.tied_embeddings else (embedding,)
     head += (Tensor(model.vocab_size, 1, Split.ROWS),) * a.head_bias
-    step = int(model.fields.get("decoder_sparse_step") or 1)
-    dense = model.fields.get("mlp_only_layers") or ()
     return ModelTensors(
         embedding=(embedding,),
         positions=learned,
         dense_layer=_layer(model, _mlp(model, model.intermediate_size)),
         sparse_layer=_layer(model, _experts(model)) if model.experts else (),
-        is_sparse=tuple(
-            bool(model.experts) and (i + 1) % step == 0 and i not in dense
-            for i in range(model.layers)
-        ),
+        is_sparse=tuple(kind.sparse for kind in layer_kinds(model)),
         norm=_norm(model),
         head=head,
     )

@@ -8,7 +8,7 @@ from tuner.cost.compute import attended_keys, peak_flops_per_s, stage_compute_s
 from tuner.cost.constants import default_costs
 from tuner.cost.stages import Stage
 from tuner.model import read_model_config
-from tuner.settings import Settings
+from tuner.settings import Checkpointing, Settings
 from tuner.workload import Precision, Workload
 
 CLUSTER, COSTS = parse_cluster("h100-80gb"), default_costs()
@@ -101,13 +101,18 @@ def test_the_head_costs_its_vocabulary() -> None:
 
 
 def test_capped_scores_pass_through_memory() -> None:
-    """In bf16 the operators of modeling_gemma2 move 36 bytes of each score forward, 42 backward."""
+    """In bf16 the operators of modeling_gemma2 move 44 bytes of each score forward, 62 backward."""
     capped, tokens = of("gemma-2-2b", 8192), 8192
     fields = {**capped.model.as_config(), "attn_logit_softcapping": None}
     plain = replace(capped, model=read_model_config(fields, "plain"))
-    with_cap, without = (
-        stage_compute_s(asked, Settings(), CLUSTER, COSTS, LAYER) for asked in (capped, plain)
-    )
     rate = CLUSTER.gpu.memory_bytes_per_s
     assert rate is not None
-    assert with_cap - without == pytest.approx(78 * capped.model.heads * tokens**2 / rate)
+    for one, moved in (
+        (Settings(), 44 + 62),
+        (Settings(activation_checkpointing=Checkpointing.FULL), 2 * 44 + 62),
+    ):
+        with_cap, without = (
+            stage_compute_s(asked, one, CLUSTER, COSTS, LAYER) for asked in (capped, plain)
+        )
+        scores = capped.model.heads * tokens**2
+        assert with_cap - without == pytest.approx(moved * scores / rate)

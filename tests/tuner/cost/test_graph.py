@@ -94,3 +94,27 @@ def test_what_forward_keeps_backward_frees(
     assert net(program.backward, Kind.PASSING) == 0
     assert net(program.forward, Kind.PASSING) == 0  # the output in the place of the input
     assert highest(program.forward) >= program.kept_bytes - 7
+
+
+def test_parts_keep_the_whole_alive() -> None:
+    """Two halves of a tensor of 8 bytes, of which the second is used later."""
+    graph = Graph(4)
+    whole = graph.op(8, 0)
+    one, other = graph.ops((4, 4), whole, views=True)
+    used = graph.op(4, one)
+    program = graph.compile(graph.op(4, used, other))
+    assert highest(program.unsaved) == 8 + 4 + 4
+
+
+def test_locals_live_until_their_function_returns() -> None:
+    def program(*, held: bool) -> Program:
+        graph = Graph(4)
+        first = graph.op(8, 0)
+        last = graph.op(4, graph.op(2, first))
+        if held:
+            graph.hold(first)
+        return graph.compile(graph.op(4, last))
+
+    assert highest(program(held=False).unsaved) == 8 + 2
+    assert highest(program(held=True).unsaved) == 8 + 2 + 4
+    assert net(program(held=True).unsaved, Kind.PASSING) == 4  # the output, beside the input

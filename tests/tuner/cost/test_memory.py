@@ -86,7 +86,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 LARGEST_ERROR = {
-    Phase.FORWARD: 0.07,  # its highest moment is not followed between the layers; never the peak
+    Phase.FORWARD: 0.033,  # of GPT-2 with dropout on a CPU; of all others 0.009
     Phase.LOSS: 0.001,
     Phase.BACKWARD: 0.006,
     Phase.OPTIMIZER: 0.002,
@@ -131,6 +131,21 @@ def test_packed_experts_are_padded_where_ranks_outnumber_them(nodes: int, peak_g
     text = "sharding=full_shard,activation_checkpointing=full"
     found = memory(text, f"{nodes}x8xh100-80gb", MIXTRAL_OF_4_LAYERS)
     assert found.total_bytes / GIB == pytest.approx(peak_gib, rel=0.004)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tokens", "gib"),
+    [
+        ("gemma-2-2b", "sharding=full_shard,micro_batch_size=2", 8192, 15.87),
+        ("mixtral-8x7b", "sharding=hybrid_shard,micro_batch_size=8", 4096, 54.03),
+    ],
+)
+def test_locals_of_a_checkpointed_forward(name: str, text: str, tokens: int, gib: float) -> None:
+    """Dry runs of whole models: fp32 scores and experts' gates outlive their last use."""
+    workload = Workload(model=read(name), sequence_length=tokens, global_batch_size=64)
+    one = parse_settings(f"{text},activation_checkpointing=full")
+    found = step_memory(workload, one, parse_cluster("8xh100-80gb"))
+    assert found.in_phase(Phase.FORWARD) / GIB == pytest.approx(gib, rel=0.001)
 
 
 # ------------------------------------------------------------------------------- by hand

@@ -53,12 +53,12 @@ def _dry_run(request: Request, progress: Progress) -> dict[str, Any]:
         join_fake_group(request.spec.world_size)
         return {"trace": run.run()}
     except Exception as error:  # noqa: BLE001  (whatever it is becomes the answer)
-        of_machine = isinstance(error, OF_THE_MACHINE)
+        accident = isinstance(error, OF_THE_MACHINE) or _is_ours(error)
         return error_values(
             type(error).__name__,
             str(error)[:2000],
-            rule="" if of_machine else _rule(error),
-            operator="" if of_machine else operator_of(error),
+            rule="" if accident else _rule(error),
+            operator="" if accident else operator_of(error),
             phase=run.phase.name,
         )
 
@@ -67,14 +67,15 @@ def _rule(error: Exception) -> str:
     """Which rule the stack's own error is by."""
     if isinstance(error, UnsupportedByTensorParallel):
         return "tensor_parallel_plan"
-    return "stack" if isinstance(error, OF_VALUES) and not _is_ours(error) else ""
+    return "stack" if isinstance(error, OF_VALUES) else ""
 
 
 def _is_ours(error: Exception) -> bool:
     """Whether it is a mistake of the probe program itself, by where it was raised."""
+    if isinstance(error, DELIBERATE) or not isinstance(error, OF_VALUES):
+        return False
     *_, (frame, _) = walk_tb(error.__traceback__)
-    inside = OURS in Path(frame.f_code.co_filename).parents
-    return inside and not isinstance(error, DELIBERATE)
+    return OURS in Path(frame.f_code.co_filename).parents
 
 
 def error_values(
