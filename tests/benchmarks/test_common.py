@@ -13,5 +13,5 @@ import pytest
         (">= 1", float("nan"), False),
     ],
 )
-def test_a_goal_is_met_up_to_its_limit(benchmark, goal, value, met):
+def test_a_goal_is_met_up_to_its_limit(benchmark, goal, value, met) -> None:
     assert benchmark("common").Goal(name="x", goal=goal, value=value).met is met

@@ -25,37 +25,37 @@ def card(benchmark, rows: list) -> dict:
     }  # fmt: skip
 
 
-def test_the_committed_page_is_made_of_the_committed_results(report):
+def test_the_committed_page_is_made_of_the_committed_results(report) -> None:
     committed = report.PAGE.read_text(encoding="utf-8")
     assert report.rendered(committed, report.results()) == committed, "run make evidence"
 
 
-def test_the_committed_pictures_are_too(report):
+def test_the_committed_pictures_are_too(report) -> None:
     for name, text in report.pictures(report.results()).items():
         assert (report.PAGE.parent / name).read_text(encoding="utf-8") == text, "run make evidence"
 
 
-def test_every_result_is_in_the_overview(benchmark):
+def test_every_result_is_in_the_overview(benchmark) -> None:
     path = ROOT / "benchmarks" / "results" / "cli.json"
     (line,) = benchmark("evidence").overview([json.loads(path.read_text())])[2:]
     assert line.startswith("| cli | ")
     assert line.endswith("| 2 of 2 |")
 
 
-def test_without_a_card_every_figure_is_said_to_be_unknown(benchmark):
+def test_without_a_card_every_figure_is_said_to_be_unknown(benchmark) -> None:
     text = "\n".join(benchmark("evidence").cards([]))
     assert "No card has been measured" in text
     for goal in benchmark("gpu.goals").goals([], []):
         assert f"| {goal.name} | {goal.goal} | not measured |" in text
 
 
-def test_parts_that_were_not_run_are_said_to_be_so(benchmark):
+def test_parts_that_were_not_run_are_said_to_be_so(benchmark) -> None:
     text = "\n".join(benchmark("evidence").cards([card(benchmark, [row("memory", "a")])]))
     assert text.count("Not measured.") == 5
     assert "| grid: settings kept | >= 80 |  | not measured |" in text
 
 
-def test_peaks_are_shown_by_model_and_the_worst_by_name(benchmark):
+def test_peaks_are_shown_by_model_and_the_worst_by_name(benchmark) -> None:
     rows = [
         row("memory", str(n), predicted={"dry_run": told(1, n / 100), "arithmetic": told(1, 0.0)})
         for n in range(8)
@@ -67,7 +67,7 @@ def test_peaks_are_shown_by_model_and_the_worst_by_name(benchmark):
     assert [f"| {n}% |" in worst for n in (7, 6, 5, 4, 3, 2)] == [True] * 5 + [False]
 
 
-def test_the_issue_is_shown_with_its_evidence_and_wrong_verdicts_stand_out(benchmark):
+def test_the_issue_is_shown_with_its_evidence_and_wrong_verdicts_stand_out(benchmark) -> None:
     fits = {"fits": True, "gib": 55.0}
     wrong = {"dry_run": told(1024, 0.0, fits=False), "arithmetic": told(1024, 0.0)}
     rows = [
@@ -84,7 +84,7 @@ def test_the_issue_is_shown_with_its_evidence_and_wrong_verdicts_stand_out(bench
     assert "| too large | out of memory | oom | > 0.99 in backward | 1.00, does not fit |" in text
 
 
-def test_all_parts_of_a_card_are_shown(benchmark):
+def test_all_parts_of_a_card_are_shown(benchmark) -> None:
     on = {**SETTINGS, "tp_size": 4, "tp_recompute_allgather": True}
     rows = [
         row("recompute", "kept", settings={**on, "tp_recompute_allgather": False}),
@@ -103,7 +103,7 @@ def test_all_parts_of_a_card_are_shown(benchmark):
     assert "0.1% of peak allocated" in text
 
 
-def test_a_card_has_its_picture(benchmark):
+def test_a_card_has_its_picture(benchmark) -> None:
     evidence = benchmark("evidence")
     rows = [row("memory", "a"), row("memory", "b", model="other"), row("time", "a")]
     shown = card(benchmark, rows)

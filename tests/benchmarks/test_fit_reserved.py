@@ -8,12 +8,12 @@ def fit(benchmark):
     return benchmark("fit_reserved")
 
 
-def test_the_catalogue_has_what_the_fit_gives(fit):
+def test_the_catalogue_has_what_the_fit_gives(fit) -> None:
     for row in fit.rows(fit.tunings()):
         assert row["catalogue"] == round(row["fit"], 2), row["constant"]
 
 
-def test_the_fit_is_of_as_many_runs_as_the_catalogue_says(fit):
+def test_the_fit_is_of_as_many_runs_as_the_catalogue_says(fit) -> None:
     runs = fit.tunings()
     assert len(fit.usable(runs, alone=True)) == 15
     by_ranks = Counter(run.gpus for run in fit.usable(runs, alone=False))
@@ -21,12 +21,12 @@ def test_the_fit_is_of_as_many_runs_as_the_catalogue_says(fit):
     assert round(fit.least_outside_mib(runs)) == 940
 
 
-def test_a_quantile_has_its_share_of_the_values_below(fit):
+def test_a_quantile_has_its_share_of_the_values_below(fit) -> None:
     values = [float(value) for value in range(100)]
     assert [fit.quantile(values, share) for share in (0.1, 0.5, 0.9)] == [10, 50, 90]
 
 
-def test_runs_that_reserve_more_move_the_constants_of_their_ranks(fit):
+def test_runs_that_reserve_more_move_the_constants_of_their_ranks(fit) -> None:
     runs = [
         fit.Tuning(gpus=gpus, nvidia_smi_mib=1.5 * 20_000 + outside, allocated_bytes=20_000 * 2**20)
         for gpus, outside in ((1, 500), (2, 1000), (8, 1000))
@@ -38,6 +38,6 @@ def test_runs_that_reserve_more_move_the_constants_of_their_ranks(fit):
     assert found["reserved_factor"] == 1.5
 
 
-def test_full_devices_are_left_out(fit):
+def test_full_devices_are_left_out(fit) -> None:
     full = fit.Tuning(gpus=2, nvidia_smi_mib=77_000, allocated_bytes=2**30)
     assert fit.usable([full], alone=False) == []

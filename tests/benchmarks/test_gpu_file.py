@@ -16,7 +16,7 @@ def opened(benchmark, tmp_path):
     return lambda device="NVIDIA H200": module.ResultFile(tmp_path / "h200.json", "h200", device)
 
 
-def test_rows_are_there_again_when_it_is_opened_again(opened, tmp_path):
+def test_rows_are_there_again_when_it_is_opened_again(opened, tmp_path) -> None:
     opened().add(row("one"))
     again = opened()
     again.add(row("two"))
@@ -26,12 +26,12 @@ def test_rows_are_there_again_when_it_is_opened_again(opened, tmp_path):
     assert {"name", "date", "commit", "versions", "device", "goals"} <= kept.keys()
 
 
-def test_it_is_whole_without_rows_too(opened, tmp_path):
+def test_it_is_whole_without_rows_too(opened, tmp_path) -> None:
     opened().write()
     assert json.loads((tmp_path / "h200.json").read_text())["rows"] == []
 
 
-def test_what_could_not_be_run_is_tried_again_and_replaced(opened):
+def test_what_could_not_be_run_is_tried_again_and_replaced(opened) -> None:
     file = opened()
     file.add(row("one", outcome="not_run"))
     assert file.done == frozenset()
@@ -39,7 +39,7 @@ def test_what_could_not_be_run_is_tried_again_and_replaced(opened):
     assert [one["outcome"] for one in file.rows] == ["ok"]
 
 
-def test_a_failed_write_leaves_the_rows_that_were_there(opened, tmp_path):
+def test_a_failed_write_leaves_the_rows_that_were_there(opened, tmp_path) -> None:
     file = opened()
     file.add(row("one"))
     with pytest.raises(TypeError):
@@ -47,13 +47,13 @@ def test_a_failed_write_leaves_the_rows_that_were_there(opened, tmp_path):
     assert opened().done == {"one"}
 
 
-def test_another_card_is_refused(opened):
+def test_another_card_is_refused(opened) -> None:
     opened().add(row("one"))
     with pytest.raises(UsageError, match="NVIDIA H200, here is NVIDIA L4"):
         opened("NVIDIA L4")
 
 
-def test_another_release_is_refused(opened, tmp_path):
+def test_another_release_is_refused(opened, tmp_path) -> None:
     opened().add(row("one"))
     path = tmp_path / "h200.json"
     kept = json.loads(path.read_text())
@@ -64,13 +64,13 @@ def test_another_release_is_refused(opened, tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"rows": [', "{}", '{"name": "predict", "rows": []}'])
-def test_another_file_is_refused(opened, tmp_path, text):
+def test_another_file_is_refused(opened, tmp_path, text) -> None:
     (tmp_path / "h200.json").write_text(text)
     with pytest.raises(UsageError, match="is no result of this"):
         opened()
 
 
-def test_what_a_case_takes_is_judged_by_the_nearest_before_it(opened):
+def test_what_a_case_takes_is_judged_by_the_nearest_before_it(opened) -> None:
     file = opened()
     assert file.expected_s("grid", "a") == 0.0
     file.add(row("one", model="b", case_s=50.0))
@@ -84,7 +84,7 @@ def test_what_a_case_takes_is_judged_by_the_nearest_before_it(opened):
     assert file.expected_s("seed", "a") == 20.0
 
 
-def test_rates_are_there_again_when_it_is_opened_again(opened):
+def test_rates_are_there_again_when_it_is_opened_again(opened) -> None:
     file = opened()
     file.add(row("one"))
     file.keep_rates({"flops_per_s": 1e12})

@@ -16,13 +16,13 @@ def off(name: str, error: float, **other):
     return row("memory", name, predicted=predicted, **other)
 
 
-def test_nothing_is_met_where_nothing_was_measured(goals):
+def test_nothing_is_met_where_nothing_was_measured(goals) -> None:
     found = goals([])
     assert not any(goal.met for goal in found.values())
     assert all(goal.value is None for goal in found.values())
 
 
-def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals):
+def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals) -> None:
     rows = [off("a", 0.01), off("b", -0.03), off("c", 0.02)]
     what = "memory, dry run: peak allocated against emulated"
     found = goals(rows)
@@ -33,13 +33,13 @@ def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals):
     assert not worse[f"{what}, largest error"].met
 
 
-def test_only_peaks_of_probes_that_ended_well_are_compared(goals):
+def test_only_peaks_of_probes_that_ended_well_are_compared(goals) -> None:
     rows = [off("a", 0.01), no_memory("memory", "b"), off("c", 0.0, outcome="not_run")]
     rows.append(row("memory", "d", predicted={"dry_run": None, "arithmetic": told(1000, 0.0)}))
     assert goals(rows)["memory: settings compared"].value == 1
 
 
-def test_models_are_counted(goals):
+def test_models_are_counted(goals) -> None:
     rows = [off(str(n), 0.0, model=f"m{n % 3}") for n in range(41)]
     found = goals(rows)
     assert found["memory: settings compared"].met
@@ -54,7 +54,7 @@ def seed(name: str, *, fits: bool, said: bool, ended: bool, run: bool = True):
     return make("seed", name, published={"fits": fits, "gib": None}, predicted=predicted) | other
 
 
-def test_verdicts_are_right_when_probe_and_publication_agree(goals):
+def test_verdicts_are_right_when_probe_and_publication_agree(goals) -> None:
     what = "issue 29425 under an 80 GiB cap"
     rows = [
         seed("a", fits=True, said=True, ended=True),
@@ -71,7 +71,7 @@ def test_verdicts_are_right_when_probe_and_publication_agree(goals):
     assert goals(seven)[f"{what}, emulated: verdicts right of 7"].met
 
 
-def test_computing_is_judged_by_each_way_of_having_rates(goals):
+def test_computing_is_judged_by_each_way_of_having_rates(goals) -> None:
     def timed(name: str, catalogue: float, calibrated: float | None):
         seen = {"measured_s": 0.1, "catalogue_s": catalogue, "calibrated_s": calibrated}
         return row("time", name, computing=seen)
@@ -92,7 +92,7 @@ def warm_pair(model: str, warm_s: float, mib: float):
         yield row("warm", "", key=f"warm {way} {model} x #0", way=way, model=model, measurement=one)
 
 
-def test_warm_probes_are_judged_by_seconds_and_by_what_of_them_is_measured(goals):
+def test_warm_probes_are_judged_by_seconds_and_by_what_of_them_is_measured(goals) -> None:
     found = goals([*warm_pair("llama-3.2-1b", 4.0, 1005), *warm_pair("llama-3.1-8b", 12.5, 995)])
     assert found["warm probes of llama-3.2-1b: s each, median"].value == 4.0
     assert found["warm probes of llama-3.2-1b: s each, median"].met
@@ -105,7 +105,7 @@ def test_warm_probes_are_judged_by_seconds_and_by_what_of_them_is_measured(goals
     assert not goals(list(warm_pair("llama-3.2-1b", 4.0, 1020)))[same.name].met
 
 
-def test_the_grid_and_the_longest_run_are_counted(goals):
+def test_the_grid_and_the_longest_run_are_counted(goals) -> None:
     rows = [row("grid", str(n)) for n in range(79)]
     runs = [{"part": "grid", "wall_s": 400.0}, {"part": "grid", "wall_s": 500.0}]
     found = goals(rows, runs)
@@ -114,7 +114,7 @@ def test_the_grid_and_the_longest_run_are_counted(goals):
     assert goals([*rows, row("grid", "79")], runs[:1])["grid: settings kept"].met
 
 
-def test_recompute_saves_memory_and_takes_time(benchmark):
+def test_recompute_saves_memory_and_takes_time(benchmark) -> None:
     def one(tp: int, on: bool, mib: float, seconds: float, number: int):
         settings = {**SETTINGS, "tp_size": tp, "tp_recompute_allgather": on}
         shown = measurement(mib, [seconds], 0.1, 10.0)

@@ -40,7 +40,7 @@ def read(tmp_path: Path) -> dict:
     return json.loads((tmp_path / "cpu.json").read_text())
 
 
-def test_a_part_runs_with_torch_transformers_and_accelerate_alone(tmp_path):
+def test_a_part_runs_with_torch_transformers_and_accelerate_alone(tmp_path) -> None:
     done = reduced(tmp_path, "time")
     assert done.returncode == 0, done.stderr
     found = read(tmp_path)
@@ -59,7 +59,7 @@ def test_a_part_runs_with_torch_transformers_and_accelerate_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_parts_run_in_small(tmp_path):
+def test_all_parts_run_in_small(tmp_path) -> None:
     done = reduced(tmp_path, "all")
     assert done.returncode == 0, done.stderr
     rows = read(tmp_path)["rows"]
@@ -79,7 +79,7 @@ def test_all_parts_run_in_small(tmp_path):
     assert sizes[2:] == pytest.approx(sizes[:2], rel=0.01)
 
 
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_without_a_gpu_it_says_so(tmp_path) -> None:
     environment = {**os.environ, "PATH": ""}  # no nvidia-smi
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), "memory"],
@@ -89,7 +89,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert "nvidia-smi shows no GPU here" in done.stderr
 
 
-def test_a_cpu_makes_no_result_of_a_card(tmp_path):
+def test_a_cpu_makes_no_result_of_a_card(tmp_path) -> None:
     done = run(tmp_path, "memory", "--device", "cpu", "--reduced")
     assert done.returncode == 2
     assert "--out is needed" in done.stderr

@@ -50,7 +50,7 @@ def tried(benchmark, rows):
     return make
 
 
-def test_a_row_sets_what_is_predicted_beside_what_was_seen(rows, grid, tried):
+def test_a_row_sets_what_is_predicted_beside_what_was_seen(rows, grid, tried) -> None:
     found = rows.row_of(tried(grid[0], 30.0, 2.0), "abc")
     told = found["predicted"]["arithmetic"]
     value = told["allocated_bytes"]["value"]
@@ -62,13 +62,13 @@ def test_a_row_sets_what_is_predicted_beside_what_was_seen(rows, grid, tried):
     assert "losses" not in found["measurement"]  # of a rank alone they mean nothing
 
 
-def test_what_was_not_run_says_why_and_is_predicted_all_the_same(rows, grid):
+def test_what_was_not_run_says_why_and_is_predicted_all_the_same(rows, grid) -> None:
     found = rows.row_of(rows.Tried(found=grid[0], probed=None, why_not="no card"), "abc")
     assert (found["outcome"], found["detail"], found["measurement"]) == ("not_run", "no card", None)
     assert found["predicted"]["arithmetic"]["fits"] is True
 
 
-def test_the_grid_can_be_replayed_as_the_probes_of_a_study(rows, grid, tried):
+def test_the_grid_can_be_replayed_as_the_probes_of_a_study(rows, grid, tried) -> None:
     kept = [tried(one, 10.0 + n, 3.0 - n) for n, one in enumerate(grid[:3])]
     text = json.dumps([rows.row_of(one, "abc") for one in kept])
     table = rows.replay_table(json.loads(text))

@@ -49,7 +49,7 @@ def run_part(benchmark):
     return benchmark("gpu.program").run_part
 
 
-def test_a_part_that_is_done_is_not_run_again(started, run_part):
+def test_a_part_that_is_done_is_not_run_again(started, run_part) -> None:
     run, seen = started("grid", 100.0)
     assert run_part(run) == 0
     assert len(seen) == 2
@@ -58,7 +58,7 @@ def test_a_part_that_is_done_is_not_run_again(started, run_part):
     assert [one["rows"] for one in run.file.runs] == [2, 0]
 
 
-def test_no_case_is_started_that_cannot_end_in_time(started, run_part):
+def test_no_case_is_started_that_cannot_end_in_time(started, run_part) -> None:
     run, seen = started("grid", 10.0)
     run.file.add({"key": "earlier", "part": "grid", "model": "tiny", "outcome": "ok",
                   "case_s": 9.0})  # fmt: skip
@@ -69,20 +69,20 @@ def test_no_case_is_started_that_cannot_end_in_time(started, run_part):
     assert len(seen) == 2
 
 
-def test_the_end_of_time_says_nothing_of_a_case(started, run_part):
+def test_the_end_of_time_says_nothing_of_a_case(started, run_part) -> None:
     run, seen = started("grid", 5.0, Outcome.TIMEOUT)
     assert run_part(run) == 2
     assert len(seen) == 1
     assert run.file.rows == []
 
 
-def test_a_probe_that_hangs_is_kept_as_such(started, run_part):
+def test_a_probe_that_hangs_is_kept_as_such(started, run_part) -> None:
     run, _ = started("grid", 500.0, Outcome.TIMEOUT)
     assert run_part(run) == 0
     assert {row["outcome"] for row in run.file.rows} == {"timeout"}
 
 
-def test_one_process_is_kept_warm_for_all_cases_of_that_way(started, run_part):
+def test_one_process_is_kept_warm_for_all_cases_of_that_way(started, run_part) -> None:
     run, seen = started("warm", 100.0)
     assert run_part(run) == 0
     assert [key.split()[1] for key in seen] == ["cold", "cold", "warm", "warm"]
@@ -90,7 +90,7 @@ def test_one_process_is_kept_warm_for_all_cases_of_that_way(started, run_part):
 
 def test_dry_runs_that_do_not_end_in_time_leave_the_case_for_the_next_run(
     started, run_part, benchmark
-):
+) -> None:
     from concurrent.futures import Future
 
     class Never:
@@ -103,7 +103,9 @@ def test_dry_runs_that_do_not_end_in_time_leave_the_case_for_the_next_run(
     assert run.file.rows == []
 
 
-def test_rates_are_measured_once_for_the_part_about_time(started, run_part, benchmark, monkeypatch):
+def test_rates_are_measured_once_for_the_part_about_time(
+    started, run_part, benchmark, monkeypatch
+) -> None:
     asked = []
 
     class Rates:
@@ -135,7 +137,7 @@ def test_rates_are_measured_once_for_the_part_about_time(started, run_part, benc
 
 def test_without_rates_the_part_about_time_goes_on(
     started, run_part, benchmark, monkeypatch, capsys
-):
+) -> None:
     def calibration(place, kept):
         raise ProbeError("rank 0 ended with exit code 1")
 

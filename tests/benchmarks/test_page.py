@@ -8,25 +8,25 @@ RESULT = json.loads((ROOT / "benchmarks" / "results" / "predict.json").read_text
 PAGE = (ROOT / "docs" / "prediction.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_every_goal_as_the_result_has_it():
+def test_the_page_shows_every_goal_as_the_result_has_it() -> None:
     for goal in RESULT["goals"]:
         met = "met" if goal["met"] else "**missed**"
         line = f"| {goal['name']} | {goal['goal']} | {goal['value']:.3g} | {met} |"
         assert line in PAGE, goal["name"]
 
 
-def test_the_page_shows_no_other_goals():
+def test_the_page_shows_no_other_goals() -> None:
     shown = PAGE.split("<!-- goals: begin -->")[1].split("<!-- goals: end -->")[0]
     lines = [line for line in shown.splitlines() if line.endswith(("| met |", "**missed** |"))]
     assert len(lines) == len(RESULT["goals"])
 
 
-def test_the_page_counts_what_was_met():
+def test_the_page_counts_what_was_met() -> None:
     met = sum(goal["met"] for goal in RESULT["goals"])
     assert f"{met} of {len(RESULT['goals'])} met" in PAGE
 
 
-def test_goals_are_judged_by_their_values():
+def test_goals_are_judged_by_their_values() -> None:
     for goal in RESULT["goals"]:
         sign, limit = goal["goal"].split()
         value = goal["value"]
@@ -34,7 +34,7 @@ def test_goals_are_judged_by_their_values():
         assert goal["met"] is met, goal["name"]
 
 
-def test_the_page_is_what_the_benchmark_writes_of_the_result(benchmark):
+def test_the_page_is_what_the_benchmark_writes_of_the_result(benchmark) -> None:
     assert benchmark("page").filled(PAGE, RESULT) == PAGE
 
 
@@ -102,11 +102,11 @@ EMPTY = "".join(
         "| x | z | 3 | 50% | 100% |  |",
     ],
 )
-def test_a_planted_result_is_shown(benchmark, line):
+def test_a_planted_result_is_shown(benchmark, line) -> None:
     assert line in benchmark("page").filled(EMPTY, PLANTED).splitlines()
 
 
-def test_what_is_between_markers_is_replaced_and_the_rest_is_kept(benchmark):
+def test_what_is_between_markers_is_replaced_and_the_rest_is_kept(benchmark) -> None:
     page = benchmark("page")
     once = page.filled(EMPTY, PLANTED)
     assert page.filled(once, PLANTED) == once
@@ -114,6 +114,6 @@ def test_what_is_between_markers_is_replaced_and_the_rest_is_kept(benchmark):
     assert all(f"kept {name}" in once for name in page.SECTIONS)
 
 
-def test_a_page_without_a_marker_is_refused(benchmark):
+def test_a_page_without_a_marker_is_refused(benchmark) -> None:
     with pytest.raises(ValueError, match="unpack"):
         benchmark("page").filled(EMPTY.replace("sweep: end", "sweep"), PLANTED)

@@ -28,7 +28,7 @@ def told(module, value, block=0):
         (0.95e6, 50_000, True, False, False),
     ],
 )
-def test_a_block_is_allowed_in_one_of_two_views(module, value, block, near, strict, inside):
+def test_a_block_is_allowed_in_one_of_two_views(module, value, block, near, strict, inside) -> None:
     found = told(module, value, block)
     assert (found["near"], found["within_1%"], found["inside"]) == (near, strict, inside)
     assert found["error"] == pytest.approx(value / 1e6 - 1)
@@ -47,18 +47,18 @@ def missed(goals):
     return [goal.name for goal in goals if not goal.met]
 
 
-def test_what_was_measured_meets_all_goals(module):
+def test_what_was_measured_meets_all_goals(module) -> None:
     assert missed(module.goals(rows(module))) == []
 
 
-def test_a_prediction_within_a_block_misses_the_stricter_goal_alone(module):
+def test_a_prediction_within_a_block_misses_the_stricter_goal_alone(module) -> None:
     bad = {"arithmetic": told(module, 1.015e6, 50_000)}
     goals = module.goals(rows(module, bad))
     assert missed(goals) == ["CPU probes: share with arithmetic within 1%"]
     assert next(goal.value for goal in goals if not goal.met) == pytest.approx(39 / 40)
 
 
-def test_a_row_without_a_dry_run_misses(module):
+def test_a_row_without_a_dry_run_misses(module) -> None:
     assert missed(module.goals(rows(module, {"dry_run": None}))) == [
         "CPU probes: share with dry run within 1% or one gathered block",
         "CPU probes: share with dry run within 1%",
@@ -66,7 +66,7 @@ def test_a_row_without_a_dry_run_misses(module):
     ]
 
 
-def test_the_profiler_is_judged_by_itself(module):
+def test_the_profiler_is_judged_by_itself(module) -> None:
     goals = module.goals(rows(module, {"dry_run_by_profiler": told(module, 2e6)}))
     assert {name.split(":")[0] for name in missed(goals)} == {
         "CPU probes, by the profiler's events"
@@ -76,12 +76,12 @@ def test_the_profiler_is_judged_by_itself(module):
     )
 
 
-def test_no_profiled_row_is_no_success(module):
+def test_no_profiled_row_is_no_success(module) -> None:
     goals = module.goals(rows(module, profiled=0))
     assert [g.value for g in goals if g.name.startswith("CPU probes, by the pro")] == [0, 0, 0]
 
 
-def test_the_committed_measurements_are_all_of_known_cases(module):
+def test_the_committed_measurements_are_all_of_known_cases(module) -> None:
     probed = module.probed(module.load())
     assert len(probed) >= 40
     assert sum(bool(one.profiled) for one in probed) == 6

@@ -26,11 +26,11 @@ def missed(goals):
     return [goal.name for goal in goals if not goal.met]
 
 
-def test_what_was_measured_meets_all_goals(module):
+def test_what_was_measured_meets_all_goals(module) -> None:
     assert missed(module.issue_goals(issue())) == []
 
 
-def test_one_wrong_verdict_is_seen(module):
+def test_one_wrong_verdict_is_seen(module) -> None:
     rows = issue()
     rows[1]["dry_run"]["verdict_right"] = False
     assert missed(module.issue_goals(rows)) == ["29425, dry run: verdicts right of 7"]
@@ -44,13 +44,13 @@ def test_one_wrong_verdict_is_seen(module):
         (3, 75, "Mixtral, 8-bit AdamW: GiB off the measured -14"),
     ],
 )
-def test_each_difference_is_between_its_rows(module, place, gib, name):
+def test_each_difference_is_between_its_rows(module, place, gib, name) -> None:
     found = missed(module.issue_goals(issue({place: gib})))
     assert f"29425, dry run: {name}" in found
     assert f"29425, arithmetic: {name}" in found
 
 
-def test_a_row_without_a_dry_run_is_unknown_and_misses(module):
+def test_a_row_without_a_dry_run_is_unknown_and_misses(module) -> None:
     rows = issue()
     rows[3]["dry_run"] = None
     found = missed(module.issue_goals(rows))
@@ -68,7 +68,7 @@ def dlrover(factor=1.0, stated=None):
     return rows
 
 
-def test_dlrover_is_judged_with_and_without_what_its_script_does(module, benchmark):
+def test_dlrover_is_judged_with_and_without_what_its_script_does(module, benchmark) -> None:
     nothing = benchmark("public_rows").NOTHING_STATED
     goals = module.dlrover_goals(dlrover(1.01), dlrover(0.5, nothing) + dlrover(0.7, "use_cache"))
     assert missed(goals) == [
@@ -81,14 +81,14 @@ def test_dlrover_is_judged_with_and_without_what_its_script_does(module, benchma
     assert by_name["DLRover, dry run, its script not stated: slope in 1/N, error"] == 0.5
 
 
-def test_a_slope_can_be_wrong_where_peaks_are_right(module, benchmark):
+def test_a_slope_can_be_wrong_where_peaks_are_right(module, benchmark) -> None:
     rows = dlrover()
     rows[0] = {**rows[0], "dry_run": {"gib": 39.7, "error": 1 / 38.7}}
     found = missed(module.dlrover_goals(rows, dlrover(1, benchmark("public_rows").NOTHING_STATED)))
     assert found == ["DLRover, dry run: slope in 1/N, error"]
 
 
-def test_intervals_count_rows_that_were_measured(module):
+def test_intervals_count_rows_that_were_measured(module) -> None:
     rows = issue()
     for place in (0, 1):  # the second ran out of memory: no figure that could lie inside
         rows[place]["dry_run"]["inside"] = False

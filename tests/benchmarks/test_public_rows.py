@@ -6,7 +6,7 @@ def module(benchmark):
     return benchmark("public_rows")
 
 
-def test_the_rows_are_those_of_the_table(module):
+def test_the_rows_are_those_of_the_table(module) -> None:
     issue = module.issue_rows()
     assert [row.measured_gib for row in issue] == [79, None, 80, 66, 55, None, 55]
     assert {row.headroom for row in issue} == {0}
@@ -14,17 +14,17 @@ def test_the_rows_are_those_of_the_table(module):
     assert len(module.torchtitan_rows()) == 4
 
 
-def test_fsdp1_is_what_the_stated_versions_say(module):
+def test_fsdp1_is_what_the_stated_versions_say(module) -> None:
     stacks = {row.stack.fsdp_version for row in (*module.issue_rows(), *module.dlrover_rows())}
     assert stacks == {1}
 
 
-def test_differences_are_the_first_row_less_the_other(module):
+def test_differences_are_the_first_row_less_the_other(module) -> None:
     rows = [{"dry_run": {"gib": 66.0}}, {"dry_run": {"gib": 80.0}}]
     assert module.difference(rows, "dry_run", 0, 1) == -14
 
 
-def test_the_slope_is_between_the_fewest_and_the_most_gpus(module):
+def test_the_slope_is_between_the_fewest_and_the_most_gpus(module) -> None:
     rows = [
         {"dry_run": {"gib": gib}, "measured_gib": measured}
         for gib, measured in ((39.0, 38.0), (0.0, 99.0), (30.0, 30.0))
@@ -32,7 +32,7 @@ def test_the_slope_is_between_the_fewest_and_the_most_gpus(module):
     assert module.slope_error(rows, "dry_run") == pytest.approx(9 / 8 - 1)
 
 
-def test_fewer_facts_of_dlrovers_script_are_told_apart(module):
+def test_fewer_facts_of_dlrovers_script_are_told_apart(module) -> None:
     stated = module.dlrover_stated()
     scripts = {name: rows[0].script.as_dict() for name, rows in stated.items()}
     assert not any(scripts[module.NOTHING_STATED].values())
@@ -42,7 +42,7 @@ def test_fewer_facts_of_dlrovers_script_are_told_apart(module):
     assert {rows[0].stack.fsdp_version for rows in stated.values()} == {1}
 
 
-def test_arithmetic_of_dlrover_misses_without_and_not_with_the_facts(module):
+def test_arithmetic_of_dlrover_misses_without_and_not_with_the_facts(module) -> None:
     peaks = {
         name: [module._predict(row, None).allocated_bytes.value / 2**30 for row in rows]
         for name, rows in module.dlrover_stated().items()
@@ -54,7 +54,7 @@ def test_arithmetic_of_dlrover_misses_without_and_not_with_the_facts(module):
         assert plain < 0.6 * seen
 
 
-def test_lines_hold_every_row_of_both_ways(module):
+def test_lines_hold_every_row_of_both_ways(module) -> None:
     rows = [
         {"stated": stated, "dry_run": {"gib": gib, "error": error}, "arithmetic": None}
         for stated, error in (("nothing", -0.5), ("all", 0.01))

@@ -26,7 +26,7 @@ def row(table, measured, ran, ours):
     )
 
 
-def test_errors_and_verdicts_of_both(table):
+def test_errors_and_verdicts_of_both(table) -> None:
     rows = [
         row(table, 100.0, True, (90.0, True)),
         row(table, 50.0, True, (51.0, True)),
@@ -44,7 +44,7 @@ def test_errors_and_verdicts_of_both(table):
     assert theirs["balanced_accuracy"] == 0.5
 
 
-def test_where_all_ran_no_verdict_was_at_stake(table):
+def test_where_all_ran_no_verdict_was_at_stake(table) -> None:
     ours, theirs = table.table("here", [row(table, 100.0, True, (90.0, True))])
     assert ours["verdicts_right"] == theirs["verdicts_right"] == ""
     assert ours["balanced_accuracy"] is None

@@ -22,7 +22,9 @@ def rivals(benchmark):
         (Sharding.FULL_SHARD, 8 / 8, 16 / 8),
     ],
 )
-def test_accelerates_figures_are_divided_where_they_are_sharded(rivals, sharding, mixed, fp32):
+def test_accelerates_figures_are_divided_where_they_are_sharded(
+    rivals, sharding, mixed, fp32
+) -> None:
     shards = 1 if sharding is Sharding.DDP else 8
     assert rivals.accelerate_sharded(WHOLE, sharding, shards) == mixed
     assert rivals.accelerate_sharded(FP32, sharding, shards) == fp32
@@ -37,7 +39,7 @@ def test_accelerates_figures_are_divided_where_they_are_sharded(rivals, sharding
         (Sharding.FULL_SHARD, 16 / 8),
     ],
 )
-def test_the_papers_stages_shard_one_more_part_each(rivals, sharding, per_parameter):
+def test_the_papers_stages_shard_one_more_part_each(rivals, sharding, per_parameter) -> None:
     shards = 1 if sharding is Sharding.DDP else 8
     assert rivals.states_bytes(1000, sharding, shards) == 1000 * per_parameter
 
@@ -51,14 +53,14 @@ def test_the_papers_stages_shard_one_more_part_each(rivals, sharding, per_parame
         (Sharding.FULL_SHARD, 4 * 100 + 18 * 1000 / 8),
     ],
 )
-def test_deepspeeds_formulas(rivals, monkeypatch, sharding, expected):
+def test_deepspeeds_formulas(rivals, monkeypatch, sharding, expected) -> None:
     monkeypatch.setattr(rivals, "_counts", lambda model: (1000, 100))
     shards = 1 if sharding is Sharding.DDP else 8
     found = rivals.deepspeed_bytes(None, Settings(sharding=sharding), 1, shards)
     assert found == pytest.approx(expected)
 
 
-def test_ranks_that_share(rivals):
+def test_ranks_that_share(rivals) -> None:
     cluster = parse_cluster("2x8xh100-80gb")
     shards = {s: rivals.shard_size(Settings(sharding=s), cluster) for s in Sharding}
     assert shards == {

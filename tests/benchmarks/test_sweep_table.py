@@ -26,7 +26,7 @@ def told_exactly(table, sweep, *, memory=1.0, speed=1.0, stage="worst", of="8B, 
     return found
 
 
-def test_a_right_prediction_has_no_error_and_no_regret(table, sweep):
+def test_a_right_prediction_has_no_error_and_no_regret(table, sweep) -> None:
     pairs = told_exactly(table, sweep)
     line = table.line("all", pairs)
     assert line["n"] == len(pairs) > 20
@@ -38,7 +38,7 @@ def test_a_right_prediction_has_no_error_and_no_regret(table, sweep):
 
 
 @pytest.mark.parametrize(("factor", "inside"), [(0.8, 0), (0.95, 1), (1.05, 1), (1.3, 0)])
-def test_memory_off_by_a_factor_is_seen(table, sweep, factor, inside):
+def test_memory_off_by_a_factor_is_seen(table, sweep, factor, inside) -> None:
     pairs = told_exactly(table, sweep, memory=factor, stage="first")
     errors = table.memory_errors(pairs, "first")
     assert errors == pytest.approx([abs(factor - 1)] * len(pairs))
@@ -47,7 +47,7 @@ def test_memory_off_by_a_factor_is_seen(table, sweep, factor, inside):
     assert within == pytest.approx(inside, abs=0.1)
 
 
-def test_the_two_stages_are_not_the_same_figure(table, sweep):
+def test_the_two_stages_are_not_the_same_figure(table, sweep) -> None:
     pairs = told_exactly(table, sweep, stage="first", of="1B, 64 GPUs")
     assert max(table.memory_errors(pairs, "first")) < 1e-9
     assert max(table.memory_errors(pairs, "worst")) > 0.3
@@ -56,13 +56,13 @@ def test_the_two_stages_are_not_the_same_figure(table, sweep):
 
 
 @pytest.mark.parametrize(("factor", "inside"), [(0.2, 0), (1.0, 1), (5.0, 0)])
-def test_speed_off_by_a_factor_is_seen(table, sweep, factor, inside):
+def test_speed_off_by_a_factor_is_seen(table, sweep, factor, inside) -> None:
     pairs = told_exactly(table, sweep, speed=factor)
     assert table.speed_errors(pairs) == pytest.approx([abs(factor - 1)] * len(pairs))
     assert table.inside_speed(pairs) == pytest.approx(inside, abs=0.2)
 
 
-def test_ranks_the_wrong_way_round_are_seen(table, sweep):
+def test_ranks_the_wrong_way_round_are_seen(table, sweep) -> None:
     pairs = told_exactly(table, sweep)
     upside_down = [
         (replace(run, step_time_s=run.step_time_s * run.tokens_per_s**2), prediction)
@@ -71,7 +71,7 @@ def test_ranks_the_wrong_way_round_are_seen(table, sweep):
     assert table.spearman(table.speeds(upside_down)) == pytest.approx(-1)
 
 
-def test_regret_is_what_the_run_predicted_fastest_loses(table, sweep):
+def test_regret_is_what_the_run_predicted_fastest_loses(table, sweep) -> None:
     pairs = told_exactly(table, sweep)
     fastest = max(range(len(pairs)), key=lambda i: pairs[i][0].tokens_per_s)
     second = sorted(run.tokens_per_s for run, _ in pairs)[-2]
@@ -80,7 +80,7 @@ def test_regret_is_what_the_run_predicted_fastest_loses(table, sweep):
     assert table.regret(pairs) == pytest.approx(1 - run.tokens_per_s / 4 / second)
 
 
-def test_siblings_conflict_when_zero_alone_makes_more_than_twofold(table, sweep):
+def test_siblings_conflict_when_zero_alone_makes_more_than_twofold(table, sweep) -> None:
     (run, prediction), *_ = told_exactly(table, sweep)
     other = replace(run.settings, sharding=Sharding.ZERO1)
     one = replace(run, settings=replace(run.settings, sharding=Sharding.DDP))
@@ -93,7 +93,7 @@ def test_siblings_conflict_when_zero_alone_makes_more_than_twofold(table, sweep)
     assert table.sibling(pairs[0], pairs[1])["other"] == "zero1"
 
 
-def test_whether_settings_fit_is_judged_by_whether_they_ran(table, sweep):
+def test_whether_settings_fit_is_judged_by_whether_they_ran(table, sweep) -> None:
     pairs = told_exactly(table, sweep)[:4]
     fits = [True, True, False, False]
     told = [
@@ -104,13 +104,13 @@ def test_whether_settings_fit_is_judged_by_whether_they_ran(table, sweep):
     assert table.balanced_accuracy(told[::2]) == 1
 
 
-def test_workloads_with_few_runs_are_left_out(table, sweep):
+def test_workloads_with_few_runs_are_left_out(table, sweep) -> None:
     pairs = told_exactly(table, sweep)
     assert list(table.by_workload(pairs[:5])) == ["8B, 64 GPUs"]
     assert table.by_workload(pairs[:4]) == {}
 
 
-def test_goals_are_of_the_half_that_nothing_was_fitted_on(table, sweep):
+def test_goals_are_of_the_half_that_nothing_was_fitted_on(table, sweep) -> None:
     runs = [run for run in sweep.nanotron_runs() if run.gpus <= 16]
     pairs = table.predicted(runs)
     held = [pair for pair in pairs if not pair[0].fitted_on and pair[0].ok]
@@ -131,7 +131,7 @@ def test_goals_are_of_the_half_that_nothing_was_fitted_on(table, sweep):
         assert goals[of + name] == pytest.approx(shown[key]), name
 
 
-def test_every_line_of_the_table_says_its_half(table, sweep):
+def test_every_line_of_the_table_says_its_half(table, sweep) -> None:
     runs = [run for run in sweep.nanotron_runs() if run.ok and run.model == "8B"]
     lines = {line["runs"]: line for line in table.lines(table.predicted(runs))}
     held = lines["sweep, <= 64 GPUs, held"]["n"], lines["sweep, <= 64 GPUs, fitted"]["n"]

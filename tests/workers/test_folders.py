@@ -20,14 +20,14 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_each_machine_has_its_own_folder(monkeypatch):
+def test_each_machine_has_its_own_folder(monkeypatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "one")
     one = default_probes_folder()
     monkeypatch.setattr("socket.gethostname", lambda: "two")
     assert default_probes_folder() != one
 
 
-def test_a_folder_is_ones_own(tmp_path):
+def test_a_folder_is_ones_own(tmp_path) -> None:
     one, other = (make_folder(tmp_path / "probes", "7") for _ in range(2))
     assert one != other
     assert one.is_dir()
@@ -37,7 +37,7 @@ def test_a_folder_is_ones_own(tmp_path):
     remove_folder(one)
 
 
-def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
+def test_folders_of_processes_that_are_no_more_are_removed(tmp_path) -> None:
     mine = make_folder(tmp_path, "1")
     left = tmp_path / f"{ended_process()}-1-abc"
     left.mkdir()
@@ -49,11 +49,11 @@ def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
     remove_leftovers(tmp_path / "nowhere")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_made(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ProbeError, match="cannot make a folder"):
         make_folder(tmp_path / "file" / "probes", "1")
 
 
-def test_the_name_starts_with_the_process(tmp_path):
+def test_the_name_starts_with_the_process(tmp_path) -> None:
     assert make_folder(tmp_path, "3").name.startswith(f"{os.getpid()}-3-")

@@ -11,7 +11,7 @@ def lease(beat, *, lease_s: float = 1000.0, beat_s: float = 0.02, margin_s: floa
     )
 
 
-def test_it_is_renewed_while_it_is_held(eventually):
+def test_it_is_renewed_while_it_is_held(eventually) -> None:
     beats = []
     with lease(lambda: not beats.append(1)) as held:
         eventually(lambda: len(beats) >= 3)
@@ -21,7 +21,7 @@ def test_it_is_renewed_while_it_is_held(eventually):
     assert len(beats) == count
 
 
-def test_a_beat_that_is_refused_ends_it(eventually):
+def test_a_beat_that_is_refused_ends_it(eventually) -> None:
     beats = []
 
     def refuse() -> bool:
@@ -35,7 +35,7 @@ def test_a_beat_that_is_refused_ends_it(eventually):
         assert len(beats) == 1
 
 
-def test_a_store_that_fails_ends_it_before_it_runs_out(eventually):
+def test_a_store_that_fails_ends_it_before_it_runs_out(eventually) -> None:
     def fail() -> bool:
         raise StoreError("no answer")
 
@@ -47,14 +47,14 @@ def test_a_store_that_fails_ends_it_before_it_runs_out(eventually):
     assert 0.3 <= time.monotonic() - started < 10
 
 
-def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(eventually):
+def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(eventually) -> None:
     answer = threading.Event()
     with lease(lambda: answer.wait(60), lease_s=0.3) as held:
         eventually(lambda: held.over)
     answer.set()
 
 
-def test_a_store_that_comes_back_in_time_keeps_it():
+def test_a_store_that_comes_back_in_time_keeps_it() -> None:
     answers = iter([StoreError("no answer"), True])
 
     def beat() -> bool:
@@ -68,7 +68,7 @@ def test_a_store_that_comes_back_in_time_keeps_it():
         assert held.over == ""
 
 
-def test_its_time_runs_from_before_the_claim():
+def test_its_time_runs_from_before_the_claim() -> None:
     long_ago = time.monotonic() - 55
     held = Lease(lambda: True, claimed_at=long_ago, lease_s=60, margin_s=10)
     assert held.over

@@ -27,7 +27,7 @@ time.sleep(60)
 WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
 
 
-def test_one_at_a_time(tmp_path):
+def test_one_at_a_time(tmp_path) -> None:
     one, other = Turn(tmp_path / "lock"), Turn(tmp_path / "lock")
     assert one.take()
     assert one.take()
@@ -38,7 +38,7 @@ def test_one_at_a_time(tmp_path):
     other.give()
 
 
-def test_a_turn_ends_with_the_process_that_has_it(tmp_path):
+def test_a_turn_ends_with_the_process_that_has_it(tmp_path) -> None:
     argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -51,14 +51,14 @@ def test_a_turn_ends_with_the_process_that_has_it(tmp_path):
     turn.give()
 
 
-def test_a_lock_that_is_a_link_is_refused(tmp_path):
+def test_a_lock_that_is_a_link_is_refused(tmp_path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ProbeError, match="cannot lock"):
         Turn(tmp_path / "lock").take()
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_lock_is_the_users():
+def test_the_lock_is_the_users() -> None:
     assert str(os.getuid()) in default_lock_path().name
 
 
@@ -66,14 +66,14 @@ def on(question, cluster: str):
     return replace(question, cluster=parse_cluster(cluster))
 
 
-def test_cpu_ranks_run_anywhere(question, monkeypatch):
+def test_cpu_ranks_run_anywhere(question, monkeypatch) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: (A100,))
     check_machine(on(question, "cpu:4"))
     check_machine(on(question, "2x2xcpu"))
 
 
 @pytest.mark.parametrize("cluster", ["a100-80gb", "2xa100-80gb"])
-def test_gpus_of_the_kind_that_is_asked_about(question, monkeypatch, cluster):
+def test_gpus_of_the_kind_that_is_asked_about(question, monkeypatch, cluster) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: (A100, A100))
     check_machine(on(question, cluster))
 
@@ -86,13 +86,13 @@ def test_gpus_of_the_kind_that_is_asked_about(question, monkeypatch, cluster):
         ("2x1xa100-80gb", "it is 2 nodes, and this machine is 2xa100-80gb"),
     ],
 )
-def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why):
+def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: (A100, A100))
     with pytest.raises(ProbeError, match=why):
         check_machine(on(question, cluster))
 
 
-def test_no_gpu_here(question, monkeypatch):
+def test_no_gpu_here(question, monkeypatch) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: ())
     with pytest.raises(ProbeError, match="shows no GPU"):
         check_machine(on(question, "a100-80gb"))
@@ -103,7 +103,7 @@ def test_no_gpu_here(question, monkeypatch):
 )
 def test_one_device_plays_rank_0_of_any_cluster_of_its_kind_or_of_smaller_ones(
     question, monkeypatch, cluster
-):
+) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: (A100,))
     stands_in = check_machine(on(question, cluster), Fidelity.EMULATED)
     assert stands_in is (cluster == "8xa100-40gb")
@@ -112,20 +112,20 @@ def test_one_device_plays_rank_0_of_any_cluster_of_its_kind_or_of_smaller_ones(
 @pytest.mark.parametrize(
     ("gpus", "why"), [((), "shows none here"), ((A100,), r"one here \(a100-80gb\) has 80\.0 GiB")]
 )
-def test_a_device_that_is_too_small_plays_nothing(question, monkeypatch, gpus, why):
+def test_a_device_that_is_too_small_plays_nothing(question, monkeypatch, gpus, why) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: gpus)
     with pytest.raises(ProbeError, match=why):
         check_machine(on(question, "8xh200-141gb"), Fidelity.EMULATED)
 
 
-def test_gpus_that_differ(question, monkeypatch):
+def test_gpus_that_differ(question, monkeypatch) -> None:
     other = ReportedGpu(name="NVIDIA L4", memory_mib=23034)
     monkeypatch.setattr(machine, "visible_gpus", lambda: (A100, other))
     with pytest.raises(ProbeError, match="differ"):
         check_machine(on(question, "a100-80gb"))
 
 
-def test_a_driver_that_does_not_answer(question, monkeypatch):
+def test_a_driver_that_does_not_answer(question, monkeypatch) -> None:
     def fail() -> None:
         raise UsageError("cluster", "local", "nvidia-smi did not answer within 20 s")
 
@@ -134,7 +134,7 @@ def test_a_driver_that_does_not_answer(question, monkeypatch):
         check_machine(on(question, "a100-80gb"))
 
 
-def test_other_versions_than_were_stated(question):
+def test_other_versions_than_were_stated(question) -> None:
     versions = dict(question.framework.versions)
     package = next(iter(versions))
     stated = Framework(name=question.framework.name, versions={**versions, package: "2.11.9"})
@@ -142,7 +142,7 @@ def test_other_versions_than_were_stated(question):
         check_machine(replace(question, framework=stated))
 
 
-def test_who_holds_a_turn_knows_whether_another_waits(tmp_path):
+def test_who_holds_a_turn_knows_whether_another_waits(tmp_path) -> None:
     holder, other, third = (Turn(tmp_path / "lock") for _ in range(3))
     assert holder.take()
     assert not holder.wanted
@@ -159,7 +159,7 @@ def test_who_holds_a_turn_knows_whether_another_waits(tmp_path):
     assert not other.wanted
 
 
-def test_a_waiter_that_dies_waits_no_more(tmp_path):
+def test_a_waiter_that_dies_waits_no_more(tmp_path) -> None:
     turn = Turn(tmp_path / "lock")
     assert turn.take()
     argv = [sys.executable, "-P", "-c", WAIT, str(tmp_path / "lock")]

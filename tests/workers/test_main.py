@@ -15,28 +15,28 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_an_unknown_study_is_one_line_and_exit_code_2(store):
+def test_an_unknown_study_is_one_line_and_exit_code_2(store) -> None:
     ended = run("--db", store.url, "--study", "st-123456789abc")
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
     assert "no such study" in ended.stderr
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path):
+def test_a_database_that_is_not_there_is_not_made(tmp_path) -> None:
     ended = run("--db", f"sqlite:///{tmp_path}/none.db", "--study", "st-1")
     assert ended.returncode == 2
     assert not (tmp_path / "none.db").exists()
 
 
 @pytest.mark.parametrize("words", [["--watch-fd", "777"], ["--watch-fd", "x"], ["--what"]])
-def test_bad_usage(words):
+def test_bad_usage(words) -> None:
     ended = run("--study", "st-1", *words)
     assert ended.returncode == 2
     assert "usage" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["--cold"]])
-def test_a_finished_study_needs_no_work(store, question, words):
+def test_a_finished_study_needs_no_work(store, question, words) -> None:
     study = store.ask(question, Terms())
     assert store.move(study.id, StudyState.CANCELLED, "by a test")
     ended = run("--db", store.url, "--study", study.id, *words)
@@ -44,7 +44,7 @@ def test_a_finished_study_needs_no_work(store, question, words):
     assert "the study is cancelled: by a test" in ended.stderr
 
 
-def test_kill_leaves_no_real_rank_either(store, question, tmp_path, alive, eventually):
+def test_kill_leaves_no_real_rank_either(store, question, tmp_path, alive, eventually) -> None:
     study = store.ask(question, Terms())
     own = {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TUNER_DB": store.url}
     worker = subprocess.Popen(

@@ -251,7 +251,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_outcomes(case):
+def test_outcomes(case) -> None:
     ends, records, why, kills, outcome, detail = case
     measurement = merged(ends, records, why, kills)
     assert measurement.outcome is outcome
@@ -266,12 +266,12 @@ def test_outcomes(case):
     assert measurement.device_s == 24.0
 
 
-def test_every_outcome_that_a_run_can_have_is_among_the_cases():
+def test_every_outcome_that_a_run_can_have_is_among_the_cases() -> None:
     elsewhere = {Outcome.WORKER_LOST, Outcome.KNOB_INACTIVE}  # by the store; by check_knobs
     assert {case[4] for case in CASES.values()} == set(Outcome) - elsewhere
 
 
-def test_a_whole_measurement():
+def test_a_whole_measurement() -> None:
     measurement = merged([end(0), end(1)], [ok(0), ok(1)])
     assert measurement.memory is not None
     assert measurement.memory.allocated_bytes == 101
@@ -287,7 +287,7 @@ def test_a_whole_measurement():
     assert measurement.hardware == {"device": "cpu"}
 
 
-def test_the_worst_rank_counts_what_lies_outside_the_allocator():
+def test_the_worst_rank_counts_what_lies_outside_the_allocator() -> None:
     records = [ok(0, memory=memory(0, overhead_bytes=50)), ok(1)]
     measurement = merged([end(0), end(1)], records)
     assert measurement.memory is not None
@@ -295,7 +295,7 @@ def test_the_worst_rank_counts_what_lies_outside_the_allocator():
     assert measurement.memory.per_rank_bytes == (100, 101)
 
 
-def test_where_memory_ran_out():
+def test_where_memory_ran_out() -> None:
     measurement = merged([end(0, 10), end(1, 10)], [bad(0, COMMUNICATION), oom(1)])
     assert measurement.oom is not None
     assert measurement.oom.rank == 1
@@ -303,12 +303,12 @@ def test_where_memory_ran_out():
     assert measurement.oom.needed_bytes == 4 * 2**30
 
 
-def test_losses_are_kept_up_to_the_first_that_is_not_finite():
+def test_losses_are_kept_up_to_the_first_that_is_not_finite() -> None:
     ends, records, *_ = CASES["the loss is not finite"]
     assert merged(ends, records).losses == (2.0,)
 
 
-def test_many_ranks_make_a_short_detail():
+def test_many_ranks_make_a_short_detail() -> None:
     ends = [end(rank, 10) for rank in range(64)]
     long = "Error: " + "x" * 5000
     records = [replace(bad(rank, COMMUNICATION), error=long) for rank in range(64)]

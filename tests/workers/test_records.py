@@ -51,7 +51,7 @@ def parsed(**changes: object) -> RankRecord | BadRecord:
     return parse_record(json.dumps({**GOOD, **changes}), 1)
 
 
-def test_a_good_record():
+def test_a_good_record() -> None:
     record = parsed()
     assert isinstance(record, RankRecord)
     assert record.outcome is Outcome.OK
@@ -63,7 +63,7 @@ def test_a_good_record():
     )
 
 
-def test_what_a_rank_alone_noted():
+def test_what_a_rank_alone_noted() -> None:
     record = parsed(emulation=ALONE)
     assert isinstance(record, RankRecord)
     assert record.emulation is not None
@@ -72,14 +72,14 @@ def test_what_a_rank_alone_noted():
     assert record.emulation.collectives == {2: (Collective(**SEEN, overlap="exposed"),)}
 
 
-def test_an_error_becomes_one_line():
+def test_an_error_becomes_one_line() -> None:
     error = {"type": "RuntimeError", "message": "no\n  such thing", "traceback": "..."}
     record = parsed(outcome="crashed", memory=None, error=error)
     assert isinstance(record, RankRecord)
     assert record.error == "RuntimeError: no such thing"
 
 
-def test_losses_may_be_non_finite():
+def test_losses_may_be_non_finite() -> None:
     record = parsed(outcome="non_finite", losses=[1.0, float("nan")])
     assert isinstance(record, RankRecord)
 
@@ -114,25 +114,25 @@ def test_losses_may_be_non_finite():
     ],
     ids=str,
 )
-def test_records_of_another_form(changes):
+def test_records_of_another_form(changes) -> None:
     bad = parsed(**changes)
     assert isinstance(bad, BadRecord)
     assert not bad.missing
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
-def test_a_missing_field(name):
+def test_a_missing_field(name) -> None:
     values = copy.deepcopy(GOOD)
     del values[name]
     assert isinstance(parse_record(json.dumps(values), 1), BadRecord)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "3", json.dumps(GOOD)[:-20], "[" * 100_000])
-def test_text_that_is_no_record(text):
+def test_text_that_is_no_record(text) -> None:
     assert isinstance(parse_record(text, 1), BadRecord)
 
 
-def test_reading_those_of_all_ranks(tmp_path):
+def test_reading_those_of_all_ranks(tmp_path) -> None:
     (tmp_path / "rank-00001.json").write_text(json.dumps(GOOD))
     (tmp_path / "rank-00002.json").write_bytes(b"\xff\xfe")
     missing, good, binary = read_records(tmp_path, 3)

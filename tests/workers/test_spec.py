@@ -27,7 +27,7 @@ def study(question) -> Study:
     return Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING, seed=11)
 
 
-def test_the_probe_program_reads_it(question, tmp_path):
+def test_the_probe_program_reads_it(question, tmp_path) -> None:
     spec = read_spec(write_spec(tmp_path, probe_spec(study(question), probe((2, 4)))))
     assert spec.settings.gradient_accumulation_steps == 2
     assert spec.accumulation_counts == [2, 4]
@@ -43,14 +43,16 @@ def test_the_probe_program_reads_it(question, tmp_path):
     assert spec.minimum_steps <= spec.measured_steps
 
 
-def test_the_settings_own_accumulation_where_the_request_names_none(question):
+def test_the_settings_own_accumulation_where_the_request_names_none(question) -> None:
     assert probe_spec(study(question), probe())["accumulation_counts"] == [2]
 
 
 @pytest.mark.parametrize(
     ("limit_bytes", "expected"), [(None, "card"), (2**30, "limit"), (2**50, "card")]
 )
-def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(question, limit_bytes, expected):
+def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(
+    question, limit_bytes, expected
+) -> None:
     """The device at hand may be larger; on a GPU context and communicators are beside."""
     asked = replace(question, cluster=parse_cluster("8xa100-80gb"))
     emulated = probe(fidelity=Fidelity.EMULATED, limit_bytes=limit_bytes)
@@ -65,6 +67,6 @@ def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(question, limit_byt
     assert measured["memory_limit_bytes"] == limit_bytes
 
 
-def test_an_emulated_cpu_rank_has_its_share(question):
+def test_an_emulated_cpu_rank_has_its_share(question) -> None:
     emulated = probe_spec(study(question), probe((), Fidelity.EMULATED, None))
     assert emulated["memory_limit_bytes"] == question.cluster.gpu.memory_bytes

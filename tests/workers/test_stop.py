@@ -5,13 +5,13 @@ import time
 from workers.stop import SIGNALS, StopRequest
 
 
-def test_nothing_is_requested_at_first():
+def test_nothing_is_requested_at_first() -> None:
     started = time.monotonic()
     assert StopRequest().wait(0.05) == ""
     assert time.monotonic() - started >= 0.05
 
 
-def test_a_signal_is_noted_and_stays():
+def test_a_signal_is_noted_and_stays() -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     stop = StopRequest()
     try:
@@ -26,7 +26,7 @@ def test_a_signal_is_noted_and_stays():
             signal.signal(number, handler)
 
 
-def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does():
+def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does() -> None:
     read, write = os.pipe()
     stop = StopRequest(read)
     os.write(write, b"..")

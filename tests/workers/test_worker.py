@@ -51,7 +51,7 @@ def outcomes(study: Study) -> list[Outcome | None]:
     return [probe.measurement and probe.measurement.outcome for probe in study.probes]
 
 
-def test_a_study_is_worked_off(store, question, work, tmp_path):
+def test_a_study_is_worked_off(store, question, work, tmp_path) -> None:
     study = store.ask(question, Terms(max_probes=3))
     assert work(study.id, OK) == 0
     study = store.study(study.id)
@@ -62,7 +62,7 @@ def test_a_study_is_worked_off(store, question, work, tmp_path):
     assert work(study.id, OK) == 0
 
 
-def test_only_what_is_queued(store, question, work):
+def test_only_what_is_queued(store, question, work) -> None:
     study = store.ask(question, Terms())
     enter(store, study, 1)
     enter(store, study, 2)
@@ -75,7 +75,7 @@ def test_only_what_is_queued(store, question, work):
     assert outcomes(study) == [Outcome.OK] * 2
 
 
-def test_only_what_is_queued_in_a_study_that_another_worker_is_at(store, question, work):
+def test_only_what_is_queued_in_a_study_that_another_worker_is_at(store, question, work) -> None:
     """Its search goes on, and its budget is not this probe's."""
     study = store.ask(question, Terms(wall_s=1e-6))
     store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
@@ -85,7 +85,7 @@ def test_only_what_is_queued_in_a_study_that_another_worker_is_at(store, questio
     assert (study.state, outcomes(study)) == (StudyState.RUNNING, [Outcome.OK])
 
 
-def test_failures_are_recorded_with_their_logs(store, question, work):
+def test_failures_are_recorded_with_their_logs(store, question, work) -> None:
     study = store.ask(question, Terms())
     enter(store, study)
     assert work(study.id, {"*": ["say:help", "oom"]}, queued_only=True) == 0
@@ -96,7 +96,7 @@ def test_failures_are_recorded_with_their_logs(store, question, work):
     assert probe.measurement.log_tails == {0: "help\n", 1: "help\n"}
 
 
-def test_a_crash_is_tried_once_more(store, question, work):
+def test_a_crash_is_tried_once_more(store, question, work) -> None:
     study = store.ask(question, Terms())
     enter(store, study)
     assert work(study.id, {"*": ["exit:1"]}, queued_only=True) == 0
@@ -106,14 +106,14 @@ def test_a_crash_is_tried_once_more(store, question, work):
     assert states == ["queued", "running", "queued", "running", "done"]
 
 
-def test_the_deadline(store, question, work):
+def test_the_deadline(store, question, work) -> None:
     study = store.ask(question, Terms())
     enter(store, study)
     assert work(study.id, HANG, queued_only=True, deadline_s=0.5) == 0
     assert outcomes(store.study(study.id)) == [Outcome.TIMEOUT]
 
 
-def test_a_program_that_cannot_be_started(store, question, work):
+def test_a_program_that_cannot_be_started(store, question, work) -> None:
     study = store.ask(question, Terms())
     enter(store, study)
     assert work(study.id, OK, queued_only=True, argv=lambda out: ("/nonexistent",)) == 0
@@ -123,7 +123,9 @@ def test_a_program_that_cannot_be_started(store, question, work):
     assert "could not be started" in probe.measurement.detail
 
 
-def test_a_budget_that_ends_in_mid_probe_says_nothing_about_the_settings(store, question, work):
+def test_a_budget_that_ends_in_mid_probe_says_nothing_about_the_settings(
+    store, question, work
+) -> None:
     study = store.ask(question, Terms(wall_s=1.0))
     assert work(study.id, HANG) == 0
     study = store.study(study.id)
@@ -131,7 +133,7 @@ def test_a_budget_that_ends_in_mid_probe_says_nothing_about_the_settings(store, 
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
 
 
-def test_a_stop_that_was_requested_before_anything_began(store, question, work):
+def test_a_stop_that_was_requested_before_anything_began(store, question, work) -> None:
     class Stopped(StopRequest):
         def wait(self, seconds: float) -> str:
             return "stop"
@@ -141,12 +143,12 @@ def test_a_stop_that_was_requested_before_anything_began(store, question, work):
     assert store.study(study.id).state is StudyState.QUEUED
 
 
-def test_an_unknown_study(work):
+def test_an_unknown_study(work) -> None:
     with pytest.raises(UsageError, match="no such study"):
         work("st-123456789abc", OK)
 
 
-def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch):
+def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch) -> None:
     def refuse(question: object, fidelity: object) -> None:
         raise ProbeError("8xa100-80gb is asked about; this machine is cpu:2")
 
@@ -161,7 +163,7 @@ def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch):
 
 def test_a_machine_that_is_not_the_cluster_leaves_anothers_study_alone(
     store, question, work, monkeypatch
-):
+) -> None:
     def refuse(question: object, fidelity: object) -> None:
         raise ProbeError("not here")
 
@@ -174,7 +176,7 @@ def test_a_machine_that_is_not_the_cluster_leaves_anothers_study_alone(
     assert store.study(study.id).state is StudyState.RUNNING
 
 
-def test_a_store_that_fails_for_a_while(store, question, work, monkeypatch):
+def test_a_store_that_fails_for_a_while(store, question, work, monkeypatch) -> None:
     record, failures = Store.record, iter([StoreError("no answer"), UsageError("db", "x", "busy")])
 
     def fail_twice(self: Store, claim: Claim, measurement: object) -> bool:
@@ -190,7 +192,9 @@ def test_a_store_that_fails_for_a_while(store, question, work, monkeypatch):
     assert outcomes(store.study(study.id)) == [Outcome.OK]
 
 
-def test_a_result_that_cannot_be_recorded_is_kept(store, question, work, monkeypatch, tmp_path):
+def test_a_result_that_cannot_be_recorded_is_kept(
+    store, question, work, monkeypatch, tmp_path
+) -> None:
     def fail(self: Store, claim: Claim, measurement: object) -> bool:
         raise StoreError("no answer")
 
@@ -204,7 +208,9 @@ def test_a_result_that_cannot_be_recorded_is_kept(store, question, work, monkeyp
     assert (kept / "result.json").exists()
 
 
-def test_another_studys_turn_is_waited_for(store, question, work, tmp_path, caplog, monkeypatch):
+def test_another_studys_turn_is_waited_for(
+    store, question, work, tmp_path, caplog, monkeypatch
+) -> None:
     monkeypatch.setattr(worker_module, "TURN_S", 0.1)
     caplog.set_level("INFO", logger="workers")
     other = Turn(tmp_path / "probes.lock")
@@ -238,7 +244,7 @@ def folders(tmp_path, stand_in_argv):
     return Folders()
 
 
-def test_the_probes_of_a_study_share_ranks(store, question, work, folders, tmp_path):
+def test_the_probes_of_a_study_share_ranks(store, question, work, folders, tmp_path) -> None:
     study = store.ask(question, Terms(max_probes=4))
     assert work(study.id, OK, argv=folders.argv) == 0
     assert outcomes(store.study(study.id)) == [Outcome.OK] * 4
@@ -246,7 +252,7 @@ def test_the_probes_of_a_study_share_ranks(store, question, work, folders, tmp_p
     assert not list((tmp_path / "probes").iterdir())
 
 
-def test_cold_probes_have_ranks_of_their_own(store, question, work, folders):
+def test_cold_probes_have_ranks_of_their_own(store, question, work, folders) -> None:
     study = store.ask(question, Terms(max_probes=3))
     assert work(study.id, OK, argv=folders.argv, cold=True) == 0
     assert outcomes(store.study(study.id)) == [Outcome.OK] * 3
@@ -255,7 +261,7 @@ def test_cold_probes_have_ranks_of_their_own(store, question, work, folders):
 
 def test_ranks_make_room_for_another_study_that_waits(
     store, question, work, folders, tmp_path, monkeypatch, alive
-):
+) -> None:
     """Who waits gets the turn between two probes, when no rank is left."""
     other, seen = Turn(tmp_path / "probes.lock"), []
     record = Store.record
@@ -280,7 +286,7 @@ def test_ranks_make_room_for_another_study_that_waits(
     assert len(folders) == 2
 
 
-def test_a_turn_is_given_when_the_last_rank_is_gone(store, question, work, tmp_path):
+def test_a_turn_is_given_when_the_last_rank_is_gone(store, question, work, tmp_path) -> None:
     study = store.ask(question, Terms(max_probes=2))
     assert work(study.id, OK) == 0
     assert Turn(tmp_path / "probes.lock").take()
@@ -293,7 +299,7 @@ def ready(tmp_path: Path) -> bool:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_hand_the_probe_back(
     store, question, start_worker, tmp_path, eventually, alive, end
-):
+) -> None:
     study = store.ask(question, Terms())
     worker = start_worker(study.id, HANG)
     eventually(lambda: ready(tmp_path))
@@ -308,7 +314,7 @@ def test_signals_hand_the_probe_back(
 
 def test_the_end_of_the_starting_command_is_a_request_to_stop(
     store, question, start_worker, tmp_path, eventually, alive
-):
+) -> None:
     study = store.ask(question, Terms())
     read, write = os.pipe()
     worker = start_worker(study.id, HANG, read)
@@ -322,7 +328,7 @@ def test_the_end_of_the_starting_command_is_a_request_to_stop(
 
 def test_kill_leaves_no_process_and_the_next_worker_goes_on(
     store, question, start_worker, work, tmp_path, eventually, alive
-):
+) -> None:
     study = store.ask(question, Terms(max_probes=2))
     worker = start_worker(study.id, HANG)
     eventually(lambda: ready(tmp_path))
@@ -337,7 +343,7 @@ def test_kill_leaves_no_process_and_the_next_worker_goes_on(
     assert not list((tmp_path / "probes").iterdir())
 
 
-def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monkeypatch):
+def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monkeypatch) -> None:
     poll_s = 0.05
 
     def quick_lease(beat, *, claimed_at, lease_s):
@@ -359,7 +365,7 @@ def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monke
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
 
 
-def test_the_time_that_is_left(question):
+def test_the_time_that_is_left(question) -> None:
     study = Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING)
     assert time_left_s(study, 1e9) == float("inf")
     ago = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()

@@ -119,22 +119,17 @@ def predict(
     costs = default_costs() if costs is None else costs
     name, piped = name_of(framework), is_piped(framework)
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
-    if isinstance(framework, Framework) and (
-        reason := uncovered_settings(workload, framework, cluster, settings)
-    ):
+    if reason := _uncovered(workload, framework, cluster, settings):
         return _unknown(limit, reason)
     never = refused(workload, settings) if piped else ""
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
-    measured: tuple[str, ...] = ()
     where, priced = cluster, costs
     if calibration is not None and not piped:
         where, priced = calibrated(calibration, workload.precision, cluster, costs)
-        measured = (calibrated_text(calibration, cluster),)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
-    stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     outside = _sum(terms.context, terms.communicators)
     needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
     why = never or _too_large(needed, limit)
@@ -153,10 +148,33 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(*_border(needed, limit), *stalls, *measured),
+        notes=(
+            *_border(needed, limit),
+            *step_notes(workload, settings, cluster, name, costs, fits=not never),
+            *_rates(calibration, cluster, piped=piped),
+        ),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )
+
+
+def _uncovered(
+    workload: Workload,
+    framework: Framework | FrameworkName,
+    cluster: Cluster,
+    settings: Settings,
+) -> str:
+    """Why nothing is known of the settings; a bare name means versions that are covered."""
+    if isinstance(framework, FrameworkName):
+        return ""
+    return uncovered_settings(workload, framework, cluster, settings)
+
+
+def _rates(calibration: Calibration | None, cluster: Cluster, *, piped: bool) -> tuple[str, ...]:
+    """That rates were measured, where they were and are used."""
+    if calibration is None or piped:
+        return ()
+    return (calibrated_text(calibration, cluster),)
 
 
 def _unknown(limit: float, why: str) -> Prediction:

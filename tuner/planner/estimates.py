@@ -15,17 +15,17 @@ from tuner.cost.categories import Basis
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
-from tuner.measurement import Fidelity, Outcome
+from tuner.measurement import Fidelity
 from tuner.planner import verdicts
 from tuner.planner.corrections import Corrections, corrections
-from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
+from tuner.planner.dry_run_classes import accident_text, dry_run_classes
 from tuner.planner.ranking import complexity
 from tuner.planner.words import describe
 from tuner.quantity import Quantity
 from tuner.settings import Settings
 from tuner.sizes import size_text
 from tuner.space import Space, enumerate_space
-from tuner.study import Probe, ProbeState, Question, Study, StudyState
+from tuner.study import Probe, Question, Study, StudyState
 
 ALIKE = 0.01
 """Part of a need by which another may exceed it and is named instead because it was dry-run:
@@ -226,7 +226,7 @@ def forecast(study: Study) -> Forecast:
     """
     whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.terms.limit_bytes(study.question.cluster)
-    known = _dry_run_classes(study)
+    known = dry_run_classes(study)
     asked = _asked(study, limit)
     every, uncovered = _by_arithmetic(asked)
     wrong = verdicts.failed(study, _space(asked).legal)
@@ -279,17 +279,6 @@ def _why_no_speed(question: Question, settings: Settings, calibration: Calibrati
 _NO_LIMIT = 2**62
 """Bytes that nothing exceeds: a prediction says first that settings do not fit."""
 
-
-def accident_text(probe: Probe) -> str:
-    """What came between a dry run and its result."""
-    assert probe.measurement is not None
-    detail = f" ({probe.measurement.detail})" if probe.measurement.detail else ""
-    return f"the dry run of their class ended as {probe.measurement.outcome}{detail}"
-
-
-MACHINES = TEACHES_NOTHING | {Outcome.TIMEOUT, Outcome.CRASHED}
-"""Ends of a dry run that may say more of the machine than of the settings. A later asking wants it
-again, and gets the same at once where it is kept."""
 
 _ANY_VERSIONS = dict.fromkeys((*PACKAGES, "torchao"), "")
 """Whether the packages are there is for those to say who make dry runs."""
@@ -381,43 +370,3 @@ def _estimate(
         calibration=asked.calibration,
     )
     return Estimate(settings=settings, prediction=prediction, probe=probe)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Classes:
-    """What a study's dry runs say of their classes."""
-
-    profiles: dict[Settings, tuple[Profile, Probe]] = field(default_factory=dict)
-    refused: dict[Settings, Probe] = field(default_factory=dict)
-    accidents: dict[Settings, Probe] = field(default_factory=dict)
-
-
-def _dry_run_classes(study: Study) -> _Classes:
-    """What the dry runs of each class say; the last word on it holds, and a profile over all."""
-    found = _Classes()
-    now = {probe.id for probe in probes_of_asking(study)}
-    for probe in sorted(study.probes, key=lambda p: p.id):
-        measurement = probe.measurement
-        if probe.state is not ProbeState.DONE or measurement is None:
-            continue
-        key = probe.request.settings.settings_class
-        if measurement.outcome is Outcome.OK:
-            # A dry run that another version wrote is not there: its class is dry-run anew.
-            dry_run = study.dry_runs.get(measurement.dry_run)
-            if dry_run is not None and dry_run.profile is not None:
-                found.profiles[key] = (dry_run.profile, probe)
-        elif measurement.outcome not in MACHINES:
-            found.refused[key] = probe
-        elif probe.id in now:
-            # Of these, only what is kept is the stack's own word: it takes too much CPU time.
-            (found.refused if measurement.dry_run else found.accidents)[key] = probe
-    shown = found.profiles.keys()
-    return _Classes(
-        profiles=found.profiles,
-        refused={key: probe for key, probe in found.refused.items() if key not in shown},
-        accidents={
-            key: probe
-            for key, probe in found.accidents.items()
-            if key not in shown and key not in found.refused
-        },
-    )

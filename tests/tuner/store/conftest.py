@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text, update
+from sqlalchemy import create_engine, make_url, select, text, update
 from sqlalchemy.orm import Session
 
 from tuner.cluster import parse_cluster
@@ -191,6 +191,8 @@ def run_out(store: Store) -> Callable[[], None]:
     def run_out() -> None:
         with Session(store._writer) as session, session.begin():
             now = clock(session)
+            # locked in one order, so that two of these do not wait for each other
+            session.execute(select(AttemptRow.id).order_by(AttemptRow.id).with_for_update())
             session.execute(update(AttemptRow).values(lease_until=now))
             session.execute(update(StudyRow).values(worker_seen_at=now.replace(year=2000)))
 

@@ -44,7 +44,7 @@ def gone(run: LocalRun) -> bool:
     return not any(psutil.pid_exists(pid) for pid in run.pids)
 
 
-def test_ranks_that_end_well(make_job):
+def test_ranks_that_end_well(make_job) -> None:
     run = LocalLauncher().start(make_job({"*": ["ok"]}))
     ended = finish(run)
     assert ended.why is Why.ENDED
@@ -56,7 +56,7 @@ def test_ranks_that_end_well(make_job):
     assert run.cancel() is ended
 
 
-def test_ranks_share_a_process_group_of_their_own(make_job, eventually, tmp_path):
+def test_ranks_share_a_process_group_of_their_own(make_job, eventually, tmp_path) -> None:
     run = LocalLauncher().start(make_job({"*": ["ready", "hang"]}))
     eventually(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
     groups = {os.getpgid(pid) for pid in run.pids}
@@ -65,7 +65,9 @@ def test_ranks_share_a_process_group_of_their_own(make_job, eventually, tmp_path
     run.cancel()
 
 
-def test_a_leader_that_ends_at_once_does_not_keep_the_others_from_starting(make_job, monkeypatch):
+def test_a_leader_that_ends_at_once_does_not_keep_the_others_from_starting(
+    make_job, monkeypatch
+) -> None:
     start_rank = LocalRun._start_rank
 
     def after_the_leader(self, rank):
@@ -78,13 +80,13 @@ def test_a_leader_that_ends_at_once_does_not_keep_the_others_from_starting(make_
     assert codes(ended) == [3, 3, 3]
 
 
-def test_exit_codes_and_signals_are_seen(make_job):
+def test_exit_codes_and_signals_are_seen(make_job) -> None:
     ended = finish(LocalLauncher().start(make_job({"0": ["exit:7"], "1": ["signal:SIGSEGV"]})))
     assert codes(ended) == [7, -signal.SIGSEGV]
 
 
 @pytest.mark.parametrize("end", ["exit:7", "exit:0", "oom", "signal:SIGKILL"])
-def test_others_that_hang_after_a_failure_are_ended(make_job, end):
+def test_others_that_hang_after_a_failure_are_ended(make_job, end) -> None:
     run = LocalLauncher().start(make_job({"0": [end], "1": ["hang"]}))
     ended = finish(run)
     assert ended.why is Why.PEER_FAILED
@@ -93,7 +95,7 @@ def test_others_that_hang_after_a_failure_are_ended(make_job, end):
     assert gone(run)
 
 
-def test_others_get_a_grace_for_their_own_records(make_job, tmp_path):
+def test_others_get_a_grace_for_their_own_records(make_job, tmp_path) -> None:
     script = {"0": ["oom"], "1": ["sleep:0.3", "communication_error"]}
     ended = finish(LocalLauncher().start(make_job(script, peer_grace_s=10)))
     assert ended.why is Why.ENDED
@@ -101,13 +103,13 @@ def test_others_get_a_grace_for_their_own_records(make_job, tmp_path):
     assert (tmp_path / "rank-00001.json").exists()
 
 
-def test_a_rank_that_is_done_does_not_end_one_that_is_not(make_job):
+def test_a_rank_that_is_done_does_not_end_one_that_is_not(make_job) -> None:
     script = {"0": ["ok"], "1": ["sleep:0.8", "ok"]}
     ended = finish(LocalLauncher().start(make_job(script, peer_grace_s=0.1)))
     assert codes(ended) == [0, 0]
 
 
-def test_the_deadline_ends_even_what_ignores_sigterm(make_job):
+def test_the_deadline_ends_even_what_ignores_sigterm(make_job) -> None:
     run = LocalLauncher().start(make_job({"*": ["deaf", "hang"]}, deadline_s=1.0))
     ended = finish(run)
     assert ended.why is Why.DEADLINE
@@ -116,7 +118,7 @@ def test_the_deadline_ends_even_what_ignores_sigterm(make_job):
     assert gone(run)
 
 
-def test_cancel_returns_when_nothing_is_left(make_job, tmp_path, eventually):
+def test_cancel_returns_when_nothing_is_left(make_job, tmp_path, eventually) -> None:
     run = LocalLauncher().start(make_job({"*": ["ready", "hang"]}))
     eventually(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
     ended = run.cancel()
@@ -126,7 +128,7 @@ def test_cancel_returns_when_nothing_is_left(make_job, tmp_path, eventually):
 
 
 @pytest.mark.parametrize("last", ["hang", "ok"])
-def test_children_of_ranks_are_ended_too(make_job, tmp_path, eventually, last):
+def test_children_of_ranks_are_ended_too(make_job, tmp_path, eventually, last) -> None:
     run = LocalLauncher().start(make_job({"0": ["child", last], "*": [last]}, deadline_s=2.0))
     finish(run)
     child = int((tmp_path / "child.pid").read_text())
@@ -134,19 +136,21 @@ def test_children_of_ranks_are_ended_too(make_job, tmp_path, eventually, last):
     eventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() in dead)
 
 
-def test_logs_hold_both_streams_and_their_end(make_job):
+def test_logs_hold_both_streams_and_their_end(make_job) -> None:
     run = LocalLauncher().start(make_job({"0": ["say:one", "say:two", "ok"], "1": ["ok"]}))
     finish(run)
     assert run.logs() == {0: "one\ntwo\n", 1: ""}
 
 
-def test_a_program_that_is_not_there(make_job):
+def test_a_program_that_is_not_there(make_job) -> None:
     job = make_job({}, argv=("/nonexistent/program",))
     with pytest.raises(FileNotFoundError):
         LocalLauncher().start(job)
 
 
-def test_no_rank_is_left_when_a_later_one_cannot_start(make_job, monkeypatch, alive, tmp_path):
+def test_no_rank_is_left_when_a_later_one_cannot_start(
+    make_job, monkeypatch, alive, tmp_path
+) -> None:
     start_rank = LocalRun._start_rank
 
     def only_the_first(self, rank):
@@ -160,7 +164,7 @@ def test_no_rank_is_left_when_a_later_one_cannot_start(make_job, monkeypatch, al
     assert not alive(str(tmp_path))
 
 
-def test_no_file_descriptor_is_left_open(make_job):
+def test_no_file_descriptor_is_left_open(make_job) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     finish(LocalLauncher().start(make_job({"*": ["ok"]})))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -175,7 +179,9 @@ def ranks_ready(tmp_path: Path) -> bool:
     return len(list(tmp_path.glob("ready-*"))) == 2
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path, stand_in_argv, alive, eventually):
+def test_nothing_is_left_when_the_supervisor_is_killed(
+    tmp_path, stand_in_argv, alive, eventually
+) -> None:
     supervisor = supervise(tmp_path, stand_in_argv, 20.0)
     eventually(lambda: ranks_ready(tmp_path))
     assert len(alive(str(tmp_path))) == 3
@@ -186,7 +192,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path, stand_in_argv, 
 
 def test_ranks_end_when_the_supervisor_is_stopped_but_not_while_it_feeds_them(
     tmp_path, stand_in_argv, alive, eventually
-):
+) -> None:
     supervisor = supervise(tmp_path, stand_in_argv, 2.0)
     try:
         eventually(lambda: ranks_ready(tmp_path))
@@ -199,7 +205,7 @@ def test_ranks_end_when_the_supervisor_is_stopped_but_not_while_it_feeds_them(
         supervisor.wait()
 
 
-def test_the_environment_of_ranks(make_job):
+def test_the_environment_of_ranks(make_job) -> None:
     run = LocalLauncher().start(make_job({"0": ["environment", "ok"], "1": ["ok"]}))
     finish(run)
     seen = json.loads(run.logs()[0])
@@ -209,7 +215,7 @@ def test_the_environment_of_ranks(make_job):
     assert seen["HF_HUB_OFFLINE"] == seen["TRANSFORMERS_OFFLINE"] == "1"
 
 
-def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job):
+def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job) -> None:
     inherited = {
         "PATH": "/bin",
         "TUNER_DB": "postgresql://u:secret@host/db",
@@ -228,21 +234,21 @@ def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job):
     assert "GLOO_SOCKET_IFNAME" not in environment
 
 
-def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch):
+def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch) -> None:
     monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 16)
     for ranks, sharing, threads in ((1, 8, "2"), (1, None, "16"), (4, None, "4"), (1, 64, "1")):
         job = make_job({}, ranks=ranks, sharing=sharing)
         assert rank_environment(job, 0, {})["OMP_NUM_THREADS"] == threads
 
 
-def test_the_command_of_a_probe():
+def test_the_command_of_a_probe() -> None:
     assert probe_argv(Path("/d")) == (
         *(sys.executable, "-P", "-m", "workers.probe", "--spec", "/d/spec.json"),
         *("--init-method", "file:///d/rendezvous", "--out", "/d", "--watch-fd", "{watch_fd}"),
     )
 
 
-def test_a_rank_end_keeps_the_order_of_ranks(make_job):
+def test_a_rank_end_keeps_the_order_of_ranks(make_job) -> None:
     script = {"0": ["sleep:0.2", "ok"], "1": ["ok"]}
     ended = finish(LocalLauncher().start(make_job(script)))
     assert [rank.rank for rank in ended.ranks] == [0, 1]

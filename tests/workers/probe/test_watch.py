@@ -26,7 +26,7 @@ def pipe():
     os.close(write)
 
 
-def test_a_closed_pipe_ends_the_rank():
+def test_a_closed_pipe_ends_the_rank() -> None:
     read, write = os.pipe()
     rank = start(read, 60.0)
     os.close(read)
@@ -34,16 +34,16 @@ def test_a_closed_pipe_ends_the_rank():
     assert rank.wait(10) == 111
 
 
-def test_a_silent_pipe_ends_the_rank(pipe):
+def test_a_silent_pipe_ends_the_rank(pipe) -> None:
     assert start(pipe[0], 0.3).wait(10) == 111
 
 
-def test_something_that_is_no_pipe_ends_the_rank():
+def test_something_that_is_no_pipe_ends_the_rank() -> None:
     argv = [sys.executable, "-P", "-c", RANK, "999", "60", "60"]
     assert subprocess.run(argv, timeout=10, check=False).returncode == 111
 
 
-def test_bytes_keep_the_rank_alive(pipe):
+def test_bytes_keep_the_rank_alive(pipe) -> None:
     rank = start(pipe[0], 2.0, work_s=3.0)
     while rank.poll() is None:
         os.write(pipe[1], b".")
