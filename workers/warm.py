@@ -234,7 +234,7 @@ class WarmRanks:
                 idle_s = time.monotonic() - self._idle_since
                 if self._run is not None and (self._run.poll() or idle_s > self.idle_s):
                     self._end()
-            except ProbeError as error:
+            except (ProbeError, OSError) as error:  # the others are to be fed all the same
                 log.warning("%s", error)
             finally:
                 self._lock.release()

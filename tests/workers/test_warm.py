@@ -101,6 +101,8 @@ def test_another_kind_has_its_own(warm, starts) -> None:
     ("words", "expected"),
     [
         ({"*@2": ["oom"]}, Outcome.OOM),
+        ({"0@2": ["oom"], "1@2": ["hang"]}, Outcome.OOM),
+        ({"1@2": ["device_lost"], "0@2": ["hang"]}, Outcome.DEVICE_LOST),
         ({"0@2": ["non_finite"], "1@2": ["hang"]}, Outcome.NON_FINITE),
         ({"1@2": ["signal:SIGKILL"], "0@2": ["hang"]}, Outcome.CRASHED),
         ({"1@2": ["exit:3"]}, Outcome.CRASHED),

@@ -318,4 +318,6 @@ def _take_step(peaks: Peaks, peak: int, by_phase: Mapping[str, int]) -> None:
     if not first:
         peaks.lowest_step = peak if peaks.lowest_step is None else min(peaks.lowest_step, peak)
     for name, value in by_phase.items():
+        if name == INSTRUMENT:  # what is looked at is no part of a step
+            continue
         peaks.by_phase[name] = max(peaks.by_phase[name], value)

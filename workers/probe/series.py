@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from workers.probe.between import Between
+from workers.probe.device import Device
 from workers.probe.orders import SPEC, SPENT, header, orders
 from workers.probe.rank import run_probe
 from workers.probe.record import Record
@@ -34,11 +35,21 @@ def run_series(out: Path) -> Record:
         record, device = run_probe(place / SPEC, f"file://{place}/rendezvous")
         if record.outcome == "ok":
             assert device is not None
-            if between.clean_up(device) > ALLOWED_BYTES:
-                (out / SPENT).touch()
+            _clean_up(between, device, record, out)
         record.write(place)
         if record.outcome != "ok":
             break
     assert record is not None, f"no orders in {out}"
     record.write(out)
     return record
+
+
+def _clean_up(between: Between, device: Device, record: Record, out: Path) -> None:
+    """Give back what the probe took; what the device reports only now is the probe's outcome."""
+    try:
+        left_bytes = between.clean_up(device)
+    except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
+        record.fail(error, "finish", device)
+        return
+    if left_bytes > ALLOWED_BYTES:
+        (out / SPENT).touch()
