@@ -64,7 +64,7 @@ def measure(
     ranks: WarmRanks,
     *,
     kind: Kind = TWO,
-    deadline_s: float = 20.0,
+    deadline_s: float = 120.0,
     why: Callable[[], str] = str,
 ) -> Probed:
     def pause(seconds: float) -> str:
@@ -219,7 +219,7 @@ from workers.warm import Kind, WarmRanks
 out, argv = Path(sys.argv[1]), json.loads(sys.argv[2])
 with WarmRanks(argv=lambda place: (*argv[:3], str(place), *argv[4:]), folder=out) as ranks:
     kind = Kind(ranks=2, world_size=2, device="cpu")
-    ranks.measure(kind, {}, deadline_s=20, pause=lambda s: time.sleep(s) or "")
+    ranks.measure(kind, {}, deadline_s=120, pause=lambda s: time.sleep(s) or "")
     (out / "idle").touch()
     time.sleep(60)
 """
