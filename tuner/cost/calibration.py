@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner import machine
+from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster, Device, Link
 from tuner.cost.constants import Costs
 from tuner.quantity import Provenance, Quantity
@@ -224,16 +225,25 @@ def calibrated(
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
-    """Those that hold for the cluster too."""
+    """Those that hold for the cluster too; rates that a user states for a cluster stay."""
     same = {
-        "intra": calibration.gpus_per_node == cluster.gpus_per_node,
-        "inter": calibration.nodes == cluster.nodes,
+        "intra": calibration.gpus_per_node == cluster.gpus_per_node
+        and not _is_stated(cluster, cluster.intra_node, "intra_node"),
+        "inter": calibration.nodes == cluster.nodes
+        and not _is_stated(cluster, cluster.inter_node, "inter_node"),
     }
     return {
         name: Link(bytes_per_s=rates.bytes_per_s.value, latency_s=rates.latency_s)
         for name, rates in calibration.links.items()
         if same[name]
     }
+
+
+def _is_stated(cluster: Cluster, link: Link, name: str) -> bool:
+    """Whether a link's rate is neither unknown nor what the catalogue says of the GPU."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    published = None if kind is None else getattr(kind, name).bytes_per_s
+    return link.bytes_per_s not in (None, published)
 
 
 def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:

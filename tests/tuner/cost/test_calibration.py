@@ -166,3 +166,13 @@ def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(
     assert two not in {hardware_key(parse_cluster(text)) for text in ("cpu:1", "2x1xcpu")}
     monkeypatch.setattr(machine, "processor", lambda: "another")
     assert hardware_key(parse_cluster("cpu:2")) != two
+
+
+def test_a_stated_rate_of_a_link_stays() -> None:
+    slow = replace(NODE.intra_node, bytes_per_s=20e9)
+    where, costs = calibrated(
+        measured(), Precision.BF16, replace(NODE, intra_node=slow), default_costs()
+    )
+    assert where.intra_node == slow
+    assert costs.time["intra_efficiency"] == default_costs().time["intra_efficiency"]
+    assert "links" not in calibrated_text(measured(), replace(NODE, intra_node=slow))
