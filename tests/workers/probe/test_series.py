@@ -101,6 +101,21 @@ def memory(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record["memory"].items() if key != "device_bytes"}
 
 
+def assert_as_much(mine: dict[str, Any], other: dict[str, Any], *, exactly: bool) -> None:
+    """The same memory.
+
+    A rank alone takes the same to the byte. Real ranks wait for each other, and free gathered
+    blocks at moments that differ from run to run: their peaks may differ by 1%.
+    """
+    if exactly:
+        assert mine == other
+        return
+    assert mine.keys() == other.keys()
+    peak = other["peak_allocated_bytes"]
+    for name, value in other.items():
+        assert mine[name] == pytest.approx(value, abs=0.01 * peak), name
+
+
 def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> None:
     """Run all in one series, and the last two by themselves too."""
     ended, places = warm(tmp_path / "warm", specs, ranks)
@@ -113,7 +128,7 @@ def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> Non
         alone = cold(tmp_path / f"cold{number}", specs[number], ranks)
         for mine, other in zip(records(places[number], ranks), alone, strict=True):
             assert mine["outcome"] == other["outcome"] == "ok", (mine["error"], other["error"])
-            assert memory(mine) == memory(other)
+            assert_as_much(memory(mine), memory(other), exactly=ranks == 1)
             assert {key: mine[key] for key in EXACT} == {key: other[key] for key in EXACT}
 
 
