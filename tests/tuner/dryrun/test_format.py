@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import FORMAT
 
-PINNED = (2, "63beb81039e236c8fc126b81ccc3de8f2910af0eadfd4b5c9c35be7c1455d9a9")
+PINNED = (2, "94b12e4a365ba65022b6b3fd726fef4dd76e5dd26237609390a1509c9b31cc43")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
