@@ -106,8 +106,8 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
             goal=">= 1",
             value=float(all(r["same_losses"] is not False for r in rows)),
         ),
-        Goal(name="warm step over cold step, median", goal="<= 1.05", value=steps),
-        Goal(name="warm step over cold step, median ", goal=">= 0.95", value=steps),
+        Goal(name="warm step over cold step, median: at most", goal="<= 1.05", value=steps),
+        Goal(name="warm step over cold step, median: at least", goal=">= 0.95", value=steps),
         Goal(
             name="measured steps of a warm probe's wall time, median share",
             goal=">= 0.5",

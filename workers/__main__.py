@@ -13,9 +13,9 @@ import argparse
 import logging
 import sys
 
-from tuner.errors import TunerError
 from tuner.measurement import Fidelity
 from tuner.store import open_store
+from workers.command import run_command
 from workers.guard import check_knobs_here
 from workers.options import Options
 from workers.stop import StopRequest, open_fd
@@ -27,11 +27,8 @@ log = logging.getLogger("workers")
 def main() -> int:
     """Run a worker; the exit code."""
     options = _options()
-    logging.basicConfig(format="%(asctime)s worker: %(message)s")
-    log.setLevel(logging.INFO)
-    stop = StopRequest(options.watch_fd)
-    stop.install()
-    try:
+
+    def work(stop: StopRequest) -> int:
         with open_store(options.db, create=False) as store:
             if options.guard:
                 done = check_knobs_here(store, stop.wait)
@@ -39,9 +36,8 @@ def main() -> int:
             fidelity = Fidelity(options.fidelity) if options.fidelity else None
             plan = Options(queued_only=options.queued_only, fidelity=fidelity, cold=options.cold)
             return Worker(store, options.study, stop=stop, options=plan).run()
-    except TunerError as error:
-        log.error("%s", error)
-        return error.exit_code
+
+    return run_command(work, log, options.watch_fd)
 
 
 def _options() -> argparse.Namespace:

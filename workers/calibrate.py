@@ -19,8 +19,9 @@ from tuner.cluster import Cluster, Device
 from tuner.cost.calibration import Calibration
 from tuner.cost.calibration_fit import fitted
 from tuner.cost.readings import merged
-from tuner.errors import ProbeError, TunerError
+from tuner.errors import ProbeError
 from workers.calibration_plan import QUICK, plan
+from workers.command import run_command
 from workers.files import record_path, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
 from workers.launchers.base import Ended, Job, Launcher, Run, Why
@@ -59,23 +60,20 @@ def main() -> int:
     from tuner.store import open_store  # calibrating needs no database
 
     options = _options()
-    logging.basicConfig(format="%(asctime)s worker: %(message)s")
-    log.setLevel(logging.INFO)
-    stop = StopRequest(options.watch_fd)
-    stop.install()
-    try:
+
+    def work(stop: StopRequest) -> int:
         cluster = Cluster.from_dict(json.loads(options.cluster))
-        with open_store(options.db, create=False) as store:
-            found = calibrate(cluster, stop, options=Options(quick=options.quick))
-            store.keep_calibration(found)
-    except StoppedError as why:
-        log.info("%s", why)
-        return INTERRUPTED
-    except TunerError as error:
-        log.error("%s", error)
-        return error.exit_code
-    log.info("%s is calibrated", cluster.name)
-    return 0
+        try:
+            with open_store(options.db, create=False) as store:
+                found = calibrate(cluster, stop, options=Options(quick=options.quick))
+                store.keep_calibration(found)
+        except StoppedError as why:
+            log.info("%s", why)
+            return INTERRUPTED
+        log.info("%s is calibrated", cluster.name)
+        return 0
+
+    return run_command(work, log, options.watch_fd)
 
 
 def calibrate(

@@ -181,7 +181,7 @@ class WarmRanks:
         if self._run is None:
             self._place, self._kind = make_folder(self.folder, "ranks"), kind
         self._orders += 1
-        order = self._place / f"{self._orders:04d}"
+        order = self._place / f"{self._orders:08d}"
         order.mkdir()
         write_spec(order, spec)
         if not self.keep:

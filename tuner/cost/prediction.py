@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tuner.cluster import Cluster
-from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
+from tuner.cost.allocated import AllocatedTensors, Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
@@ -117,19 +117,33 @@ def predict(
     priced as it would run. Of settings that are not covered all quantities are unknown.
     """
     costs = default_costs() if costs is None else costs
-    name, piped = name_of(framework), is_piped(framework)
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if reason := _uncovered(workload, framework, cluster, settings):
         return _unknown(limit, reason)
-    never = refused(workload, settings) if piped else ""
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
+    rates = None if is_piped(framework) else calibration
+    return _predicted(workload, cluster, framework, settings, tensors, rates, costs, limit)
+
+
+def _predicted(
+    workload: Workload,
+    cluster: Cluster,
+    framework: Framework | FrameworkName,
+    settings: Settings,
+    tensors: AllocatedTensors,
+    rates: Calibration | None,
+    costs: Costs,
+    limit: float,
+) -> Prediction:
+    """What lies beside the tensors, whether all of it fits, and how long a step takes."""
+    name, piped = name_of(framework), is_piped(framework)
+    never = refused(workload, settings) if piped else ""
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
-    where, priced = cluster, costs
-    if calibration is not None and not piped:
-        where, priced = calibrated(calibration, workload.precision, cluster, costs)
+    where, priced = _priced(rates, workload, cluster, costs)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
+    stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     outside = _sum(terms.context, terms.communicators)
     needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
     why = never or _too_large(needed, limit)
@@ -148,11 +162,7 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(
-            *_border(needed, limit),
-            *step_notes(workload, settings, cluster, name, costs, fits=not never),
-            *_rates(calibration, cluster, piped=piped),
-        ),
+        notes=(*_border(needed, limit), *stalls, *_rates_note(rates, cluster)),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )
@@ -170,11 +180,18 @@ def _uncovered(
     return uncovered_settings(workload, framework, cluster, settings)
 
 
-def _rates(calibration: Calibration | None, cluster: Cluster, *, piped: bool) -> tuple[str, ...]:
+def _priced(
+    rates: Calibration | None, workload: Workload, cluster: Cluster, costs: Costs
+) -> tuple[Cluster, Costs]:
+    """Cluster and constants by which time is priced: with measured rates, where there are any."""
+    if rates is None:
+        return cluster, costs
+    return calibrated(rates, workload.precision, cluster, costs)
+
+
+def _rates_note(rates: Calibration | None, cluster: Cluster) -> tuple[str, ...]:
     """That rates were measured, where they were and are used."""
-    if calibration is None or piped:
-        return ()
-    return (calibrated_text(calibration, cluster),)
+    return () if rates is None else (calibrated_text(rates, cluster),)
 
 
 def _unknown(limit: float, why: str) -> Prediction:

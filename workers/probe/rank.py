@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from workers.probe.device import Device, open_device
+from workers.probe.device import Device
 from workers.probe.group import join, join_fake_group, keep_own_parts
-from workers.probe.record import Record, versions
+from workers.probe.record import Record
+from workers.probe.recording import recording
 from workers.probe.run import Rank
 from workers.probe.spec import read_spec
-from workers.probe.tracker import Phase
 
 
 def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
@@ -40,33 +40,22 @@ def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]
     Returns:
         The record, and the device; ``None`` if it could not be opened.
     """
-    rank = int(os.environ["RANK"])
-    record = Record(rank=rank, versions=versions())
-    phase = Phase()
-    device = None
-    try:
+    with recording() as own:
         spec = read_spec(spec_path)
         if spec.is_emulated:
             see_one_gpu()
-        device = open_device(
-            spec.device,
-            phase,
-            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
-            limit_bytes=spec.memory_limit_bytes,
-            alone=spec.is_emulated,
+        device = own.open_device(
+            spec.device, limit_bytes=spec.memory_limit_bytes, alone=spec.is_emulated
         )
-        record.hardware = dict(device.hardware())
         torch.manual_seed(spec.seed)  # dropout's; by itself torch draws other ones in each process
         if spec.is_emulated:
             join_fake_group(spec.world_size)
             keep_own_parts()
         else:
-            join(spec.world_size, rank, device.backend, init_method)
-        Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
+            join(spec.world_size, own.rank, device.backend, init_method)
+        Rank(spec=spec, rank=own.rank, device=device, phase=own.phase, record=own.record).run()
         dist.barrier()  # no rank leaves while another still talks to it
-    except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
-        record.fail(error, phase.name, device)
-    return record, device
+    return own.record, own.device
 
 
 def see_one_gpu() -> None:

@@ -1,6 +1,5 @@
 """Start and end of one rank that is calibrated: its device, its groups, its record."""
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,10 @@ import torch.distributed as dist
 from workers.probe.calibrate.cases import Place, no_gradient, work_of
 from workers.probe.calibrate.spec import CalibrationSpec, read_calibration_spec
 from workers.probe.calibrate.stopwatch import Stopwatch
-from workers.probe.device import Device, open_device
+from workers.probe.device import Device
 from workers.probe.group import join
-from workers.probe.record import Record, versions
+from workers.probe.record import Record
+from workers.probe.recording import recording
 from workers.probe.tracker import Phase
 
 
@@ -29,23 +29,16 @@ def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
         The record.
     """
     started = time.monotonic()
-    rank = int(os.environ["RANK"])
-    record = Record(rank=rank, versions=versions())
-    phase = Phase()
-    device = None
-    try:
+    with recording() as own:
         spec = read_calibration_spec(spec_path)
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        device = open_device(spec.device, phase, local_rank=local_rank, limit_bytes=None)
-        record.hardware = dict(device.hardware())
-        join(spec.world_size, rank, device.backend, init_method)
-        record.readings = time_cases(spec, rank, device, phase, until=started + spec.budget_s)
-        record.outcome = "ok"
+        device = own.open_device(spec.device)
+        join(spec.world_size, own.rank, device.backend, init_method)
+        until = started + spec.budget_s
+        own.record.readings = time_cases(spec, own.rank, device, own.phase, until=until)
+        own.record.outcome = "ok"
         dist.barrier()  # no rank leaves while another still talks to it
-    except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
-        record.fail(error, phase.name, device)
-    record.write(out)
-    return record
+    own.record.write(out)
+    return own.record
 
 
 def time_cases(
