@@ -180,19 +180,19 @@ def _detail(dry_run: DryRun) -> str:
 
 def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:
     """Tensors by the dry run; what is beside them by arithmetic."""
-    peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
     predicted = predict(
         question.workload, question.cluster, question.framework, settings, profile=profile
     )
+    allocated = int(predicted.allocated_bytes.value or 0)
     return Memory(
-        allocated_bytes=peak.total_bytes,
-        allocated_low_bytes=peak.total_bytes,
+        allocated_bytes=allocated,
+        allocated_low_bytes=allocated,
         reserved_bytes=int(predicted.reserved_bytes.value or 0),
         device_bytes=int(predicted.device_bytes.value or 0),
         overhead_bytes=int(predicted.context_bytes + predicted.communicator_bytes),
-        by_phase=dict(peak.by_phase),
-        by_category=dict(peak.breakdown),
-        per_rank_bytes=(peak.total_bytes,),
+        by_phase={name: int(size) for name, size in predicted.by_phase.items()},
+        by_category={name: int(size) for name, size in predicted.breakdown.items()},
+        per_rank_bytes=(allocated,),
     )
 
 

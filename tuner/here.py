@@ -4,11 +4,13 @@ What looks at the machine does so when it is called; a driver that does not answ
 differ, raise ``UsageError``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner import machine
 from tuner.cluster import Cluster, Device, local_cluster
+from tuner.cost.calibration import Calibration, calibrated
+from tuner.cost.constants import default_costs
 from tuner.cost.step_time import missing_link
 from tuner.errors import UsageError
 from tuner.framework import FrameworkName, not_installed
@@ -51,7 +53,9 @@ def capabilities(here: Cluster | None, missing: Sequence[str]) -> Iterator[Capab
     one = here.gpu.name if is_gpu else "CPU process"
     plays = f"one {one} plays rank 0 of any number"
     capped = f", or of GPUs with no more than {here.gpu.memory_bytes / 2**30:.0f} GiB"
-    emulated = plays + (capped if is_gpu else ", where a cluster file states the links' rates")
+    emulated = plays + (
+        capped if is_gpu else ", where links' rates are calibrated or in a cluster file"
+    )
     yield Capability(name=Fidelity.EMULATED, possible=True, why=emulated)
     what = f"{here.world_size} x {here.gpu.name}" if is_gpu else "CPU processes, such as cpu:2"
     yield Capability(name=Fidelity.MEASURED, possible=True, why=f"on {what}")
@@ -117,11 +121,17 @@ def stands_in(cluster: Cluster) -> bool:
     return not has_one(cluster)
 
 
-def best_fidelity(question: Question) -> tuple[Fidelity, str]:
+def best_fidelity(
+    question: Question, rates: Callable[[], Calibration | None] = lambda: None
+) -> tuple[Fidelity, str]:
     """The strongest fidelity that this machine has for a question, and why it is that one.
 
     Measured where the machine is the cluster, else emulated where it has one device of its kind,
     else predicted.
+
+    Args:
+        question: what is asked.
+        rates: finds the calibration of the cluster's devices; called where links are not known.
     """
     cluster = question.cluster
     if why := _why_not_probed(question):
@@ -134,14 +144,28 @@ def best_fidelity(question: Question) -> tuple[Fidelity, str]:
         return Fidelity.MEASURED, f"this machine has all of {cluster.name}"
     if not one:
         return Fidelity.PREDICTED, f"this machine has no device of {cluster.name}"
-    if why := why_unpriced(question):
+    if why := why_unpriced(question, rates):
         return Fidelity.PREDICTED, why
     return Fidelity.EMULATED, f"this machine has one device of {cluster.name}"
 
 
-def why_unpriced(question: Question) -> str:
-    """Why the communication of none of the settings has a price; empty if that of some has."""
-    whys = [missing_link(s, question.cluster) for s in enumerate_space(question).legal]
+def why_unpriced(question: Question, rates: Callable[[], Calibration | None] = lambda: None) -> str:
+    """Why the communication of none of the settings has a price; empty if that of some has.
+
+    Args:
+        question: what is asked.
+        rates: as of :func:`best_fidelity`.
+    """
+    why = _missing_links(question, question.cluster)
+    if why and (found := rates()):
+        precision = question.workload.precision
+        cluster, _ = calibrated(found, precision, question.cluster, default_costs())
+        return _missing_links(question, cluster)
+    return why
+
+
+def _missing_links(question: Question, cluster: Cluster) -> str:
+    whys = [missing_link(settings, cluster) for settings in enumerate_space(question).legal]
     return "" if "" in whys else whys[0]
 
 

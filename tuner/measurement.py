@@ -165,6 +165,8 @@ class Measurement:
     """Micro-batches in the step whose collectives and memory were tracked."""
     reducing_micro_batches: int = 0
     """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
+    recomputed_layers: int | None = None
+    """Decoder layers that backward of that step computed again; ``None`` where not counted."""
     losses: tuple[float, ...] = ()
     """Mean loss of each optimizer step, in order."""
     gradient_norms: tuple[float, ...] = ()

@@ -29,7 +29,7 @@ from workers.launchers.local import LocalLauncher, probe_argv
 from workers.machine import Turn, check_cluster, default_lock_path
 from workers.stop import StopRequest, open_fd
 
-BUDGET_S = 90.0
+BUDGET_S = 80.0
 """From a rank's start to its last case's begin."""
 DEADLINE_S = 118.0
 """For all of it: under two minutes."""

@@ -9,7 +9,7 @@ from tuner.cost.axes import Axis
 from tuner.cost.calibration import calibrated
 from tuner.cost.categories import Phase
 from tuner.cost.collectives import Op, Overlap, StepCollective
-from tuner.cost.communication import Computing, exposed_s
+from tuner.cost.communication import Computing, copies_beside_s, exposed_s
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import device_terms
 from tuner.cost.step_time import missing_link
@@ -73,15 +73,17 @@ def _exposed(
     exposed = {}
     for count, steps in found.phase_times_s.items():
         each = [_computing(step, found.copies_s[count]) for step in steps]
+        collectives = step_collectives(found.collectives[count])
         quantity = exposed_s(
             Computing(
                 forward=median(step.get("forward", 0.0) for step in each),
                 backward=median(step.get("backward", 0.0) for step in each),
             ),
-            step_collectives(found.collectives[count]),
+            collectives,
             settings,
             cluster,
             passes=count,
+            beside=copies_beside_s(collectives, settings, cluster),
             costs=costs,
         )
         assert quantity.value is not None

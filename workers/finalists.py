@@ -1,18 +1,19 @@
 """The twins of a study's finalists: which still want a verdict, and training them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
+from tuner.errors import ProbeError
 from tuner.framework import installed_versions
 from tuner.guard.ruling import Ruling
 from tuner.guard.twin import family_of, stack_of
 from tuner.guard.verdict import Verdict
-from tuner.measurement import PROBED
+from tuner.measurement import PROBED, Outcome
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learn
 from tuner.planner.verdicts import twins_of
 from tuner.study import Study
-from workers.guard import Asked, Guard
+from workers.guard import Asked, Guard, verdict_on
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +44,23 @@ class Finalists:
         decided = {k for k, v in study.guards.items() if v.ruling is not Ruling.NOT_CHECKED}
         return [one for key, one in asked.items() if key not in decided | self._tried]
 
-    def train(self, asked: Sequence[Asked], deadline_s: float) -> list[Verdict]:
-        """The verdicts on twins, in their order.
+    def train(self, asked: Sequence[Asked], deadline_s: float) -> Generator[Verdict, None, None]:
+        """The verdicts on twins, each as soon as it is reached; none is asked for again.
 
-        Raises:
-            ProbeError: there is no place for their files.
+        Where ranks of twins cannot be run here, the answer stands without a check: those that are
+        left are ``not_checked``, with the reason.
         """
         log.info("training %d small twins of the finalists", len(asked))
-        verdicts = self._guard.check(asked, deadline_s=deadline_s)
-        self._tried.update(one.key for one in asked)
-        for verdict in verdicts:
-            log.info("twin: %s %s [%s]", verdict.ruling, verdict.detail, verdict.structure)
-        return verdicts
+        left = {one.key: one for one in asked}
+        self._tried |= left.keys()
+        try:
+            for verdict in self._guard.check(asked, deadline_s=deadline_s):
+                left.pop(verdict.key, None)
+                log.info("twin: %s %s [%s]", verdict.ruling, verdict.detail, verdict.structure)
+                yield verdict
+        except ProbeError as error:
+            log.warning("small twins could not be trained: %s", error)
+            why = f"its small twin could not be trained: {error}"
+            versions = stack_of(installed_versions())
+            for one in left.values():
+                yield verdict_on(one, Outcome.CRASHED, why, versions)

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.framework import installed_versions
@@ -55,34 +56,42 @@ class Guard:
     _references: dict[str, Measurement] = field(default_factory=dict)
     _until: float = math.inf
 
-    def check(self, asked: Sequence[Asked], *, deadline_s: float = math.inf) -> list[Verdict]:
-        """The verdicts on twins, in their order. Those of equal ranks share processes.
+    def check(
+        self, asked: Sequence[Asked], *, deadline_s: float = math.inf
+    ) -> Generator[Verdict, None, None]:
+        """The verdicts on twins, each as soon as it is reached, those of few ranks first.
 
-        A twin that could not be trained to its end is ``not_checked``, with the reason.
+        Twins of equal ranks share processes. A twin that could not be trained to its end is
+        ``not_checked``, with the reason.
 
         Args:
             asked: the twins.
             deadline_s: seconds for all of them.
 
         Raises:
-            ProbeError: there is no place for their files.
+            ProbeError: there is no place for their files, or a rank cannot be killed.
         """
         self._until = time.monotonic() + deadline_s
         versions = stack_of(installed_versions())
-        found = self._train([one.twin for one in asked], versions)
-        return [_verdict(one, versions, found) for one in asked]
-
-    def _train(self, twins: Sequence[Twin], versions: Mapping[str, str]) -> dict[str, Measurement]:
-        """What twins found, by key; their references are trained where they are not known."""
-        references = {t.reference.key(versions): t.reference for t in twins}
-        unknown = {key: t for key, t in references.items() if key not in self._references}
-        distinct = unknown | {t.key(versions): t for t in twins}
-        by_ranks = sorted(distinct.items(), key=lambda item: item[1].cluster.world_size)
+        by_ranks = sorted(asked, key=lambda one: one.twin.cluster.world_size)
+        references = {one.twin.reference.key(versions): one.twin.reference for one in by_ranks}
         with WarmRanks(launcher=self.launcher, argv=self.argv, folder=self.folder) as ranks:
-            found = {key: self._train_one(twin, ranks) for key, twin in by_ranks}
-        good = {k: m for k, m in found.items() if k in references and m.outcome is Outcome.OK}
-        self._references |= good
-        return self._references | found
+            found = self._train_references(references, ranks)
+            for one in by_ranks:
+                if (key := one.twin.key(versions)) not in found:
+                    found[key] = self._train_one(one.twin, ranks)
+                yield _verdict(one, versions, found)
+
+    def _train_references(
+        self, references: Mapping[str, Twin], ranks: WarmRanks
+    ) -> dict[str, Measurement]:
+        """What references found, by key; the good ones are trained once for all."""
+        found = {
+            key: self._references.get(key) or self._train_one(twin, ranks)
+            for key, twin in references.items()
+        }
+        self._references |= {k: m for k, m in found.items() if m.outcome is Outcome.OK}
+        return found
 
     def _train_one(self, twin: Twin, ranks: WarmRanks) -> Measurement:
         """Train a twin, unless there is no time for it."""
@@ -110,6 +119,14 @@ def _verdict(
     elif outcome is Outcome.OK:
         outcome, detail = judge(twin, found, reference)
         worst = max(step.relative for step in deviations(found, reference))
+    worst = worst if worst is not None and math.isfinite(worst) else None
+    verdict = verdict_on(asked, outcome, detail, versions)
+    return replace(verdict, worst=worst, versions={**versions, **stack_of(found.versions)})
+
+
+def verdict_on(asked: Asked, outcome: Outcome, detail: str, versions: Mapping[str, str]) -> Verdict:
+    """The verdict on a twin that ended with an outcome in these versions of the stack."""
+    twin = asked.twin
     return Verdict(
         key=twin.key(versions),
         family=asked.family,
@@ -119,21 +136,20 @@ def _verdict(
         detail=detail,
         structure=twin.structure,
         settings=twin.settings.as_dict(),
-        worst=worst if worst is not None and math.isfinite(worst) else None,
-        versions={**versions, **stack_of(found.versions)},
+        versions=versions,
         notes=twin.notes,
     )
 
 
 def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
-    """Train the twins of a usual model for every knob, and keep their verdicts.
+    """Train the twins of a usual model for every knob, and keep each verdict when it is reached.
 
     Returns:
         Whether it came to its end before it had to stop.
 
     Raises:
         StoreError: the database fails.
-        ProbeError: there is no place for the twins' files.
+        ProbeError: there is no place for the twins' files, or a rank cannot be killed.
     """
     turn = Turn(default_lock_path())
     while not turn.take():
@@ -144,10 +160,10 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
         for question, settings in usual_cases()
     ]
     try:
-        verdicts = Guard(pause=pause).check(asked)
+        with closing(Guard(pause=pause).check(asked)) as verdicts:
+            for verdict in verdicts:
+                if verdict.outcome is not Outcome.CANCELLED:
+                    store.keep_verdict(verdict)
     finally:
         turn.give()
-    for verdict in verdicts:
-        if verdict.outcome is not Outcome.CANCELLED:
-            store.keep_verdict(verdict)
     return not pause(0)

@@ -1,8 +1,8 @@
-"""Whether the knobs acted, by the collectives of a step that was tracked."""
+"""Whether the knobs acted, by what a step that was tracked was seen to do."""
 
 from dataclasses import replace
 
-from tuner.guard.counts import caused, counted, difference, inactive_knob
+from tuner.guard.counts import inactive_knob
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import Settings
 from tuner.space.dead import show
@@ -20,14 +20,10 @@ def check_knobs(question: Question, settings: Settings, measurement: Measurement
     count = measurement.tracked_accumulation
     if measurement.outcome is not Outcome.OK or not count:
         return measurement
-    workload, cluster = question.workload, question.cluster
     tracked = replace(settings, gradient_accumulation_steps=count)
-    seen = counted(measurement.collectives)
-    found = inactive_knob(workload, tracked, cluster, seen)
+    found = inactive_knob(question.workload, tracked, question.cluster, measurement)
     if found is None:
         return measurement
-    knob, value = found
-    asked = show(getattr(settings, knob))
-    what = difference(caused(workload, tracked, cluster), seen)
-    detail = f"{knob}={asked} acted as {show(value)}: {what}"
+    asked = show(getattr(settings, found.knob))
+    detail = f"{found.knob}={asked} acted as {show(found.value)}: {found.why}"
     return replace(measurement, outcome=Outcome.KNOB_INACTIVE, detail=detail)

@@ -178,6 +178,7 @@ def _findings(record: RankRecord) -> dict[str, Any]:
         "collectives": record.collectives,
         "tracked_accumulation": record.tracked_accumulation,
         "reducing_micro_batches": record.reducing_micro_batches,
+        "recomputed_layers": record.recomputed_layers,
         "losses": tuple(takewhile(math.isfinite, record.losses)),
         "gradient_norms": tuple(takewhile(math.isfinite, record.gradient_norms)),
         "optimizer_steps": record.optimizer_steps,

@@ -91,6 +91,8 @@ class RankRecord:
     """Micro-batches in that step."""
     reducing_micro_batches: int = 0
     """Micro-batches of that step that reduced gradients."""
+    recomputed_layers: int | None = None
+    """Decoder layers that backward of that step computed again; ``None`` where not counted."""
     losses: tuple[float, ...] = ()
     """One per optimizer step."""
     gradient_norms: tuple[float, ...] = ()
@@ -169,6 +171,9 @@ def _record(values: Mapping[str, Any]) -> RankRecord:
         collectives=tuple(_collective(c) for c in values["collectives"]),
         tracked_accumulation=_whole(values["tracked_accumulation"]),
         reducing_micro_batches=_whole(values["reducing_micro_batches"]),
+        recomputed_layers=None
+        if (again := values.get("recomputed_layers")) is None
+        else _whole(again),
         losses=_numbers(values["losses"]),
         gradient_norms=_numbers(values["gradient_norms"]),
         optimizer_steps=_whole(values["optimizer_steps"]),

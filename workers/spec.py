@@ -43,7 +43,10 @@ def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
 
 
 def _limit_bytes(study: Study, probe: Probe) -> int | None:
-    """The terms' limit; where a larger device stands in for a GPU of the cluster, that one's."""
+    """The terms' limit; of a probe of rank 0 alone also what the cluster's GPU leaves tensors.
+
+    The one device has no communicators, and may be larger than the cluster's.
+    """
     limit = probe.memory_limit_bytes
     if probe.request.fidelity is not Fidelity.EMULATED:
         return limit

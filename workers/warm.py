@@ -12,10 +12,11 @@ from typing import Any, Self
 
 from tuner.errors import ProbeError
 from tuner.measurement import Fidelity, Measurement, Outcome
+from workers.device_check import CHECK_DEADLINE_S, why_unusable
 from workers.files import record_path, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
 from workers.launchers.base import Ended, Job, Launcher, RankEnd, Run, Why
-from workers.launchers.local import LocalLauncher, series_argv
+from workers.launchers.local import LocalLauncher, check_argv, series_argv
 from workers.merge import merge
 from workers.probe.orders import END, SPENT, header
 from workers.records import BadRecord, RankRecord, read_records
@@ -64,14 +65,17 @@ class WarmRanks:
     """Ranks that run one probe after another, as a context; at its end none is left.
 
     They are started for the first probe, and anew after one whose outcome is not ok, one of
-    another kind, or one that left memory behind. While there is no probe they are fed from a
-    thread, and ended when they are idle for long.
+    another kind, or one that left memory behind. Before the probe after one that lost a device, new
+    processes look at the devices: on one that is gone nothing more is run. While there is no probe
+    ranks are fed from a thread, and ended when they are idle for long.
     """
 
     launcher: Launcher = field(default_factory=LocalLauncher)
     """Starts ranks."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv
     """The command of a rank, which follows the orders in a folder."""
+    check_argv: Callable[[Path, str], tuple[str, ...]] = check_argv
+    """The command of a rank that looks at its device, given a folder and cpu or cuda."""
     folder: Path = field(default_factory=default_probes_folder)
     """For the folders of runs."""
     keep: bool = True
@@ -82,6 +86,7 @@ class WarmRanks:
     _run: Run | None = None
     _place: Path = Path()
     _orders: int = 0
+    _lost_a_device: bool = False
     _idle_since: float = math.inf
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _done: threading.Event = field(default_factory=threading.Event)
@@ -122,7 +127,8 @@ class WarmRanks:
                 must not. Its ranks are ended then, and the outcome is ``cancelled``.
 
         Raises:
-            ProbeError: there is no place for its files, or a rank cannot be killed.
+            ProbeError: there is no place for its files, a rank cannot be killed, or a device that
+                was lost in a probe before is not there again.
         """
         with self._lock:
             try:
@@ -156,6 +162,8 @@ class WarmRanks:
         began = time.monotonic()
         if kind != self._kind or not self._usable():
             self._end()
+        if self._lost_a_device:
+            self._check_devices(kind, pause)
         order, run = self._give_order(kind, spec)
         ended = self._supervise(run, order, kind.ranks, began + deadline_s, pause)
         records = read_records(order, kind.ranks)
@@ -167,8 +175,32 @@ class WarmRanks:
         )
         if ended is not None:
             self._end()
+        self._lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
         remove_folder(order)
         return Probed(measurement=measurement, records=records)
+
+    def _check_devices(self, kind: Kind, pause: Callable[[float], str]) -> None:
+        """See whether the devices of ``kind`` are there.
+
+        Raises:
+            ProbeError: one is not.
+        """
+        place = make_folder(self.folder, "check")
+        try:
+            job = Job(
+                argv=self.check_argv(place, kind.device),
+                directory=place,
+                ranks=kind.ranks,
+                device=kind.device,
+                deadline_s=CHECK_DEADLINE_S,
+                sharing=kind.sharing,
+            )
+            why = why_unusable(self.launcher, job, pause)
+        finally:
+            remove_folder(place)
+        if why:
+            raise ProbeError(f"a device was lost, and is not there again: {why}")
+        self._lost_a_device = why is None
 
     def _usable(self) -> bool:
         """Whether the ranks of the last probe are there, and none has left memory behind."""

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -173,12 +174,12 @@ class Worker:
         if not self._take_turn():
             return True
         try:
-            verdicts = self._finalists.train(asked, self._time_left_s(study))
+            with closing(self._finalists.train(asked, self._time_left_s(study))) as verdicts:
+                for verdict in verdicts:
+                    if verdict.outcome is not Outcome.CANCELLED:
+                        self._patiently(partial(self._store.keep_verdict, verdict))
         finally:
             self._turn.give()
-        for verdict in verdicts:
-            if verdict.outcome is not Outcome.CANCELLED:
-                self._patiently(partial(self._store.keep_verdict, verdict))
         return True
 
     def _run_out(self, study: Study) -> int | None:

@@ -1,5 +1,6 @@
 """Rates of this card as they were measured, in the place of the catalogue's."""
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,14 +41,24 @@ def calibration(place: Place, kept: Mapping[str, Any] | None) -> Rates:
 
     Args:
         place: whose.
-        kept: what an earlier run has measured.
+        kept: what an earlier run has measured; of another format it is not used.
 
     Raises:
         ProbeError: they cannot be measured.
     """
-    if kept is not None:
-        return Rates(found=Calibration.from_dict(kept))
-    return Rates(found=_measured(place))
+    return Rates(found=_read(kept) or _measured(place))
+
+
+def _read(kept: Mapping[str, Any] | None) -> Calibration | None:
+    """What an earlier run has measured; ``None``, with a note, if that cannot be read any more."""
+    if kept is None:
+        return None
+    try:
+        return Calibration.from_dict(kept)
+    except (ValueError, KeyError, TypeError) as error:
+        note = f"kept rates are of another version ({error!r}), and are measured anew"
+        print(note, file=sys.stderr, flush=True)
+        return None
 
 
 def _measured(place: Place) -> Calibration:

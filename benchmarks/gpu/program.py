@@ -162,7 +162,7 @@ def _rates(run: Run) -> Rates | None:
     except ProbeError as error:
         print(f"no measured rates: {error}", file=sys.stderr, flush=True)
         return None
-    if run.file.rates is None:
+    if run.file.rates != rates.as_dict():
         run.file.keep_rates(rates.as_dict())
     return rates
 

@@ -133,6 +133,11 @@ def test_rates_are_measured_once_for_the_part_about_time(
     run.file.rows.clear()
     assert run_part(run) == 0
     assert asked == [None, {"flops_per_s": 1e12}]
+    run.file.rows.clear()
+    run.file.keep_rates({"format": 0})  # of another version: what is measured anew is kept
+    assert run_part(run) == 0
+    assert asked[-1] == {"format": 0}
+    assert run.file.rates == {"flops_per_s": 1e12}
 
 
 def test_without_rates_the_part_about_time_goes_on(

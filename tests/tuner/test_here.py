@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.tuner.cost import calibrations
 from tuner import machine
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, Link, parse_cluster
@@ -14,6 +15,7 @@ from tuner.machine import ReportedGpu
 from tuner.measurement import Fidelity
 from tuner.study import Question
 from tuner.workload import Workload
+from workers.calibration_plan import plan
 
 GIB = 2**30
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
@@ -84,6 +86,20 @@ def test_cpu_ranks_by_memory_and_what_is_known_of_their_link(
 ) -> None:
     has(memory_gib=16)
     assert best_fidelity(question(cpu_cluster(4, gib, link)))[0] is expected
+
+
+def test_calibrated_links_are_asked_for_only_where_none_are_stated(has: SetUp) -> None:
+    has(memory_gib=16)
+    cluster = cpu_cluster(4, 8, Link())
+    found = calibrations.calibration_of(plan(cluster)["cases"], cluster)
+    assert best_fidelity(question(cluster), lambda: found)[0] is Fidelity.EMULATED
+    assert best_fidelity(question(cluster), lambda: None)[0] is Fidelity.PREDICTED
+
+    def unasked() -> None:
+        raise AssertionError
+
+    stated = cpu_cluster(4, 8, Link(bytes_per_s=1e9))
+    assert best_fidelity(question(stated), unasked)[0] is Fidelity.EMULATED
 
 
 def test_nanotron_and_other_versions_are_predicted(has: SetUp) -> None:

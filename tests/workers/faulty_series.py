@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from workers.probe import stack
 from workers.probe.__main__ import main
@@ -51,6 +52,17 @@ def reuses_a_gathered_buffer() -> None:
         return buffer
 
     sequence.all_gather_sequence = gather
+
+
+def reuses_buffers() -> None:
+    """Both faults of buffers: one acts with recomputation only, the other without it only."""
+    reuses_a_gathered_buffer()
+    overwrites_the_saved_shard()
+
+
+def ignores_checkpointing() -> None:
+    """Nothing is computed again, and all is kept."""
+    PreTrainedModel.gradient_checkpointing_enable = lambda *_, **__: None
 
 
 def overwrites_the_saved_shard() -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from tuner.cluster import parse_cluster
+from tuner.cost.calibration_fit import BYTES
 from workers.calibration_plan import CPU, CUDA, QUICK, plan
 
 
@@ -39,6 +40,17 @@ def test_models_are_timed_at_two_depths_and_products_at_several_widths(sizes: ob
     )
     assert set(shapes.values()) == {2}
     assert len({case["width"] for case in cases if case["kind"] == "matrix"}) > 1
+
+
+def test_a_cpu_s_logits_and_updates_are_as_large_as_those_of_training() -> None:
+    """From 32 MiB on, memory is the kernel's, and its pages are faulted in at each call."""
+    large = 32 * 2**20
+    for case in plan(parse_cluster("cpu:2"))["cases"]:
+        if case["kind"] == "layers" and case["model"]["hidden_size"] > 64:
+            tokens = case["micro_batch_size"] * case["sequence_length"]
+            assert BYTES[case["dtype"]] * tokens * case["model"]["vocab_size"] >= large
+        elif case["kind"] == "update":
+            assert BYTES[case["dtype"]] * case["elements"] // case["tensors"] >= large
 
 
 def test_what_every_prediction_needs_comes_first() -> None:

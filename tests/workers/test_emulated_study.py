@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cluster import Cluster
+from tests.tuner.cost.calibrations import calibration_of
+from tuner.cluster import Cluster, parse_cluster
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner import answer
 from tuner.quantity import Provenance
 from tuner.settings import parse_settings
 from tuner.store import Store
 from tuner.study import ProbeRequest, Question, Study, StudyState, Terms
+from workers.calibration_plan import plan
 from workers.options import Options
 from workers.stop import StopRequest
 from workers.worker import Worker
@@ -79,3 +81,24 @@ def test_out_of_memory_is_an_answer(store: Store, asked: Question, tmp_path: Pat
     assert probe.measurement.outcome is Outcome.OOM, probe.measurement.detail
     assert probe.measurement.oom is not None
     assert probe.measurement.oom.limit_bytes == 150_000_000
+
+
+def test_calibrated_links_of_cpu_ranks_have_a_price(
+    store: Store, asked: Question, tmp_path: Path
+) -> None:
+    """No cluster file states their rates: what was measured is predicted with, and says so."""
+    cluster = replace(parse_cluster("cpu:2"), gpu=asked.cluster.gpu)
+    question = replace(asked, cluster=cluster)
+    versions = question.framework.versions
+    store.keep_calibration(calibration_of(plan(cluster)["cases"], cluster, versions=versions))
+    text = "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=2"
+    study = emulate(store, question, tmp_path, text)
+    (probe,) = study.probes
+    assert probe.measurement is not None
+    found = probe.measurement.emulation
+    assert found is not None
+    assert found.unpriced == ""
+    assert 0 < found.exposed_s[2].low_s < found.exposed_s[2].value_s < found.exposed_s[2].high_s
+    best = answer(study).best
+    assert best is not None
+    assert best.step_time_s.provenance is Provenance.EMULATED

@@ -7,6 +7,7 @@ from statistics import median
 import pytest
 
 from tuner.cluster import Link, parse_cluster
+from tuner.cost.constants import default_costs
 from tuner.measurement import Collective, Measurement, Memory, Outcome
 from tuner.settings import Settings, Sharding
 from workers.emulation import step_collectives, with_communication
@@ -79,6 +80,26 @@ def test_copies_in_the_place_of_what_would_be_received_are_no_computing() -> Non
     most = emulated(FIRST, copies_s=0.3).emulation
     assert most is not None
     assert median(most.compute_s[2]) == pytest.approx(0.3)  # noise: no more than half a phase
+
+
+def test_copies_that_computing_hides_are_not_counted_twice() -> None:
+    """What they took is in the timed step; a real gather takes the model's share in their place."""
+    usual = default_costs()
+    costs = replace(usual, time=replace(usual.time, overlap_cost=0.5))
+    found = Measurement(outcome=Outcome.OK, memory=memory(), step_times_s={2: (0.35,) * 3})
+
+    def exposed_s(bytes_per_s: float | None) -> float:
+        cluster = replace(CLUSTER, gpu=replace(CLUSTER.gpu, memory_bytes_per_s=bytes_per_s))
+        made = with_communication(
+            found, noted(HIDDEN), SETTINGS, cluster, stands_in=False, costs=costs
+        ).emulation
+        assert made is not None
+        assert made.compute_s[2] == pytest.approx((0.35,) * 3)
+        return made.exposed_s[2].value_s
+
+    copied_s = (1e9 + 1e9 / 8) / 2e12
+    assert exposed_s(None) - exposed_s(2e12) == pytest.approx(copied_s)
+    assert exposed_s(2e12) > 0
 
 
 def test_links_that_are_not_known_leave_memory_and_computing() -> None:

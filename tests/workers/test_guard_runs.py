@@ -15,10 +15,12 @@ from tuner.guard.twin import STEPS, Twin, family_of, twin_of
 from tuner.measurement import Outcome
 from tuner.model import load_model
 from tuner.settings import parse_settings
+from tuner.store import Store
 from tuner.study import Question
 from tuner.workload import Workload
+from workers import guard as guard_module
 from workers.files import record_path
-from workers.guard import Asked, Guard
+from workers.guard import Asked, Guard, check_knobs_here
 from workers.launchers.base import Ended, Job, RankEnd, Why
 from workers.probe.orders import SPEC
 
@@ -50,7 +52,9 @@ def good(spec: dict) -> dict:
         {"op": op, "axis": axis, "phase": phase, "count": count, "bytes": 1}
         for (op, axis, phase), count in seen.items()
     ]
-    return {"outcome": "ok", "collectives": kinds}
+    each = spec["settings"]["sync_each_batch"] and spec["world_size"] > 1
+    reducing = spec["accumulation_counts"][-1] if each else 1
+    return {"outcome": "ok", "collectives": kinds, "reducing_micro_batches": reducing}
 
 
 class StandIn:
@@ -96,7 +100,7 @@ def record(rank: int, found: dict) -> dict:
     return {
         "format": 1, "rank": rank, "phase": "finish", "error": None, "ended_at": time.time(),
         "oom": None, "memory": memory, "step_times_s": {"1": [0.1]}, "collectives": [],
-        "tracked_accumulation": 1, "reducing_micro_batches": 1,
+        "tracked_accumulation": 1, "reducing_micro_batches": 1, "recomputed_layers": 0,
         "losses": [4.0, 3.0, 2.0, 1.0, 0.9, 0.8], "gradient_norms": [1.0] * STEPS,
         "optimizer_steps": 6, "expected_optimizer_steps": 6, "versions": {"torch": "2.13.0+cpu"},
         "hardware": {}, "emulation": None, **found,
@@ -115,12 +119,12 @@ def guard(tmp_path: Path) -> Callable[..., tuple[Guard, StandIn]]:
 
 def test_a_reference_is_trained_once_for_all(guard, tmp_path: Path) -> None:
     checks, launcher = guard(good)
-    first = checks.check(asked("true", "false"))
+    first = list(checks.check(asked("true", "false")))
     assert [verdict.ruling for verdict in first] == [Ruling.PASSED] * 2
     assert launcher.launched == [[1, 1], [2, 2]]
     assert first[0].key == twin("true").key(installed_versions())
     assert first[0].worst == 0.0
-    checks.check(asked("true"))
+    list(checks.check(asked("true")))
     assert launcher.launched[2:] == [[2, 1]]
     assert not list(tmp_path.iterdir())
 
@@ -144,7 +148,7 @@ def test_what_one_process_cannot_train_says_nothing(guard) -> None:
     (verdict,) = checks.check(asked("true"))
     assert verdict.ruling is Ruling.NOT_CHECKED
     assert verdict.detail.startswith("one process could not train it: non_finite")
-    checks.check(asked("true"))
+    list(checks.check(asked("true")))
     assert launcher.launched == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
 
 
@@ -160,7 +164,61 @@ def test_optimizer_steps_count_without_a_reference(guard) -> None:
 
 def test_a_request_to_stop_starts_nothing_more(guard) -> None:
     checks, launcher = guard(good, "stop")
-    verdicts = checks.check(asked("true", "false"))
+    verdicts = list(checks.check(asked("true", "false")))
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
     assert [verdict.ruling for verdict in verdicts] == [Ruling.NOT_CHECKED] * 2
     assert launcher.launched == []
+
+
+def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard) -> None:
+    full = twin_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
+    one = Asked(twin=full, family=family_of(question()))
+    (verdict,) = guard(good)[0].check([one])
+    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert verdict.detail.startswith("activation_checkpointing acts as none: ")
+
+
+def test_each_verdict_comes_when_it_is_reached(guard) -> None:
+    checks, launcher = guard(good)
+    verdicts = checks.check(asked("true", "false"))
+    assert next(verdicts).key == twin("true").key(installed_versions())
+    assert launcher.launched == [[1, 1], [2, 1]]  # the second twin was not begun
+    verdicts.close()
+    assert launcher.launched == [[1, 1], [2, 1]]
+
+
+@pytest.fixture
+def knobs_here(guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``knobs_here(does, store)``: what ``tuner doctor --run`` has a worker do."""
+
+    def run(does: Does, store: Store) -> bool:
+        monkeypatch.setattr(guard_module, "Guard", lambda pause: guard(does)[0])
+        monkeypatch.setattr(guard_module, "default_lock_path", lambda: tmp_path / "lock")
+        cases = [(question(), twin_settings) for twin_settings in CASES]
+        monkeypatch.setattr(guard_module, "usual_cases", lambda: iter(cases))
+        return check_knobs_here(store, lambda seconds: "")
+
+    return run
+
+
+CASES = [parse_settings(f"{FULL}=true"), parse_settings(f"{FULL}=false")]
+
+
+def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store: Store) -> None:
+    class KilledError(BaseException):
+        """As no code of ours expects it."""
+
+    def does(spec: dict) -> dict:
+        if not spec["settings"]["sync_each_batch"] and spec["world_size"] > 1:
+            raise KilledError
+        return good(spec)
+
+    with pytest.raises(KilledError):
+        knobs_here(does, store)
+    (kept,) = store.verdicts().values()
+    assert (kept.ruling, kept.settings["sync_each_batch"]) == (Ruling.PASSED, True)
+
+
+def test_the_doctor_comes_to_its_end(knobs_here, store: Store) -> None:
+    assert knobs_here(good, store)
+    assert [verdict.ruling for verdict in store.verdicts().values()] == [Ruling.PASSED] * 2

@@ -7,7 +7,7 @@ import pytest
 from tuner.cluster import parse_cluster
 from tuner.framework import framework
 from tuner.guard.counts import Counts, caused
-from tuner.measurement import Collective, Measurement, Outcome
+from tuner.measurement import Collective, Measurement, Memory, Outcome
 from tuner.model import load_model
 from tuner.settings import Settings, parse_settings
 from tuner.study import Question
@@ -31,10 +31,11 @@ def counts(settings: Settings, asked: Question | None = None) -> Counts:
     return caused(asked.workload, settings, asked.cluster)
 
 
-def measured(seen: Counts, tracked: int = 4) -> Measurement:
+def measured(seen: Counts, tracked: int = 4, **found: object) -> Measurement:
     return Measurement(
         outcome=Outcome.OK,
         tracked_accumulation=tracked,
+        **found,
         collectives=tuple(
             Collective(op=op, axis=axis, phase=phase, count=count, bytes=1)
             for (op, axis, phase), count in seen.items()
@@ -109,3 +110,62 @@ def test_nothing_tracked_and_other_outcomes_stay() -> None:
     for one in (replace(measured(Counts()), tracked_accumulation=0),
                 Measurement(outcome=Outcome.OOM, tracked_accumulation=4)):  # fmt: skip
         assert check_knobs(question(), settings, one) is one
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+@pytest.mark.parametrize("did", ["true", "false"])
+def test_reducing_micro_batches_show_syncing_whatever_the_buckets(value: str, did: str) -> None:
+    """One bucket is seen here, where more are expected: the counts are near to neither."""
+    settings = parse_settings(DDP.format(value))
+    seen = Counts({("all_reduce", "dp", "backward"): 4 if did == "true" else 1})
+    found = measured(seen, reducing_micro_batches=4 if did == "true" else 1)
+    expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
+    checked = check_knobs(question(), settings, found)
+    assert checked.outcome is expected
+    if value != did:
+        assert checked.detail.startswith(f"sync_each_batch={value} acted as {did}: ")
+
+
+@pytest.mark.parametrize("form", [DDP, FULL, TENSOR])
+@pytest.mark.parametrize("value", ["none", "full"])
+@pytest.mark.parametrize("did", ["none", "full"])
+def test_checkpointing_is_seen_by_the_layers_that_backward_computes(
+    form: str, value: str, did: str
+) -> None:
+    """Also where no collective shows it."""
+    settings = parse_settings(f"{form.format('true')},activation_checkpointing={value}")
+    layers = 16 * 4
+    found = measured(
+        counts(settings), reducing_micro_batches=4, recomputed_layers=layers * (did == "full")
+    )
+    checked = check_knobs(question(), settings, found)
+    assert checked.outcome is (Outcome.OK if value == did else Outcome.KNOB_INACTIVE)
+    if value != did:
+        assert checked.detail == (
+            f"activation_checkpointing={value} acted as {did}: backward computed"
+            f" {layers * (did == 'full')} of {layers} layers again"
+        )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "held_gib", "outcome"),
+    [
+        ("8xh100-80gb", 0.0, Outcome.OK),  # buffers alone
+        ("8xh100-80gb", 0.29, Outcome.KNOB_INACTIVE),  # an eighth of 1.24 billion in bf16
+        ("cpu:8", 0.29, Outcome.OK),  # host memory is all that there is
+    ],
+)
+def test_offloading_is_seen_by_what_a_device_keeps(
+    cluster: str, held_gib: float, outcome: Outcome
+) -> None:
+    asked = question(cluster=cluster)
+    settings = parse_settings(f"{FULL.format('true')},cpu_offload=true")
+    held = {"parameters": int(held_gib * 2**30)}
+    memory = Memory(
+        allocated_bytes=1, allocated_low_bytes=1, reserved_bytes=1, device_bytes=1,
+        overhead_bytes=0, by_phase={}, by_category=held, per_rank_bytes=(1,) * 8,
+    )  # fmt: skip
+    found = check_knobs(asked, settings, measured(counts(settings, asked), memory=memory))
+    assert found.outcome is outcome
+    if outcome is Outcome.KNOB_INACTIVE:
+        assert "cpu_offload=true acted as false: the device held " in found.detail

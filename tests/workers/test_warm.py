@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tuner.errors import ProbeError
 from tuner.measurement import Fidelity, Outcome
 from workers.launchers.base import Job, Run
 from workers.launchers.local import LocalLauncher
@@ -102,7 +104,6 @@ def test_another_kind_has_its_own(warm, starts) -> None:
     [
         ({"*@2": ["oom"]}, Outcome.OOM),
         ({"0@2": ["oom"], "1@2": ["hang"]}, Outcome.OOM),
-        ({"1@2": ["device_lost"], "0@2": ["hang"]}, Outcome.DEVICE_LOST),
         ({"0@2": ["non_finite"], "1@2": ["hang"]}, Outcome.NON_FINITE),
         ({"1@2": ["signal:SIGKILL"], "0@2": ["hang"]}, Outcome.CRASHED),
         ({"1@2": ["exit:3"]}, Outcome.CRASHED),
@@ -116,6 +117,43 @@ def test_what_is_not_ok_is_told_and_the_next_probe_has_new_ranks(
     ranks = warm({"*": ["ok"], **words})
     assert [outcome(ranks) for _ in range(3)] == [Outcome.OK, expected, Outcome.OK]
     assert len(starts.jobs) == 2
+
+
+def test_devices_are_looked_at_after_one_was_lost(
+    warm, starts, stand_in_argv: Callable[..., tuple[str, ...]]
+) -> None:
+    looks: list[str] = []
+
+    def check(place: Path, device: str) -> tuple[str, ...]:
+        looks.append(device)
+        return stand_in_argv(place, {"*": ["ok"]} if len(looks) > 1 else {"1": ["device_lost"]})
+
+    words = {"*": ["ok"], "1@2": ["device_lost"], "0@2": ["hang"]}
+    ranks = warm(words, check_argv=check)
+    assert [outcome(ranks) for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
+    with pytest.raises(ProbeError, match=r"is not there again: rank 1's: Error: device_lost"):
+        measure(ranks)
+    assert not ranks.alive
+    assert outcome(ranks) is Outcome.OK
+    assert outcome(ranks, kind=replace(TWO, world_size=4)) is Outcome.OK
+    assert looks == ["cpu"] * 2  # until it is there, and not again
+    assert [job.ranks for job in starts.jobs] == [2] * 5
+
+
+def test_a_look_that_is_given_up_is_made_again(
+    warm, stand_in_argv: Callable[..., tuple[str, ...]]
+) -> None:
+    looks: list[str] = []
+
+    def check(place: Path, device: str) -> tuple[str, ...]:
+        looks.append(device)
+        return stand_in_argv(place, {"*": ["ok" if len(looks) > 1 else "hang"]})
+
+    ranks = warm({"*": ["ok"], "*@1": ["device_lost"]}, check_argv=check, keep=False)
+    assert outcome(ranks) is Outcome.DEVICE_LOST
+    assert outcome(ranks, why=lambda: "stop") is Outcome.CANCELLED
+    assert outcome(ranks) is Outcome.DEVICE_LOST
+    assert len(looks) == 2
 
 
 def test_a_rank_that_hangs_passes_its_own_deadline(warm, starts) -> None:

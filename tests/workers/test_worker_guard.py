@@ -1,10 +1,11 @@
 """A worker has the finalists' twins trained before a study is done."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from tuner.errors import ProbeError
 from tuner.framework import installed_versions
 from tuner.guard.ruling import Ruling
 from tuner.guard.verdict import Verdict
@@ -24,16 +25,18 @@ OK = {"*": ["ok"]}
 class FakeGuard:
     """Finds what it is told of each sharding, and remembers what it was asked."""
 
-    def __init__(self, outcomes: dict[str, Outcome]) -> None:
-        self.outcomes = outcomes
+    def __init__(self, outcomes: dict[str, Outcome], most: int | None = None) -> None:
+        self.outcomes, self.most = outcomes, most
         self.asked: list[Asked] = []
 
     def __call__(self, **given: object) -> "FakeGuard":
         return self
 
-    def check(self, asked: Sequence[Asked], *, deadline_s: float) -> list[Verdict]:
+    def check(self, asked: Sequence[Asked], *, deadline_s: float) -> Iterator[Verdict]:
         self.asked += asked
-        return [self._verdict(one) for one in asked]
+        yield from map(self._verdict, asked[: self.most])
+        if self.most is not None:
+            raise ProbeError("there is no place for the ranks' files")
 
     def _verdict(self, one: Asked) -> Verdict:
         outcome = self.outcomes.get(one.twin.settings.sharding, Outcome.OK)
@@ -52,8 +55,8 @@ class FakeGuard:
 def guarded(store, question, tmp_path, stand_in_argv, monkeypatch):
     """Work off a study with a guard that finds ``outcomes``: the study, and the guard."""
 
-    def run(outcomes: dict[str, Outcome], terms: Terms):
-        guard = FakeGuard(outcomes)
+    def run(outcomes: dict[str, Outcome], terms: Terms, most: int | None = None):
+        guard = FakeGuard(outcomes, most)
         monkeypatch.setattr(worker_module, "Guard", guard)
         options = Options(
             folder=tmp_path / "probes",
@@ -98,3 +101,17 @@ def test_what_could_not_be_trained_is_said_and_tried_once(guarded) -> None:
     assert best.guard.verdict == "not_checked"
     assert best.guard.why == "as planted: timeout"
     assert len({one.key for one in guard.asked}) == len(guard.asked)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_twins_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) -> None:
+    study, guard = guarded({}, Terms(max_probes=3), most)
+    assert study.state is StudyState.DONE
+    best = answer(study).best
+    assert best.guard.verdict == "not_checked"
+    assert best.guard.why == (
+        "its small twin could not be trained: there is no place for the ranks' files"
+    )
+    assert len({one.key for one in guard.asked}) == len(guard.asked)  # none was asked for again
+    kept = [verdict.ruling for verdict in store.verdicts().values()]
+    assert kept.count(Ruling.PASSED) == most

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from tuner.catalog import models
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.cli.units import read_duration, read_seconds, read_share, read_size, read_whole
 from tuner.cluster import Cluster, Device, parse_cluster
+from tuner.cost.calibration import Calibration
 from tuner.cost.coverage import uncovered
 from tuner.errors import TunerError, UsageError
 from tuner.framework import (
@@ -34,6 +36,8 @@ from tuner.model import ModelConfig, load_model
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.settings import KNOBS
 from tuner.space import Space, enumerate_space
+from tuner.store import default_url, open_store
+from tuner.store.engine import is_sqlite, parse_url
 from tuner.study import HEADROOM, Question, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload, choice
 
@@ -85,7 +89,7 @@ def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
     if fidelity is Fidelity.MEASURED:
         check_measurable(question)
     elif fidelity is Fidelity.EMULATED:
-        check_emulatable(question)
+        check_emulatable(question, asked.db)
     if chosen_for:
         typer.echo(f"fidelity {fidelity}: {chosen_for}", err=True)
     if None not in (asked.headroom, asked.memory_limit):
@@ -115,7 +119,7 @@ def read_fidelity(asked: Asked, question: Question) -> tuple[Fidelity, str]:
         UsageError: in no way that there is.
     """
     if asked.fidelity == AUTO:
-        return best_fidelity(question)
+        return best_fidelity(question, partial(kept_rates, asked.db, question))
     if asked.fidelity not in list(Fidelity):
         known = ", ".join((AUTO, *Fidelity))
         raise UsageError("fidelity", asked.fidelity, f"must be one of {known}")
@@ -169,8 +173,26 @@ def _check_software(question: Question) -> None:
         )
 
 
-def check_emulatable(question: Question) -> None:
+def kept_rates(db: str | None, question: Question) -> Calibration | None:
+    """What a calibration has found of the question's devices; no database is made for it.
+
+    Raises:
+        UsageError: the address is wrong, or what is there is not ours.
+        StoreError: it cannot be reached, or is of a newer version.
+    """
+    url = parse_url(default_url() if db is None else db)
+    if is_sqlite(url) and not Path(str(url.database)).exists():
+        return None
+    with open_store(db, create=False) as store:
+        return store.calibration(question.cluster, question.framework.versions)
+
+
+def check_emulatable(question: Question, db: str | None = None) -> None:
     """Refuse what one device of this machine cannot play.
+
+    Args:
+        question: what is asked.
+        db: address of the database, where calibrations are; by default the user's own.
 
     Raises:
         UsageError: the framework is not probed, other versions are installed, the optimizer's
@@ -179,13 +201,18 @@ def check_emulatable(question: Question) -> None:
     _check_software(question)
     if why := why_not_emulated(question.cluster):
         raise UsageError("cluster", question.cluster.name, why)
-    if why := why_unpriced(question):
+    if why := why_unpriced(question, partial(kept_rates, db, question)):
         raise UsageError(
             "cluster",
             question.cluster.name,
             f"{why}, and communication is not measured where one device plays them all: state it"
-            " in a .toml file",
+            f" in a .toml file{_or_calibrate(question.cluster)}",
         )
+
+
+def _or_calibrate(cluster: Cluster) -> str:
+    """The other way to have rates of links; empty where this machine is not the cluster."""
+    return "" if why_not_measured(cluster) else f", or run tuner calibrate --cluster {cluster.name}"
 
 
 def _question(asked: Asked) -> Question:

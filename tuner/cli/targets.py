@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.cli.words import memory_range_text, rank_word, speed_range_text
-from tuner.cluster import Device
 from tuner.errors import TunerError, UsageError
 from tuner.export import FORMATS, About, export, why_not
 from tuner.framework import FrameworkName
@@ -135,7 +134,7 @@ def _argv(question: Question, files: Sequence[str]) -> list[str]:
     if files:
         return ["accelerate", "launch", "--config_file", files[0], "SCRIPT.py"]
     cluster = question.cluster
-    if cluster.nodes > 1 and cluster.gpu.device is Device.CUDA:
+    if cluster.nodes > 1:
         # On every node; HOST is any one of them.
         sizes = ["--nnodes", str(cluster.nodes), "--nproc-per-node", str(cluster.gpus_per_node)]
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]

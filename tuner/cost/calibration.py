@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from tuner import machine
@@ -68,7 +69,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What one run of ``tuner calibrate`` found."""
+    """What one run of ``tuner calibrate`` found; the key of what is made of it, which is kept."""
 
     hardware: str
     """Which kind of device: :func:`hardware_key`."""
@@ -82,20 +83,20 @@ class Calibration:
     """When, UTC in ISO 8601."""
     wall_s: float
     """Seconds that it took, with the start of the ranks."""
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = field(hash=False)
     """Of the packages that it was measured with."""
     memory_bytes_per_s: Quantity
     """Reading and writing one device's memory, both counted."""
-    compute: Mapping[str, ComputeRates]
+    compute: Mapping[str, ComputeRates] = field(hash=False)
     """By number format: bf16, fp32."""
-    links: Mapping[str, LinkRates] = field(default_factory=dict)
+    links: Mapping[str, LinkRates] = field(default_factory=dict, hash=False)
     """``intra`` and ``inter`` node, where there are several ranks."""
     disturbance: float
     """A typical call's seconds over those of its shortest: 1 where nothing else ran meanwhile."""
     overlap_cost: float | None = None
     """Part of the shorter of computing and communicating by which both at once take longer than
     the longer one; ``None`` when there is one rank."""
-    readings: tuple[Mapping[str, Any], ...] = ()
+    readings: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
     """What was timed, as JSON."""
 
     @property
@@ -171,12 +172,15 @@ def hardware_key(cluster: Cluster) -> str:
     return hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()
 
 
+# One study prices thousands of settings on one cluster by one calibration.
+@lru_cache(maxsize=16)
 def calibrated(
     calibration: Calibration, precision: Precision, cluster: Cluster, costs: Costs
 ) -> tuple[Cluster, Costs]:
     """The cluster and the constants with what was measured in the place of published peaks.
 
-    Links are replaced where a group of the same size was measured.
+    Links are replaced where a group of the same size was measured. What an operation takes over its
+    ring holds for the kind of link that it was measured on.
 
     Args:
         calibration: of the cluster's kind of device.
@@ -218,10 +222,13 @@ def calibrated(
         intra_node=links.get("intra", cluster.intra_node),
         inter_node=links.get("inter", cluster.inter_node),
     )
-    for name in sorted(links)[-1:]:  # within a node, where there are both
-        factors = calibration.links[name].factors
-        time |= {f"{op}_factor": factor for op, factor in factors.items()}
-    return where, replace(costs, time=replace(costs.time, **time), calibrated=True)
+    factors = {
+        (name, op): factor
+        for name in links
+        for op, factor in calibration.links[name].factors.items()
+    }
+    priced = replace(costs.time, **time)
+    return where, replace(costs, time=priced, ring_factors=factors, calibrated=True)
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
@@ -246,6 +253,7 @@ def _is_stated(cluster: Cluster, link: Link, name: str) -> bool:
     return link.bytes_per_s not in (None, published)
 
 
+@lru_cache(maxsize=16)
 def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:
     """Which rates of a cluster are measured, when and with what, for people."""
     what = ["computing", "copying", *(_LINKS[name] for name in _links(calibration, cluster))]

@@ -11,12 +11,12 @@ communicates. Constants: ``catalog/costs.toml``.
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from tuner.cluster import Cluster
+from tuner.cluster import Cluster, Device
 from tuner.cost.axes import Axis, Sizes, axis_sizes
 from tuner.cost.categories import Phase
 from tuner.cost.collectives import Op, Overlap, StepCollective
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.links import axis_group, ring_s
+from tuner.cost.links import axis_group, limiting_link, ring_s
 from tuner.quantity import Provenance, Quantity
 from tuner.settings import Settings
 
@@ -54,6 +54,41 @@ class Computing:
     backward: float
     """Backward, with forward again where activations are checkpointed."""
 
+    def without(self, copies: "Computing") -> "Computing":
+        """Less copies within it; no more of a phase than half, for copies are not all of it."""
+        return Computing(
+            forward=max(self.forward - copies.forward, self.forward / 2),
+            backward=max(self.backward - copies.backward, self.backward / 2),
+        )
+
+
+def copies_beside_s(
+    collectives: Iterable[StepCollective], settings: Settings, cluster: Cluster
+) -> Computing:
+    """Seconds of copies on a rank that is alone, in the place of gathers that computing hides.
+
+    ``workers/probe/group.py`` fills a gathered tensor with one kernel, which reads this rank's part
+    and writes the whole, at the memory's bandwidth. Kernels of matrices leave no room beside them
+    on an SM (registers, shared memory), so such a copy takes its time from computing although it
+    has a stream of its own. A reduction copies one part of many, which is little. On a CPU all
+    copies are in line with computing, and timed.
+
+    Args:
+        collectives: of one step.
+        settings: of the step.
+        cluster: where; memory of unknown bandwidth takes no time.
+    """
+    seconds = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
+    rate = cluster.gpu.memory_bytes_per_s
+    if rate is None or cluster.gpu.device is Device.CPU:
+        return Computing(forward=0.0, backward=0.0)
+    sizes = axis_sizes(settings, cluster)
+    for item in collectives:
+        if item.op is Op.ALL_GATHER and item.overlap is Overlap.PREFETCHED:
+            part = item.bytes / axis_group(item.axis, sizes, cluster).ranks
+            seconds[item.phase] += (item.bytes + part) / rate
+    return Computing(forward=seconds[Phase.FORWARD], backward=seconds[Phase.BACKWARD])
+
 
 def link_seconds(
     collectives: Iterable[StepCollective], sizes: Sizes, cluster: Cluster, costs: Costs
@@ -71,7 +106,10 @@ def link_seconds(
         group = axis_group(item.axis, sizes, cluster)
         twice = item.op is Op.ALL_REDUCE
         seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
-        found[_beside_what(item)] += costs.time[f"{item.op}_factor"] * seconds
+        if costs.ring_factors:
+            link = limiting_link(group, cluster, costs)
+            seconds *= costs.ring_factors.get((link, item.op), 1.0)
+        found[_beside_what(item)] += seconds
     return LinkSeconds(**found)
 
 
@@ -123,12 +161,15 @@ def exposed_s(
     cluster: Cluster,
     *,
     passes: int,
+    beside: Computing | None = None,
     costs: Costs | None = None,
 ) -> Quantity:
     """Seconds by which communication makes a step longer than its computing.
 
-    The interval is that of links as much faster and slower as predicted steps that nothing was
-    fitted on.
+    What a collective takes from computing beside it is counted once: copies that stood for it while
+    the step was timed have lengthened that already, and are taken off before the cost model's own
+    share is added. The interval is that of links as much faster and slower as predicted steps that
+    nothing was fitted on; its upper end supposes that those copies cost computing nothing.
 
     Args:
         computing: of the step, as timed.
@@ -136,21 +177,23 @@ def exposed_s(
         settings: of the step.
         cluster: where; the bandwidth of the links that are used must be known.
         passes: micro-batches in it.
+        beside: seconds of copies on the device that ran beside it in the place of collectives.
         costs: constants, if not the catalogue's.
     """
     costs = default_costs() if costs is None else costs
     links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
     synced = passes if settings.sync_each_batch else 1
     alone = computing.forward + computing.backward
+    undisturbed = computing if beside is None else computing.without(beside)
 
-    def longer(factor: float) -> float:
+    def longer(found: Computing, factor: float) -> float:
         slow = links.scaled(factor)
-        taken = passes_s(computing, slow, passes=passes, synced=synced, costs=costs)
+        taken = passes_s(found, slow, passes=passes, synced=synced, costs=costs)
         return max(0.0, taken - alone)
 
     return Quantity(
-        value=longer(1.0),
-        low=longer(costs.time.low_unfitted),
-        high=longer(costs.time.high_unfitted),
+        value=longer(undisturbed, 1.0),
+        low=longer(undisturbed, costs.time.low_unfitted),
+        high=longer(computing, costs.time.high_unfitted),
         provenance=Provenance.PREDICTED,
     )

@@ -6,7 +6,7 @@ is counted; the file says to which runs, and why.
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Table(Mapping[str, float]):
         return float(getattr(self, name))
 
     def __iter__(self) -> Iterator[str]:
-        return (field.name for field in fields(self))  # type: ignore[arg-type]
+        return (constant.name for constant in fields(self))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(fields(self))  # type: ignore[arg-type]
@@ -154,14 +154,6 @@ class TimeCosts(Table):
     """More of them per tensor-parallel rank, with pipelines over nodes; fitted."""
     torch_host_s: float
     """Host seconds to launch a layer of transformers', forward and backward; assumed."""
-    all_gather_factor: float
-    """Seconds of an all-gather over those of its ring; 1, or calibrated."""
-    reduce_scatter_factor: float
-    """The same of a reduce-scatter."""
-    all_reduce_factor: float
-    """The same of an all-reduce."""
-    broadcast_factor: float
-    """The same of a broadcast; never calibrated, for little is broadcast in a step."""
     update_factor: float
     """Seconds of an optimizer's step over those of its traffic; 1, or calibrated."""
     overlap_cost: float
@@ -238,6 +230,9 @@ class Costs:
     """Of time."""
     calibrated: bool = False
     """Whether rates are those of the devices themselves, measured: see ``calibration.py``."""
+    ring_factors: Mapping[tuple[str, str], float] = field(default_factory=dict, hash=False)
+    """By link (``intra`` or ``inter`` node) and operation, such as reduce_scatter: its seconds over
+    those of its ring there. Where it was not measured it takes the time of its ring."""
 
     def __post_init__(self) -> None:
         for name, kind in _TABLES.items():

@@ -10,20 +10,36 @@ The constants and their sources are in ``catalog/costs.toml``, table ``device``.
 has none of this.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.cluster import Cluster, Device
+from tuner.cluster import Cluster, Device, Gpu
 from tuner.cost.axes import axis_sizes, is_fsdp
 from tuner.cost.constants import Costs, default_costs
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import Provenance, Quantity
 from tuner.settings import Settings
 
+WORKSPACES = "library_workspaces"
+"""What they are called among the categories of memory at the peak."""
 WORKSPACE_BYTES = 8_519_680
 """cuBLAS's workspace of one thread before Hopper: 2 x 4096 + 8 x 16 KiB, torch's default for
 ``CUBLAS_WORKSPACE_CONFIG`` (PyTorch PR 83461, ``CublasHandlePool.cpp``)."""
 HOPPER_WORKSPACE_BYTES = 32 * 2**20
 """The same on Hopper (cuBLAS's ``cublasSetWorkspace``; PyTorch PR 120925)."""
+_WORKSPACES: Mapping[re.Pattern[str], int] = {
+    re.compile(r"\b(g?[hb]\d|rtx-?50)"): HOPPER_WORKSPACE_BYTES,
+    re.compile(r"\bmi2"): 32 * 2**20,
+    re.compile(r"\bmi3"): 128 * 2**20,
+}
+"""By the name of a GPU: of Hopper and Blackwell, and of AMD's (``parseChosenWorkspaceSize`` in
+torch's ``aten/src/ATen/cuda/CublasHandlePool.cpp``). What has none of these names counts as older.
+"""
+THREADS = 2
+"""With a handle and so a workspace of their own: forward's, and autograd's for backward. cuBLASLt
+uses cuBLAS's, unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE`` is off (the same file). Once used they
+stay, so every phase of a step holds both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +53,7 @@ class DeviceTerms:
     reserved_free: Quantity
     """Reserved by the allocator at its peak, and used by no tensor then. Elastic."""
     workspaces: Quantity
-    """Part of what is allocated that a dry run does not see: cuBLAS's, of two threads."""
+    """Part of what is allocated that a dry run does not see: cuBLAS's, of :data:`THREADS`."""
 
 
 def device_terms(
@@ -73,8 +89,23 @@ def device_terms(
         context=context,
         communicators=communicators,
         reserved_free=_quantity(*free),
-        workspaces=_quantity(2 * WORKSPACE_BYTES, 2 * WORKSPACE_BYTES, 4 * HOPPER_WORKSPACE_BYTES),
+        workspaces=_workspaces(cluster.gpu),
     )
+
+
+def workspace_bytes(gpu: Gpu) -> int:
+    """Bytes of cuBLAS's workspace of one thread on a GPU, by torch's default; 0 on a CPU."""
+    if gpu.device is not Device.CUDA:
+        return 0
+    known = (size for name, size in _WORKSPACES.items() if name.search(gpu.name.lower()))
+    return next(known, WORKSPACE_BYTES)
+
+
+def _workspaces(gpu: Gpu) -> Quantity:
+    """From older defaults, to those of now with cuBLASLt's apart."""
+    value = THREADS * workspace_bytes(gpu)
+    high = 2 * max(value, THREADS * HOPPER_WORKSPACE_BYTES)
+    return _quantity(value, min(value, THREADS * WORKSPACE_BYTES), high)
 
 
 def communicator_count(settings: Settings, cluster: Cluster) -> int:

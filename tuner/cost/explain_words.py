@@ -18,6 +18,7 @@ CATEGORY_WORDS: Mapping[str, str] = {
     "logits_and_loss": "logits and loss",
     "ddp_buckets": "DDP's buckets",
     "temporaries": "temporaries",
+    "library_workspaces": "cuBLAS's workspaces",
 }
 """How a category is called in a sentence."""
 

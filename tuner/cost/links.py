@@ -7,6 +7,7 @@ several nodes lose on each other is contained (:func:`gather_s`).
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from tuner.cluster import Cluster
 from tuner.cost.axes import Axis, Sizes
@@ -85,18 +86,30 @@ def ring_s(
     return count * costs.time.collective_s + (1 + twice) * around
 
 
-def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
-    """What one rank sends: a group that spans nodes has the ports of all its ranks on a node.
+def limiting_link(group: Group, cluster: Cluster, costs: Costs) -> str:
+    """Which links a group's ring goes at the pace of: ``intra`` or ``inter`` node."""
+    within, between = _link_bytes_per_s(group, cluster, costs)
+    return "intra" if within <= between else "inter"
 
-    Rings over more nodes than two reach less of them, by a power of the number that is fitted.
+
+def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
+    """What one rank sends, on the slowest of the ring's links."""
+    return min(_link_bytes_per_s(group, cluster, costs))
+
+
+def _link_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> tuple[float, float]:
+    """What one rank could send within a node, and between nodes; infinite where the ring is not.
+
+    A group that spans nodes has the ports of all its ranks on a node. Rings over more nodes than
+    two reach less of them, by a power of the number that is fitted.
     """
     t = costs.time
-    rate = t.intra_efficiency * (cluster.intra_node.bytes_per_s or 1.0)
+    within = t.intra_efficiency * (cluster.intra_node.bytes_per_s or 1.0)
     if group.nodes == 1:
-        return float(rate)
+        return within, inf
     ports = t.inter_efficiency * (cluster.inter_node.bytes_per_s or 1.0)
-    over = ports * group.ranks_per_node / (group.nodes / 2) ** t.scale_exponent
-    return float(min(rate, over) if group.ranks_per_node > 1 else over)
+    between = float(ports * group.ranks_per_node / (group.nodes / 2) ** t.scale_exponent)
+    return (within if group.ranks_per_node > 1 else inf), between
 
 
 def axis_group(axis: Axis, sizes: Sizes, cluster: Cluster) -> Group:

@@ -12,7 +12,7 @@ from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.coverage import uncovered_settings
-from tuner.cost.device_memory import device_terms
+from tuner.cost.device_memory import WORKSPACES, device_terms
 from tuner.cost.pipeline_memory import refused
 from tuner.cost.script import PLAIN, Script
 from tuner.cost.step_time import step_notes, step_time
@@ -42,7 +42,7 @@ class Prediction:
     communicator_bytes: float
     """What the buffers of the process groups take."""
     allocated_bytes: Quantity
-    """Peak of what tensors take; the upper end holds cuBLAS's workspaces too."""
+    """Peak of what the allocator gives: to tensors, and to cuBLAS for its workspaces."""
     reserved_bytes: Quantity
     """Peak of what the allocator takes; what fits takes no more than the device has."""
     device_bytes: Quantity
@@ -140,7 +140,9 @@ def _predicted(
     never = refused(workload, settings) if piped else ""
     held = tensors.allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
-    allocated = tensors.allocated if piped else _widened(tensors.allocated, terms.workspaces)
+    # what nanotron's fitted constants are of holds them already
+    workspaces = _of(0.0, 1.0, 1.0) if piped else terms.workspaces
+    allocated = _sum(tensors.allocated, workspaces)
     where, priced = _priced(rates, workload, cluster, costs)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
@@ -150,8 +152,10 @@ def _predicted(
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
     return Prediction(
-        breakdown=MappingProxyType(dict(tensors.breakdown)),
-        by_phase=MappingProxyType(dict(tensors.by_phase)),
+        breakdown=MappingProxyType({**tensors.breakdown, **_named(workspaces)}),
+        by_phase=MappingProxyType(
+            {name: size + (workspaces.value or 0.0) for name, size in tensors.by_phase.items()}
+        ),
         basis=tensors.basis,
         context_bytes=terms.context.value or 0.0,
         communicator_bytes=terms.communicators.value or 0.0,
@@ -261,10 +265,9 @@ def _shifted(size: Quantity, more: float) -> Quantity:
     return replace(size, value=value, low=low, high=high)
 
 
-def _widened(tensors: Quantity, unseen: Quantity) -> Quantity:
-    """With an upper end that holds what is allocated besides, and is in no step's tensors."""
-    assert tensors.high is not None
-    return replace(tensors, high=tensors.high + (unseen.high or 0.0))
+def _named(workspaces: Quantity) -> dict[str, float]:
+    """As a category of memory, where there are any."""
+    return {WORKSPACES: workspaces.value} if workspaces.value else {}
 
 
 def _sum(*parts: Quantity) -> Quantity:

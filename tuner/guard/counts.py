@@ -1,13 +1,17 @@
-"""Collectives that settings must cause, held against those that were counted."""
+"""What settings must cause in a step, held against what was counted."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from tuner.cluster import Cluster
+from tuner.cluster import Cluster, Device
 from tuner.cost.categories import Phase
 from tuner.cost.collectives import step_collectives
-from tuner.measurement import Collective
+from tuner.cost.memory import WEIGHT_BYTES
+from tuner.cost.shards import shards
+from tuner.measurement import Collective, Measurement
 from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.sizes import size_text
 from tuner.workload import Workload
 
 Kind = tuple[str, str, str]
@@ -40,30 +44,49 @@ def counted(collectives: Iterable[Collective]) -> Counts:
     return counts
 
 
-def inactive_knob(
-    workload: Workload, settings: Settings, cluster: Cluster, seen: Counts
-) -> tuple[str, object] | None:
-    """The knob, and the value it acts as if it had, where that explains what was seen better.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acted:
+    """What a knob was seen to do."""
 
-    The nearest counts decide, not equal ones: how many buckets DDP makes of a model depends on
-    the order in which gradients come.
+    knob: str
+    """Its name."""
+    value: object
+    """The value that it acted as if it had."""
+    why: str
+    """What was seen."""
+
+
+def inactive_knob(
+    workload: Workload, settings: Settings, cluster: Cluster, found: Measurement
+) -> Acted | None:
+    """The knob that did not act, where what one optimizer step was seen to do shows one.
+
+    What shows one knob alone decides on it (:func:`_shown`). On the others the counts of
+    collectives do, and the nearest, not equal ones: how many buckets DDP makes of a model depends
+    on the order in which gradients come.
 
     Args:
         workload: what is trained.
         settings: with the number of micro-batches of the step that was counted.
         cluster: where.
-        seen: the calls of one optimizer step of rank 0.
+        found: by rank 0.
 
     Returns:
         ``None`` when no other value of one knob is nearer than the settings' own.
     """
-    best, found = _distance(caused(workload, settings, cluster), seen), None
+    shown = _shown(workload, settings, cluster, found)
+    for one in shown.values():
+        if one is not None:
+            return one
+    expected, seen = caused(workload, settings, cluster), counted(found.collectives)
+    best, nearest = _distance(expected, seen), None
     for knob, value in _others(settings, cluster):
         other = Settings.from_dict({**settings.as_dict(), knob: value})
         distance = _distance(caused(workload, other, cluster), seen)
-        if distance < best:
-            best, found = distance, (knob, value)
-    return found
+        if knob not in shown and distance < best:
+            why = difference(expected, seen)
+            best, nearest = distance, Acted(knob=knob, value=value, why=why)
+    return nearest
 
 
 def difference(expected: Counts, seen: Counts) -> str:
@@ -71,6 +94,56 @@ def difference(expected: Counts, seen: Counts) -> str:
     kinds = sorted(kind for kind in expected | seen if expected[kind] != seen[kind])
     parts = [f"{seen[k]} {k[0]} over {k[1]} in {k[2]} instead of {expected[k]}" for k in kinds]
     return "; ".join(parts)
+
+
+def _shown(
+    workload: Workload, settings: Settings, cluster: Cluster, found: Measurement
+) -> dict[str, Acted | None]:
+    """The knobs that more than the number of collectives shows; ``None`` where one acts as set."""
+    seen = [
+        *_reductions(settings, found),
+        *_recomputations(workload, settings, found),
+        *_offloading(workload, settings, cluster, found),
+    ]
+    return {one.knob: None if getattr(settings, one.knob) == one.value else one for one in seen}
+
+
+def _reductions(settings: Settings, found: Measurement) -> Iterator[Acted]:
+    """When gradients are reduced, which does not depend on how many buckets there are."""
+    count, reduced = settings.gradient_accumulation_steps, found.reducing_micro_batches
+    if count > 1 and reduced:
+        yield Acted(
+            knob="sync_each_batch",
+            value=reduced > 1,
+            why=f"{reduced} of {count} micro-batches reduced gradients",
+        )
+
+
+def _recomputations(workload: Workload, settings: Settings, found: Measurement) -> Iterator[Acted]:
+    """Which layers backward computes again: no collective shows it where nothing is split."""
+    passes = workload.model.layers * settings.gradient_accumulation_steps
+    again = found.recomputed_layers
+    if again is not None:
+        yield Acted(
+            knob="activation_checkpointing",
+            value=Checkpointing.FULL if 2 * again > passes else Checkpointing.NONE,
+            why=f"backward computed {again} of {passes} layers again",
+        )
+
+
+def _offloading(
+    workload: Workload, settings: Settings, cluster: Cluster, found: Measurement
+) -> Iterator[Acted]:
+    """Where parameters are between steps, on a device that has memory of its own."""
+    if not settings.cpu_offload or found.memory is None or cluster.gpu.device is Device.CPU:
+        return
+    held_bytes = found.memory.by_category.get("parameters", 0)
+    own_bytes = WEIGHT_BYTES[workload.precision] * shards(workload, settings, cluster).shard
+    yield Acted(
+        knob="cpu_offload",
+        value=2 * held_bytes < own_bytes,  # buffers stay on the device
+        why=f"the device held {size_text(held_bytes)} of parameters between steps",
+    )
 
 
 def _others(settings: Settings, cluster: Cluster) -> Iterator[tuple[str, object]]:

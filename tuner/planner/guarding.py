@@ -32,7 +32,7 @@ def guard_of(
     worst = max(found, key=lambda verdict: _ORDER.index(verdict.ruling))
     if worst.ruling is Ruling.NOT_CHECKED:
         return Guard(versions=dict(versions), date=date, why=worst.detail)
-    why = "; ".join(filter(None, (worst.detail, *worst.notes)))
+    why = "; ".join(filter(None, (worst.detail, *_notes(study, settings))))
     return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
 
 
@@ -62,6 +62,12 @@ def _is_open(study: Study, settings: Settings) -> bool:
         return False
     decided = [v for v in known_verdicts(study, settings) if v.ruling is not Ruling.NOT_CHECKED]
     return len(decided) < count
+
+
+def _notes(study: Study, settings: Settings) -> tuple[str, ...]:
+    """What the settings' own twins leave out: a verdict may be of another study's equal twin."""
+    notes = (note for twin in twins_of(study.question, settings) for note in twin.notes)
+    return tuple(dict.fromkeys(notes))
 
 
 def _verdicts(study: Study, settings: Settings) -> tuple[list[Verdict], str]:

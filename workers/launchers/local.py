@@ -191,6 +191,11 @@ def series_argv(directory: Path) -> tuple[str, ...]:
     return _program_argv(directory, "--series")
 
 
+def check_argv(directory: Path, device: str) -> tuple[str, ...]:
+    """The command of every rank of a look at devices, which are cpu or cuda."""
+    return _program_argv(directory, "--check", device)
+
+
 def _program_argv(directory: Path, *what: str) -> tuple[str, ...]:
     program = (sys.executable, "-P", "-m", "workers.probe", *what, "--out", str(directory))
     return (*program, "--watch-fd", WATCH_FD)
@@ -218,7 +223,16 @@ def rank_environment(job: Job, rank: int, inherited: Mapping[str, str]) -> dict[
     }
     if job.device == "cpu":
         own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
+    elif job.ranks == 1:
+        # before python starts, since libraries may look for GPUs where they are imported: a mesh
+        # of ranks that are not there must not be compared with the GPUs that are
+        own["CUDA_VISIBLE_DEVICES"] = first_gpu(inherited)
     return kept | own
+
+
+def first_gpu(environment: Mapping[str, str]) -> str:
+    """The first GPU that processes with an environment see, as CUDA_VISIBLE_DEVICES names it."""
+    return environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
 
 
 def _exit_code(pid: int) -> int | None:

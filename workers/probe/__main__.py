@@ -1,11 +1,12 @@
-"""One rank of a probe, of several, one after the other, or of a calibration.
+"""One rank of a probe, of several, one after the other, of a calibration, or of a device check.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
     python -P -m workers.probe --series --out DIR
+    python -P -m workers.probe --check cuda --out DIR
 
 The first with ``--calibrate`` times the cases of the spec, and trains nothing. The second runs
 every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
-(``workers/probe/orders.py``).
+(``workers/probe/orders.py``). The third sees whether its device computes.
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
 ``rank-NNNNN.json`` and exits with 0 (all steps done), 10 (the record says what happened) or
@@ -34,14 +35,15 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--spec", type=Path)
     what.add_argument("--series", action="store_true")
+    what.add_argument("--check", choices=("cpu", "cuda"), help="see whether the device computes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init-method", default="env://")
     parser.add_argument("--watch-fd", type=int)
     parser.add_argument("--silence-s", type=float, default=20.0)
     parser.add_argument("--calibrate", action="store_true", help="time the cases of the spec")
     options = parser.parse_args()
-    if options.series and options.calibrate:
-        parser.error("--calibrate is not for --series")
+    if options.calibrate and options.spec is None:
+        parser.error("--calibrate is for --spec")
     # past the deadline the supervisor sends SIGTERM: leave in the log where this rank hangs
     faulthandler.register(signal.SIGTERM, chain=True)
     if options.watch_fd is not None:
@@ -58,6 +60,10 @@ def _run(options: argparse.Namespace) -> "Record":
         from workers.probe.series import run_series
 
         return run_series(options.out)
+    if options.check:
+        from workers.probe.check import check_device
+
+        return check_device(options.check, options.out)
     if options.calibrate:
         from workers.probe.calibrate.rank import calibrate_rank as run
     else:

@@ -22,6 +22,8 @@ from workers.probe.tracker import Call
 
 TIMES = 5
 """Copies of one size that are timed; the first warms up, and the median of the others counts."""
+LEAST_BYTES = 2**20
+"""Of copies in pieces: the launch of smaller ones would be what is timed."""
 
 
 class StepClock:
@@ -99,8 +101,24 @@ class Alone:
         ]
 
     def _copy_s(self, call: Call) -> float:
+        """Seconds of a call's copies: in pieces where there is no memory for more.
+
+        The steps' tensors are there, and whatever their allocations left in pieces; a probe whose
+        steps had memory enough must not fail for want of it here.
+        """
+        ranks, pieces = group_of_name(call.group).size(), 1
+        while True:
+            each = -(-call.bytes // ranks // pieces)
+            try:
+                return pieces * self._piece_s(call, each)
+            except (RuntimeError, MemoryError) as error:
+                if self.device.out_of_memory(error) is None or each * ranks <= LEAST_BYTES:
+                    raise
+            pieces *= 2
+
+    def _piece_s(self, call: Call, each: int) -> float:
+        """Seconds of a gather or scatter of ``each`` bytes of every rank."""
         group = group_of_name(call.group)
-        each = call.bytes // group.size()
         whole, part = (
             torch.empty(size, dtype=torch.uint8, device=self.device.torch_device)
             for size in (each * group.size(), each)

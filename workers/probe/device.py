@@ -13,11 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from workers.probe.cuda_errors import chain, refused_bytes
 from workers.probe.tracker import INSTRUMENT, MemoryLimitError, Phase, StorageTracker
 
-NO_MEMORY = 2
-"""CUDA's error code of an allocation outside the caching allocator that failed
-(``cudaErrorMemoryAllocation`` in driver_types.h)."""
 PAUSE_CYCLES = 20_000_000
 """Of the device's clock, about 10 ms: more than the launches that are queued behind it take."""
 
@@ -242,10 +240,10 @@ class CudaDevice:
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
         """What ``error`` says of memory; ``None`` if it is another kind of error."""
-        refused = isinstance(error, torch.AcceleratorError) and error_code(error) == NO_MEMORY
-        if not (refused or isinstance(error, torch.OutOfMemoryError)):
-            return None
-        return self._shortage or self._shortage_of(0)
+        if any(isinstance(each, torch.OutOfMemoryError) for each in chain(error)):
+            return self._shortage or self._shortage_of(0)
+        refused = refused_bytes(error)
+        return None if refused is None or not self._answers() else self._shortage_of(refused)
 
     def give_back(self) -> int:
         """After a probe: bytes that are still in use; what is only cached goes to the driver."""
@@ -258,6 +256,14 @@ class CudaDevice:
         """What this is, for the record."""
         properties = torch.cuda.get_device_properties(self.torch_device)
         return {"device": properties.name, "total_memory_bytes": properties.total_memory}
+
+    def _answers(self) -> bool:
+        """Whether the device does, for a lost one refuses memory too."""
+        try:
+            torch.cuda.mem_get_info(self.torch_device)
+        except RuntimeError:  # AcceleratorError is one
+            return False
+        return True
 
     def _note_shortage(self, device: int, size: int, total: int, free: int) -> None:
         self._shortage = self._shortage_of(size)
@@ -304,12 +310,6 @@ def _while_alive(method: Callable[..., None]) -> Callable[..., None]:
             alive(*values)
 
     return call
-
-
-def error_code(error: torch.AcceleratorError) -> int | None:
-    """The device's own code of an error, where torch tells it."""
-    code: int | None = getattr(error, "error_code", None)
-    return code
 
 
 def _take_step(peaks: Peaks, peak: int, by_phase: Mapping[str, int]) -> None:

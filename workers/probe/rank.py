@@ -1,6 +1,5 @@
 """Start and end of one rank: its device, its process group, its record."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -42,8 +41,6 @@ def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]
     """
     with recording() as own:
         spec = read_spec(spec_path)
-        if spec.is_emulated:
-            see_one_gpu()
         device = own.open_device(
             spec.device, limit_bytes=spec.memory_limit_bytes, alone=spec.is_emulated
         )
@@ -56,12 +53,3 @@ def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]
         Rank(spec=spec, rank=own.rank, device=device, phase=own.phase, record=own.record).run()
         dist.barrier()  # no rank leaves while another still talks to it
     return own.record, own.device
-
-
-def see_one_gpu() -> None:
-    """Leave this process the first of its GPUs, before any is used.
-
-    A mesh of ranks that are not there must not be compared with the GPUs that are.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    os.environ.update(CUDA_VISIBLE_DEVICES=visible.split(",")[0], LOCAL_RANK="0")

@@ -10,16 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from workers.probe.device import Device, error_code
+from workers.probe.cuda_errors import is_device_lost
+from workers.probe.device import Device
 from workers.probe.optimizers import OptimizerUnavailableError
 
 FORMAT = 1
-DEVICE_LOST = frozenset({46, 100, 214, 220})
-"""CUDA's error codes of a device that is gone or defect: devices unavailable, no device, ECC
-uncorrectable, NVLink uncorrectable (``cudaError_t`` in driver_types.h)."""
 PACKAGES = ("torch", "transformers", "accelerate", "torchao")
 
 
@@ -41,6 +38,7 @@ class Record:
     collectives: list[dict[str, Any]] = field(default_factory=list)
     tracked_accumulation: int = 0
     reducing_micro_batches: int = 0
+    recomputed_layers: int | None = None
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
     optimizer_steps: int = 0
@@ -51,7 +49,7 @@ class Record:
     readings: list[dict[str, Any]] = field(default_factory=list)
 
     def fail(self, error: BaseException, phase: str, device: Device | None) -> None:
-        """Set the outcome from the kind of ``error``; text is kept for people only."""
+        """Set the outcome from the kind of ``error``, and the device's and libraries' own codes."""
         self.phase = phase
         self.error = {
             "type": type(error).__name__,
@@ -82,7 +80,7 @@ def _outcome_of(error: BaseException, phase: str) -> str:
         return "host_oom"
     if isinstance(error, NonFiniteLossError):
         return "non_finite"
-    if isinstance(error, torch.AcceleratorError) and error_code(error) in DEVICE_LOST:
+    if is_device_lost(error):
         return "device_lost"
     if isinstance(error, dist.DistError) or _raised_by_a_collective(error):
         return "communication_error"

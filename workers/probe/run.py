@@ -14,6 +14,7 @@ from workers.probe.data import micro_batches
 from workers.probe.device import Device
 from workers.probe.gradient_norm import total_gradient_norm
 from workers.probe.group import one_copy_gathers
+from workers.probe.recompute import recomputing
 from workers.probe.record import NonFiniteLossError, Record
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
@@ -53,9 +54,11 @@ class Rank:
             self._track(stack)
         if self._alone is None:
             self._time(stack)
+            self._note_retries()
         else:
             with one_copy_gathers():
                 self._time(stack)
+                self._note_retries()
                 self.record.emulation = self._alone.values()
         self.phase.name = self.record.phase = "finish"
         self.record.optimizer_steps = stack.optimizer_steps
@@ -73,11 +76,13 @@ class Rank:
         stack.set_accumulation(count)
         self.device.start_steps()
         losses = []
-        for _ in range(self.spec.tracked_steps):
-            self.device.tracker.calls.clear()
-            losses.append(self._one_step(stack, count, norms=True))
-            calls = list(self.device.tracker.calls)
-            self.device.end_step()
+        with recomputing(stack.decoder_layers(), self.phase) as recomputed:
+            for _ in range(self.spec.tracked_steps):
+                self.device.tracker.calls.clear()
+                losses.append(self._one_step(stack, count, norms=True))
+                calls = list(self.device.tracker.calls)
+                self.device.end_step()
+        self.record.recomputed_layers = recomputed.calls // self.spec.tracked_steps
         self._note_losses(stack, losses)
         self.record.tracked_accumulation = count
         self.record.reducing_micro_batches = self._reducing(calls, stack)
@@ -110,6 +115,11 @@ class Rank:
             if self._alone is not None:
                 del self._alone.seconds[count][:-steps]  # of warming up
         self._note_losses(stack, losses)
+
+    def _note_retries(self) -> None:
+        """Near misses of the timed steps too; not of the copies that are timed after them."""
+        assert self.record.memory is not None
+        self.record.memory["allocation_retries"] = self.device.allocation_retries()
 
     def _timed_step(self, stack: Stack, count: int, losses: list[torch.Tensor]) -> float:
         batches = self._batches(count)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tuner.cases import Policy
+from tuner.cost.device_memory import WORKSPACE_BYTES, WORKSPACES
 from tuner.cost.prediction import Prediction, predict
 from tuner.quantity import UNKNOWN
 
@@ -75,11 +76,14 @@ def test_a_dry_run_decides_memory(lab: Any, desk: Any) -> None:
     [answer] = desk.answer(lab.case(), policy=Policy.ALL)
     memory = answer["memory"]
     assert memory["basis"] == "dry_run"
-    assert memory["allocated_gib"]["value"] * 1024 == pytest.approx(2)  # a MiB a sequence
-    assert memory["breakdown"] == {"activations": pytest.approx(2 / 1024)}
-    assert memory["by_phase"] == dict.fromkeys(
-        ("forward", "loss", "backward", "optimizer"), pytest.approx(2 / 1024)
-    )
+    beside = 2 * WORKSPACE_BYTES / 2**30
+    total = pytest.approx(2 / 1024 + beside)  # a MiB a sequence
+    assert memory["allocated_gib"]["value"] == total
+    assert memory["breakdown"] == {
+        "activations": pytest.approx(2 / 1024),
+        WORKSPACES: pytest.approx(beside),
+    }
+    assert memory["by_phase"] == dict.fromkeys(("forward", "loss", "backward", "optimizer"), total)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,22 @@
 """Which fidelity a question is answered at, and what is refused at which."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tuner.cost import calibrations
 from tuner.cli.asked import read_budget, read_inquiry
 from tuner.cli.options import SuggestAsked
+from tuner.cluster import parse_cluster
 from tuner.errors import UsageError
+from tuner.framework import installed_versions
 from tuner.machine import ReportedGpu
 from tuner.measurement import Fidelity
+from tuner.store import open_store
+from workers.calibration_plan import plan
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 Has = Callable[..., None]
@@ -69,8 +74,43 @@ def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
         read_inquiry(replace(asked, fidelity="emulated", cluster="8xh200"))
 
 
-def test_links_that_are_not_known_are_refused(asked: SuggestAsked) -> None:
-    with pytest.raises(UsageError, match=r"link within a node is not known, .* state it in a"):
+def test_links_that_are_not_known_are_refused(
+    asked: SuggestAsked, environment: Mapping[str, str], database: Path
+) -> None:
+    unknown = r"link within a node is not known, .* state it in a .* calibrate --cluster cpu:2"
+    with pytest.raises(UsageError, match=unknown):
+        read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
+    assert not database.exists()
+
+
+def test_calibrated_links_have_a_price(
+    asked: SuggestAsked, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    """So they have without a file that states them, in the database that is asked."""
+    cluster, url = parse_cluster("cpu:2"), f"sqlite:///{tmp_path / 'own.db'}"
+    rates = calibrations.calibration_of(
+        plan(cluster)["cases"], cluster, versions=installed_versions()
+    )
+    emulated = replace(asked, fidelity="emulated", cluster="cpu:2", db=url)
+    with open_store(url) as store:
+        with pytest.raises(UsageError, match="is not known"):
+            read_inquiry(emulated)
+        store.keep_calibration(rates)
+    assert read_inquiry(emulated).terms.fidelity is Fidelity.EMULATED
+    with pytest.raises(UsageError, match="is not known"):  # not measured for ranks that share four
+        read_inquiry(replace(emulated, cluster="cpu:4"))
+
+
+def test_links_that_a_calibration_has_not_measured_are_refused(
+    asked: SuggestAsked, environment: Mapping[str, str]
+) -> None:
+    cluster = parse_cluster("cpu:2")
+    whole = calibrations.calibration_of(
+        plan(cluster)["cases"], cluster, versions=installed_versions()
+    )
+    with open_store() as store:
+        store.keep_calibration(replace(whole, links={}))
+    with pytest.raises(UsageError, match="link within a node is not known"):
         read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
 
 

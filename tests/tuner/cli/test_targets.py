@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tuner.cli.targets import Target, check_path, read_path, read_targets, with_launch, write_text
+from tuner.cluster import parse_cluster
 from tuner.errors import TunerError, UsageError
 from tuner.framework import framework
 from tuner.planner import answer
@@ -76,6 +77,15 @@ def test_torch_is_launched_by_torchrun(study: Study) -> None:
     launch = with_launch(answer(torch), torch.question, ()).launch
     argv = ["torchrun", "--standalone", "--nproc-per-node", "2", "SCRIPT.py"]
     assert launch == {"argv": argv, "files": {}}
+
+
+@pytest.mark.parametrize("name", ["2x2xcpu", "2x2xh100-80gb"])
+def test_several_nodes_meet_at_one_of_them(study: Study, name: str) -> None:
+    question = replace(study.question, framework=framework("torch"), cluster=parse_cluster(name))
+    launch = with_launch(answer(study), question, ()).launch
+    sizes = ["--nnodes", "2", "--nproc-per-node", "2"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
+    assert launch["argv"] == ["torchrun", *sizes, *meeting, "SCRIPT.py"]
 
 
 def test_without_an_answer_there_is_nothing_to_launch(lab: SimpleNamespace) -> None:

@@ -8,7 +8,11 @@ import pytest
 from tests.tuner.cost import calibrations as known
 from tuner import machine
 from tuner.cluster import Cluster, parse_cluster
+from tuner.cost.axes import Axis, Sizes
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text, hardware_key
+from tuner.cost.categories import Phase
+from tuner.cost.collectives import Op, Overlap, StepCollective
+from tuner.cost.communication import link_seconds
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import predict
 from tuner.framework import FrameworkName
@@ -47,8 +51,8 @@ def test_measured_rates_replace_published_ones() -> None:
     assert (costs.time["matmul_efficiency"], costs.time["intra_efficiency"]) == (1.0, 1.0)
     assert costs.time["inter_efficiency"] == default_costs().time["inter_efficiency"]
     assert where.inter_node == NODE.inter_node
-    assert costs.time["reduce_scatter_factor"] == pytest.approx(1.0, rel=0.02)
-    assert costs.time["reduce_scatter_factor"] != 1.0
+    assert costs.ring_factors["intra", "reduce_scatter"] == pytest.approx(1.0, rel=0.02)
+    assert costs.ring_factors["intra", "reduce_scatter"] != 1.0
     assert where.gpu.fp32_flops_per_s == NODE.gpu.fp32_flops_per_s
 
 
@@ -81,6 +85,51 @@ def test_links_hold_for_nodes_of_the_same_size(asked: str, links: set[str]) -> N
     }  # fmt: skip
     assert changed == links
     assert costs.calibrated
+
+
+def test_what_an_operation_takes_over_its_ring_holds_for_the_links_it_was_measured_on() -> None:
+    cluster = parse_cluster("4x8xh100-80gb")
+    found = measured("4x8xh100-80gb")
+    assert set(found.links) == {"intra", "inter"}
+
+    def seconds(slow: str, collective_axis: Axis, sizes: Sizes) -> float:
+        """Of one reduce-scatter, where those of some links take three times their ring's time."""
+        links = {
+            name: replace(rates, factors={"reduce_scatter": 3.0 if name == slow else 1.0})
+            for name, rates in found.links.items()
+        }
+        where, costs = calibrated(
+            replace(found, links=links), Precision.BF16, cluster, default_costs()
+        )
+        one = StepCollective(
+            Op.REDUCE_SCATTER, collective_axis, Phase.BACKWARD, Overlap.EXPOSED, 1, 1e9
+        )
+        return link_seconds([one], sizes, where, costs).exposed
+
+    within = Sizes(tp=1, dp=32, shard=8, replicate=4)
+    usual = seconds("", Axis.DP_SHARD, within)
+    assert seconds("intra", Axis.DP_SHARD, within) == pytest.approx(3 * usual)
+    assert seconds("inter", Axis.DP_SHARD, within) == pytest.approx(usual)
+    usual = seconds("", Axis.DP_REPLICATE, within)
+    assert seconds("inter", Axis.DP_REPLICATE, within) == pytest.approx(3 * usual)
+    assert seconds("intra", Axis.DP_REPLICATE, within) == pytest.approx(usual)
+
+
+def test_links_of_other_nodes_have_no_factors() -> None:
+    found = measured("4x8xh100-80gb")
+    _, costs = calibrated(found, Precision.BF16, parse_cluster("2x8xh100-80gb"), default_costs())
+    assert {link for link, _ in costs.ring_factors} == {"intra"}
+
+
+def test_rates_are_worked_out_once_for_a_cluster() -> None:
+    """Thousands of settings are priced by the same ones."""
+    found, other = measured(), measured()
+    first = calibrated(found, Precision.BF16, NODE, default_costs())
+    assert calibrated(other, Precision.BF16, NODE, default_costs()) is first
+    assert calibrated(found, Precision.FP32, NODE, default_costs()) is not first
+    slow = replace(found, compute={"bf16": replace(found.compute["bf16"], small_dim=1.0)})
+    _, costs = calibrated(slow, Precision.BF16, NODE, default_costs())
+    assert costs.time.small_dim == 1.0 != first[1].time.small_dim
 
 
 def test_a_prediction_takes_measured_rates_and_says_so() -> None:

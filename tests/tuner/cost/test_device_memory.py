@@ -4,7 +4,13 @@ import pytest
 
 from tuner.cluster import parse_cluster
 from tuner.cost.constants import default_costs
-from tuner.cost.device_memory import DeviceTerms, communicator_count, device_terms
+from tuner.cost.device_memory import (
+    WORKSPACE_BYTES,
+    DeviceTerms,
+    communicator_count,
+    device_terms,
+    workspace_bytes,
+)
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import Quantity
 from tuner.settings import parse_settings
@@ -89,6 +95,29 @@ def test_reserved_memory_ends_where_the_device_does() -> None:
 def test_a_ring_of_24_channels_is_the_least_that_a_communicator_takes() -> None:
     kept = 10_485_760 + 2_097_152  # as allocated by NCCL for one connection, both ways
     assert default_costs().device.communicator_low_bytes == 24 * kept
+
+
+@pytest.mark.parametrize(
+    ("gpu", "mib"),
+    [
+        *(("1xa100-80gb", 8.125), ("1xv100-32gb", 8.125), ("1xrtx-4090", 8.125)),
+        *(("1xh100-80gb", 32), ("1xh200", 32), ("1xgh200", 32), ("1xb200", 32), ("1xrtx-5090", 32)),
+        *(("1xmi250x", 32), ("1xmi300x", 128), ("cpu:1", 0)),
+    ],
+)
+def test_a_workspace_is_as_large_as_torch_has_it_by_default(gpu: str, mib: float) -> None:
+    cluster = parse_cluster(gpu)
+    assert workspace_bytes(cluster.gpu) == mib * 2**20
+    low, value, high = ends(device_terms(FULL_SHARD, cluster, 4 * GIB).workspaces)
+    assert value == 2 * mib * 2**20
+    assert low <= 2 * 8.125 * 2**20 <= high or not mib
+    assert high >= 2 * value
+
+
+def test_a_gpu_of_the_drivers_name_is_known() -> None:
+    gpu = parse_cluster("1xh200").gpu
+    assert workspace_bytes(replace(gpu, name="NVIDIA-H200")) == 32 * 2**20
+    assert workspace_bytes(replace(gpu, name="Tesla-T4")) == WORKSPACE_BYTES
 
 
 def test_the_constants_can_be_the_callers() -> None:

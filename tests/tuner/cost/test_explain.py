@@ -227,8 +227,8 @@ def test_both_figures_are_of_one_basis() -> None:
     assert "(both by arithmetic)" in str(only_one)
     first, *_ = sentences(CODELLAMA, question(), profiles)
     assert first == (
-        "By a dry run the peak of 40.0 GiB is in backward: 39.0 GiB of unsharded gradients and"
-        " 1.00 GiB of activations."
+        "By a dry run the peak of 40.0 GiB is in backward: 39.0 GiB of unsharded gradients, 1.00"
+        " GiB of activations and 16.2 MiB of cuBLAS's workspaces."
     )
 
 

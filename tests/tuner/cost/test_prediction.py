@@ -11,6 +11,7 @@ from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
 from tuner.cost.categories import Basis
 from tuner.cost.constants import default_costs
+from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, WORKSPACES
 from tuner.cost.links import Group, gather_s, reduce_s
 from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
@@ -210,10 +211,11 @@ def with_profile(
 def test_a_profiles_memory_is_taken_as_it_is() -> None:
     found = with_profile()
     assert found.basis is Basis.DRY_RUN
-    assert found.allocated_bytes.value == 30 * GIB
+    beside = 2 * HOPPER_WORKSPACE_BYTES
+    assert found.allocated_bytes.value == 30 * GIB + beside
     assert found.allocated_bytes.low == pytest.approx(30 * GIB, rel=0.02)
-    assert dict(found.by_phase) == FakePeak().by_phase
-    assert dict(found.breakdown) == FakePeak().breakdown
+    assert dict(found.by_phase) == {n: s + beside for n, s in FakePeak().by_phase.items()}
+    assert dict(found.breakdown) == {**FakePeak().breakdown, WORKSPACES: beside}
     arithmetic = predicted("sharding=full_shard", framework=TORCH)
     assert arithmetic.basis is Basis.ARITHMETIC
     assert arithmetic.by_phase.keys() == found.by_phase.keys()
@@ -235,10 +237,11 @@ def test_what_a_script_keeps_counts_in_its_phase() -> None:
 
 def test_a_limit_in_bytes_is_taken_as_it_is() -> None:
     outside = with_profile().context_bytes + with_profile().communicator_bytes
-    tight = with_profile(limit_bytes=int(30 * GIB + outside), headroom=0.5)
+    needed = int(30 * GIB + 2 * HOPPER_WORKSPACE_BYTES + outside)
+    tight = with_profile(limit_bytes=needed, headroom=0.5)
     assert tight.fits
-    assert tight.limit_bytes == 30 * GIB + outside
-    assert not with_profile(limit_bytes=int(30 * GIB + outside) - 1).fits
+    assert tight.limit_bytes == needed
+    assert not with_profile(limit_bytes=needed - 1).fits
 
 
 def test_a_cpu_has_memory_and_no_time() -> None:
@@ -260,9 +263,10 @@ def test_dry_runs_have_narrower_intervals() -> None:
 
 
 def width(prediction: Prediction) -> float:
-    """How far below the value the interval of allocated memory begins, as a share."""
+    """How far below the value the interval of the tensors' memory begins, as a share."""
     assert prediction.allocated_bytes.low is not None
-    return 1 - prediction.allocated_bytes.low / value(prediction, "allocated_bytes")
+    low = prediction.allocated_bytes.low - 2 * WORKSPACE_BYTES
+    return 1 - low / (value(prediction, "allocated_bytes") - 2 * HOPPER_WORKSPACE_BYTES)
 
 
 @pytest.mark.parametrize("sharding", ["full_shard", "ddp"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import FORMAT
 
-PINNED = (2, "94b12e4a365ba65022b6b3fd726fef4dd76e5dd26237609390a1509c9b31cc43")
+PINNED = (2, "f909b2d463bdd0f1dd82ab13d61477023191c942a292d8c7462ce9b36c4c0261")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

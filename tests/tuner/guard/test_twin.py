@@ -11,7 +11,7 @@ from tuner.guard.twin import GLOBAL_BATCH, MOST_RANKS, family_of, twin_of
 from tuner.model import load_model
 from tuner.settings import Settings, parse_settings
 from tuner.study import Question
-from tuner.workload import Precision, Workload
+from tuner.workload import Optimizer, Precision, Workload
 
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 FULL = "sharding=full_shard,gradient_accumulation_steps=16"
@@ -93,6 +93,36 @@ def test_what_differs_has_another_verdict() -> None:
         )
     }
     assert len(keys) == 6
+
+
+def with_optimizer(optimizer: Optimizer) -> Question:
+    asked = question()
+    return replace(asked, workload=replace(asked.workload, optimizer=optimizer))
+
+
+def test_a_twin_is_trained_with_the_workloads_optimizer() -> None:
+    twins = {kind: twin_of(with_optimizer(kind), settings(FULL)) for kind in Optimizer}
+    used = {kind: twin.spec()["optimizer"] for kind, twin in twins.items()}
+    assert used == {"adamw": "adamw", "sgd": "sgd", "adamw_8bit": "adamw"}
+    assert twins[Optimizer.SGD].reference.spec()["optimizer"] == "sgd"
+    assert twins[Optimizer.SGD].notes == ()
+    assert twins[Optimizer.ADAMW_8BIT].notes == (
+        "the twin was trained with adamw in the place of adamw_8bit",
+    )
+
+
+def test_verdicts_are_of_the_optimizer_that_trained() -> None:
+    adamw, eight_bit, sgd = (
+        (twin_of(asked, settings(FULL)).key(VERSIONS), family_of(asked))
+        for asked in map(with_optimizer, (Optimizer.ADAMW, Optimizer.ADAMW_8BIT, Optimizer.SGD))
+    )
+    assert adamw == eight_bit
+    assert not set(adamw) & set(sgd)
+
+
+def test_what_a_cpu_does_not_show_is_said() -> None:
+    (note,) = twin_of(question(), settings(f"{FULL},cpu_offload=true")).notes
+    assert "cpu_offload is not seen to act" in note
 
 
 def test_one_process_is_the_reference_of_all() -> None:

@@ -15,6 +15,7 @@ from tuner.planner.knowledge import learn
 from tuner.planner.verdicts import failed, twins_of
 from tuner.settings import Settings, parse_settings
 from tuner.study import Question, Study
+from tuner.workload import Optimizer
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
@@ -63,6 +64,15 @@ def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> 
         "date": "2026-02-02T00:00:00.000Z",
         "why": "",
     }
+
+
+def test_the_notes_are_of_the_settings_own_twin(lab: SimpleNamespace) -> None:
+    """The 8-bit optimizer's verdicts are AdamW's, kept when that was asked about."""
+    known = study(lab, verdicts(question(lab), DDP, Ruling.PASSED))
+    workload = replace(known.question.workload, optimizer=Optimizer.ADAMW_8BIT)
+    guard = answer(replace(known, question=replace(known.question, workload=workload))).best.guard
+    assert guard.verdict == "passed"
+    assert guard.why == "the twin was trained with adamw in the place of adamw_8bit"
 
 
 def test_a_verdict_that_was_not_reached_says_why(lab: SimpleNamespace) -> None:

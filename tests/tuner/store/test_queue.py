@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.measurement import Measurement, Outcome
+from tuner.measurement import TRIED_AGAIN, Measurement, Outcome
 from tuner.store import Claim, Store, WorkerIdentity, open_store, queue
 from tuner.store.records import AttemptState
 from tuner.store.tables import AttemptRow
@@ -146,7 +146,7 @@ def test_a_late_record_changes_nothing(
     assert probe.measurement == Measurement(outcome=Outcome.OOM)
 
 
-@pytest.mark.parametrize("accident", [Outcome.CRASHED, Outcome.COMMUNICATION_ERROR])
+@pytest.mark.parametrize("accident", sorted(TRIED_AGAIN))
 def test_an_accident_is_tried_once_more(
     store: Store, claim: Claim, worker: WorkerIdentity, study: Study, accident: Outcome
 ) -> None:

@@ -241,6 +241,17 @@ def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monk
         assert rank_environment(job, 0, {})["OMP_NUM_THREADS"] == threads
 
 
+@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("3, 1", "3"), ("", "")])
+def test_a_rank_alone_sees_one_gpu_from_its_start(
+    make_job, visible: str | None, first: str
+) -> None:
+    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    alone = rank_environment(make_job({}, device="cuda", ranks=1, sharing=8), 0, inherited)
+    assert (alone["CUDA_VISIBLE_DEVICES"], alone["LOCAL_RANK"]) == (first, "0")
+    for job in (make_job({}, device="cuda", ranks=2), make_job({}, ranks=1)):
+        assert rank_environment(job, 0, inherited).get("CUDA_VISIBLE_DEVICES") == visible
+
+
 def test_the_command_of_a_probe() -> None:
     assert probe_argv(Path("/d")) == (
         *(sys.executable, "-P", "-m", "workers.probe", "--spec", "/d/spec.json"),

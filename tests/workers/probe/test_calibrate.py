@@ -89,7 +89,7 @@ def test_slow_work_is_repeated_no_more_than_there_is_time_for() -> None:
 
     least, _ = REPETITIONS
     assert len(Stopwatch(device(), 0.01).seconds_of(work)) == least
-    assert len(calls) == least + 3
+    assert len(calls) == least + 1  # one to warm up
 
 
 def test_layers_are_forward_and_backward_of_a_whole_model() -> None:

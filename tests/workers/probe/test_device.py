@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from workers.probe.device import CudaDevice
+from workers.probe.record import Record
 from workers.probe.run import local_bytes
 from workers.probe.tracker import INSTRUMENT, Phase
 
@@ -18,12 +20,18 @@ class Allocator:
 
     def __init__(self) -> None:
         self.allocated = self.peak = self.retries = 0
+        self.is_lost = False
         self.share: float | None = None
         self.observer: Any = None
 
     def hold(self, size: int) -> None:
         self.allocated = size
         self.peak = max(self.peak, size)
+
+    def free_and_total(self, _: object) -> tuple[int, int]:
+        if self.is_lost:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+        return 80 * MIB - self.allocated, 80 * MIB
 
     def reset(self, _: object = None) -> None:
         self.peak = self.allocated
@@ -47,6 +55,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
         "max_memory_reserved": lambda _: made.peak,
         "memory_allocated": lambda _: made.allocated,
         "memory_reserved": lambda _: made.allocated,
+        "mem_get_info": made.free_and_total,
         "reset_peak_memory_stats": made.reset,
         "reset_accumulated_memory_stats": lambda _: setattr(made, "retries", 0),
     }
@@ -116,6 +125,36 @@ def test_memory_that_cuda_itself_wants(allocator: Allocator, code: int, is_short
     error = torch.AcceleratorError("CUDA error")
     error.error_code = code
     assert (device.out_of_memory(error) is not None) is is_shortage
+
+
+NCCL = "NCCL error in: NCCLUtils.cpp:96, unhandled cuda error\nLast error:\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 0),
+        (dist.DistBackendError(f"{NCCL}Failed to CUDA calloc 6291456 bytes"), 6 * MIB),
+    ],
+)
+def test_memory_that_a_library_wants(allocator: Allocator, error: Exception, size: int) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.hold(60 * MIB)
+    allocator.observer(0, 90 * MIB, 80 * MIB, MIB)  # of before: torch got along without it
+    record = Record(rank=0)
+    record.fail(error, "forward", device)
+    assert record.outcome == "oom"
+    sizes = {"requested_bytes": size, "allocated_bytes": 60 * MIB, "reserved_bytes": 60 * MIB}
+    assert record.oom == {"phase": "forward", **sizes, "limit_bytes": 80 * MIB}
+
+
+def test_a_lost_device_refuses_memory_and_has_not_run_out_of_it(allocator: Allocator) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.is_lost = True
+    record = Record(rank=0)
+    refused = dist.DistBackendError(f"{NCCL}Failed to CUDA calloc async 608 bytes")
+    record.fail(refused, "forward", device)
+    assert record.outcome == "communication_error"
 
 
 def test_near_misses_are_the_allocators_second_tries(allocator: Allocator) -> None:

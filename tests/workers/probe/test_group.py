@@ -1,13 +1,9 @@
 """What stands in for a group whose other ranks are not there."""
 
-import os
-
-import pytest
 import torch
 import torch.distributed as dist
 
 from workers.probe.group import gather_own, one_copy_gathers, own_part_of
-from workers.probe.rank import see_one_gpu
 
 
 def test_a_scatter_that_leaves_its_result_gets_this_ranks_part() -> None:
@@ -40,13 +36,3 @@ def test_gathers_are_torchs_own_again_afterwards() -> None:
     with one_copy_gathers():
         assert dist.all_gather_into_tensor is gather_own
     assert dist.all_gather_into_tensor is before
-
-
-@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("3,1", "3"), ("", "")])
-def test_one_gpu_is_seen(monkeypatch: pytest.MonkeyPatch, visible: str | None, first: str) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "5")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    see_one_gpu()
-    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]) == (first, "0")

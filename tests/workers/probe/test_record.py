@@ -1,4 +1,4 @@
-"""The outcome follows from the kind of an exception and where it came, never from its text."""
+"""The outcome follows from the kind of an exception, where it came from, and its codes."""
 
 import pytest
 import torch
@@ -31,7 +31,8 @@ def test_the_kind_of_an_error_decides(error: Exception, phase: str, outcome: str
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"), [(214, "device_lost"), (46, "device_lost"), (700, "crashed")]
+    ("code", "outcome"),
+    [(214, "device_lost"), (719, "device_lost"), (999, "device_lost"), (700, "crashed")],
 )
 def test_a_lost_device_is_told_by_its_error_code(code: int, outcome: str) -> None:
     error = torch.AcceleratorError("uncorrectable ECC error")
@@ -39,3 +40,10 @@ def test_a_lost_device_is_told_by_its_error_code(code: int, outcome: str) -> Non
     record = Record(rank=0)
     record.fail(error, "backward", None)
     assert record.outcome == outcome
+
+
+def test_a_device_that_nccl_finds_lost_is_no_failure_of_communication() -> None:
+    record = Record(rank=0)
+    lost = "unhandled cuda error\nLast error:\nCuda failure 719 'unspecified launch failure'"
+    record.fail(dist.DistBackendError(lost), "backward", None)
+    assert record.outcome == "device_lost"

@@ -1,0 +1,45 @@
+"""Verdicts that are kept are those of the guard as it is.
+
+When a test here fails, the code that decides a verdict has changed: the probe program's step, the
+twin, or how it is judged. May a verdict change with it, because a fault is mended or was made?
+Then raise ``GUARD_FORMAT`` in tuner/guard/twin.py, so that no kept verdict is trusted. In both
+cases put the new values, which the failure shows, into ``PINNED``.
+"""
+
+from pathlib import Path
+
+from tests.tuner.dryrun.test_format import ROOT, digest, sources
+from tuner.guard.twin import GUARD_FORMAT
+
+PINNED = (2, "d20844e96538e5ce3188fe1e66167652d0121a7c01e9f047fa523bd9128ec625")
+"""``GUARD_FORMAT``, and the digest of the sources that it stands for."""
+PROGRAM = ROOT / "workers" / "probe" / "run.py"
+"""From here on all that a rank imports of ours decides what it trains and what it sees."""
+JUDGES = (
+    *sorted((ROOT / "tuner" / "guard").glob("*.py")),
+    ROOT / "tuner" / "rank_spec.py",
+    ROOT / "tuner" / "dryrun" / "depths.py",
+    ROOT / "tuner" / "cost" / "collectives.py",
+    ROOT / "tuner" / "cost" / "buckets.py",
+    ROOT / "tuner" / "cost" / "units.py",
+)
+"""What makes a twin, and what holds it against what its settings must cause."""
+
+
+def test_verdicts_that_may_change_raise_the_format() -> None:
+    found = (GUARD_FORMAT, digest([*sources(PROGRAM), *JUDGES]))
+    assert found == PINNED, f"see the docstring of {Path(__file__).name}: PINNED = {found}"
+
+
+def test_the_step_and_the_judgement_are_in_the_digest() -> None:
+    names = {path.name for path in (*sources(PROGRAM), *JUDGES)}
+    assert {
+        "step.py",
+        "stack.py",
+        "optimizers.py",
+        "data.py",
+        "sequence.py",
+        "recompute.py",
+    } <= names
+    assert {"twin.py", "shrink.py", "verdict.py", "counts.py"} <= names
+    assert names.isdisjoint({"watch.py", "orders.py", "server.py"})

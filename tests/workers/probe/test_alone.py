@@ -1,0 +1,74 @@
+"""Copies in the place of what a rank alone would receive, timed in the memory that there is."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from workers.probe import alone
+from workers.probe.alone import LEAST_BYTES, Alone
+from workers.probe.tracker import Call
+
+RANKS = 4
+SIZE = 16 * 2**20
+"""Bytes of the call's whole tensor."""
+
+
+class Device:
+    """One that has so much room, and copies a byte in a nanosecond."""
+
+    type = "cpu"
+    torch_device = torch.device("meta")
+
+    def __init__(self, room_bytes: int) -> None:
+        self.room_bytes = room_bytes
+        self.copied: list[int] = []
+
+    def copy(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        if whole.numel() + part.numel() > self.room_bytes:
+            raise MemoryError
+        assert whole.numel() == RANKS * part.numel()
+        self.copied.append(whole.numel())
+
+    def seconds_of(self, work: Callable[[], object]) -> float:
+        work()
+        return self.copied[-1] * 1e-9
+
+    def out_of_memory(self, error: BaseException) -> object | None:
+        return "shortage" if isinstance(error, MemoryError) else None
+
+
+def seconds(
+    device: Device, monkeypatch: pytest.MonkeyPatch, op: str = "all_gather", size: int = SIZE
+) -> float:
+    group = SimpleNamespace(size=lambda: RANKS)
+    monkeypatch.setattr(alone, "group_of_name", lambda name: group)
+    monkeypatch.setattr(alone, "gather_into", lambda whole, part, group: device.copy(whole, part))
+    scatter = lambda part, whole, group: device.copy(whole, part)  # noqa: E731
+    monkeypatch.setattr(alone, "reduce_scatter_into", scatter)
+    call = Call(op=op, group="dp", bytes=size, phase="forward", micro_batch=0)
+    return Alone(device=device, axes={})._copy_s(call)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(("room_bytes", "piece"), [(2**30, SIZE), (2**22, SIZE // 8)])
+def test_copies_are_timed_in_the_room_there_is(
+    monkeypatch: pytest.MonkeyPatch, room_bytes: int, piece: int, op: str
+) -> None:
+    device = Device(room_bytes)
+    assert seconds(device, monkeypatch, op) == pytest.approx(SIZE * 1e-9)
+    assert set(device.copied) == {piece}
+
+
+def test_a_device_without_any_room_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryError):
+        seconds(Device(LEAST_BYTES // 2), monkeypatch)
+
+
+def test_an_error_of_another_kind_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(2**30)
+    monkeypatch.setattr(device, "copy", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError):
+        seconds(device, monkeypatch)
+    assert device.copied == []

@@ -1,0 +1,103 @@
+"""A device that is lost in mid-probe, simulated: real ranks, of which one is told so by torch."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tuner.cluster import parse_cluster
+from tuner.errors import ProbeError
+from tuner.measurement import Outcome
+from tuner.rank_spec import rank_spec
+from tuner.settings import parse_settings
+from tuner.study import Question
+from workers.launchers.local import check_argv, series_argv
+from workers.warm import Kind, Probed, WarmRanks
+
+TWO = Kind(ranks=2, world_size=2, device="cpu")
+LOSES = """
+import os, torch
+from workers.probe import run
+from workers.probe.__main__ import main
+usual, steps = run.optimizer_step, []
+def step(stack, batches, enter, **more):
+    steps.append(None)
+    def lost(name):
+        enter(name)
+        if os.environ["RANK"] == "1" and len(steps) == 2 and name == "backward":
+            error = torch.AcceleratorError("CUDA error: unspecified launch failure")
+            error.error_code = 719
+            raise error
+    return usual(stack, batches, lost, **more)
+run.optimizer_step = step
+main()
+"""
+"""The probe program, whose second rank loses its device in the second step's backward."""
+GONE = """
+import torch
+from workers.probe import check
+from workers.probe.__main__ import main
+def no_device(*given, **named):
+    raise RuntimeError("No CUDA GPUs are available")
+check.torch.ones = no_device
+main()
+"""
+
+
+def in_place(argv: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """``argv`` of ``python -P -m workers.probe``, of a changed program."""
+    return (sys.executable, "-P", "-c", text, *argv[4:])
+
+
+@pytest.fixture
+def spec(question: Question) -> dict[str, Any]:
+    settings = parse_settings("sharding=full_shard,micro_batch_size=2")
+    return {
+        **rank_spec(question.workload, settings, parse_cluster("cpu:2")),
+        "memory_limit_bytes": None,
+        "seed": 0,
+        "accumulation_counts": [1],
+        "warmup_steps": 3,
+        "tracked_steps": 2,
+        "measured_steps": 2,
+        "minimum_steps": 2,
+        "time_budget_s": 5.0,
+        "fidelity": "measured",
+    }
+
+
+def measure(ranks: WarmRanks, spec: dict[str, Any]) -> Probed:
+    return ranks.measure(
+        TWO, spec, deadline_s=120.0, pause=lambda seconds: time.sleep(seconds) or ""
+    )
+
+
+def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
+    tmp_path: Path,
+    spec: dict[str, Any],
+    alive: Callable[[str], list[psutil.Process]],
+) -> None:
+    with WarmRanks(
+        argv=lambda place: in_place(series_argv(place), LOSES),
+        check_argv=lambda place, device: in_place(check_argv(place, device), GONE),
+        folder=tmp_path,
+    ) as ranks:
+        found = measure(ranks, spec).measurement
+        assert found.outcome is Outcome.DEVICE_LOST, found.detail
+        assert found.detail.startswith(
+            "rank 1 in backward: AcceleratorError: CUDA error: unspecified launch failure"
+        )
+        assert not ranks.alive
+        assert not alive(str(tmp_path))
+        with pytest.raises(ProbeError) as raised:
+            measure(ranks, spec)
+        assert str(raised.value) == (
+            "a device was lost, and is not there again:"
+            " rank 0's: RuntimeError: No CUDA GPUs are available"
+        )
+        assert not alive(str(tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,69 @@
+"""What an exception says of a CUDA device: CUDA's own code, and whether its memory ran out.
+
+torch raises ``AcceleratorError`` with CUDA's code where a call of its own failed
+(``c10/cuda/CUDAException.cpp``). What a library refuses is a ``RuntimeError``, and of NCCL a
+``DistBackendError``, which tell it by names and numbers in their text alone.
+"""
+
+import re
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+NO_MEMORY = 2
+"""CUDA's code of an allocation that failed (``cudaErrorMemoryAllocation`` in driver_types.h)."""
+DEVICE_LOST = frozenset({46, 100, 214, 220, 226, 719, 999})
+"""CUDA's codes of a device that is gone or defect (``cudaError_t`` in driver_types.h): devices
+unavailable, no device, ECC uncorrectable, NVLink uncorrectable, a contained error; and what
+processes are told when a device falls off the bus, launch failure and unknown. The last two can be
+a kernel's doing too, so the device is looked at before it is used again. An illegal address (700)
+is a kernel's doing alone."""
+_LIBRARY = re.compile(
+    r"\b(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_"
+    r"(?:ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)\b"
+)
+"""The status of a library that could not allocate (torch's ``CUDABlas.h``, cuDNN's
+``cudnn_graph.h``)."""
+_NCCL_CODE = re.compile(r"\bCuda failure (\d+)\b")
+"""NCCL's words for a call of CUDA's that failed (its ``checks.h``)."""
+_NCCL_MEMORY = re.compile(r"\bFailed to CUDA [mc]alloc(?: async)? (\d+) bytes")
+"""NCCL's words for device memory that it did not get (its ``alloc.h``)."""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """``error``, and what it was raised from."""
+    known: BaseException | None = error
+    while known is not None:
+        yield known
+        known = known.__cause__
+
+
+def cuda_code(error: BaseException) -> int | None:
+    """CUDA's code of an error; ``None`` where it is not told."""
+    if isinstance(error, torch.AcceleratorError):
+        code: int | None = getattr(error, "error_code", None)
+        return code
+    if isinstance(error, dist.DistBackendError) and (told := _NCCL_CODE.search(str(error))):
+        return int(told[1])
+    return None
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether a device is gone or defect."""
+    return any(cuda_code(each) in DEVICE_LOST for each in chain(error))
+
+
+def refused_bytes(error: BaseException) -> int | None:
+    """Bytes that were asked for outside of torch's allocator, when there were not so many.
+
+    Returns:
+        0 where it is not told how many; ``None`` if ``error`` is of another kind.
+    """
+    for each in chain(error):
+        if isinstance(each, dist.DistBackendError) and (told := _NCCL_MEMORY.search(str(each))):
+            return int(told[1])
+        library = isinstance(each, RuntimeError) and _LIBRARY.search(str(each))
+        if library or cuda_code(each) == NO_MEMORY:
+            return 0
+    return None
