@@ -1,8 +1,9 @@
 """What a study's probes have taught about its settings, under today's memory limit."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from math import fsum
 
 from tuner.measurement import CLOSES_CLASS, Measurement, Memory, Outcome
@@ -99,8 +100,10 @@ class Knowledge:
     """Classes that are refused or train wrongly, with the outcome."""
     slow: Mapping[Settings, float] = field(default_factory=dict)
     """Settings that ran out of time, with the seconds they were given."""
+    failed: frozenset[Settings] = frozenset()
+    """Settings that did not run, for a reason of their own that is not the device's memory."""
     smallest_too_large: Mapping[Family, int] = field(default_factory=dict)
-    """The smallest micro-batch size of a family that does not fit."""
+    """The smallest micro-batch size of a family at which it, or a lighter one, does not fit."""
     repetitions: Mapping[Settings, int] = field(default_factory=dict)
     """How often settings were probed already."""
 
@@ -121,7 +124,7 @@ class Knowledge:
         )
 
     def is_infeasible(self, settings: Settings) -> bool:
-        """Whether these settings, or smaller ones of their family, were seen not to fit."""
+        """Whether these settings, or ones that need no more than they do, were seen not to fit."""
         if settings in self.too_large:
             return True
         smallest = self.smallest_too_large.get(family(settings))
@@ -167,6 +170,11 @@ def learn(study: Study) -> Knowledge:
         closed={**_closed(study, probes, findings), **_by_guard(study, space.legal)},
         closed_classes=_closed_classes(probes),
         slow=_slow(probes, findings),
+        failed=frozenset(
+            p.request.settings
+            for p in probes
+            if outcome_of(p) in _CLOSED_BY and p.request.settings not in findings
+        ),
         smallest_too_large=_smallest(needs),
         repetitions=_repetitions(study.probes),
     )
@@ -254,9 +262,22 @@ def _largest(needs: Iterable[Need]) -> dict[Settings, Need]:
 def _smallest(needs: Iterable[Need]) -> dict[Family, int]:
     found: dict[Family, int] = {}
     for need in needs:
-        key, micro = family(need.settings), need.settings.micro_batch_size
-        found[key] = min(micro, found.get(key, micro))
+        micro = need.settings.micro_batch_size
+        for key in _heavier(need.settings):
+            found[key] = min(micro, found.get(key, micro))
     return found
+
+
+def _heavier(settings: Settings) -> Iterator[Family]:
+    """The family of settings, and those that need no less at the same micro-batch size.
+
+    Deferred synchronisation keeps whole gradients between micro-batches, and gathered activations
+    that are not gathered again stay until backward.
+    """
+    key, accumulates = family(settings)
+    syncs = {key.sync_each_batch, False} if accumulates else {key.sync_each_batch}
+    for sync, again in product(sorted(syncs), sorted({key.tp_recompute_allgather, False})):
+        yield replace(key, sync_each_batch=sync, tp_recompute_allgather=again), accumulates
 
 
 _CLOSED_BY = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})

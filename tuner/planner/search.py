@@ -1,198 +1,113 @@
-"""What to probe next for its own sake: first a spread over the space, then TPE.
+"""What to probe next for its own sake, and what that is expected to gain.
 
-TPE sees the space as knobs and suggests a value for each; the suggestion is projected to the
-nearest legal settings that were not tried. Settings that are not expected to fit come last.
+A study's legal settings are the candidates, the cost model's predictions what is known of them
+before any probe, and its probes the trials (:mod:`tuner.search`). Settings that are hardly expected
+to fit are tried only while nothing else is left and nothing is known to fit.
 """
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from math import inf, log2
-from typing import Any
+from typing import TYPE_CHECKING
 
+from tuner.planner.history import past_of
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.outlook import MemoryOutlook
-from tuner.planner.tpe import Trial, is_size, suggest
-from tuner.settings import KNOBS, Checkpointing, Settings
+from tuner.settings import Settings
 
-SAFE = 0.8
-"""Part of the limit that the first probe is expected to need at most: the estimate errs."""
-
-DOUBTFUL = 1.1
-"""Expected need, in limits, up to which settings may yet fit. What needs more comes last."""
+if TYPE_CHECKING:
+    from tuner.search.belief import Belief
+    from tuner.search.features import Mask
+    from tuner.search.prior import Prior
+    from tuner.search.trials import Past, Trial
 
 LAST_RESORTS = 2
-"""Probes of settings that arithmetic says cannot fit, made only when nothing else is left."""
+"""Probes of settings that are not expected to fit, made only when nothing else is left.
 
-FEWEST_SPREAD, MOST_SPREAD, SPREAD_SHARE = 3, 8, 4
-"""Probes that are spread before TPE takes over: one in four that may be spent, within bounds."""
-
-SLOWER = 2.0
-"""Guess for what was not timed: so many times the slowest that was."""
-
-Place = tuple[Any, ...]
-"""Settings as a point: a float from 0 to 1 for each size, the value itself for each choice."""
+They say what would be needed, in case the prediction is wrong.
+"""
 
 
-def propose(known: Knowledge) -> Settings | None:
-    """The untried settings to probe next, or ``None`` when none are worth it."""
-    outlook = MemoryOutlook(known)
-    candidates = known.candidates()
-    possible = [s for s in candidates if not outlook.cannot_fit(s)]
-    if not possible:
-        return _last_resort(known, outlook, candidates)
-    tried = _tried(known)
-    if not tried:
-        return _first(known, outlook, possible)
-    space = _Coordinates(known.space.legal)
-    most = known.study.terms.max_probes // SPREAD_SHARE
-    if len(tried) < min(MOST_SPREAD, max(FEWEST_SPREAD, most)):
-        return _farthest(space, _likely(known, outlook, possible, (1.0, DOUBTFUL)), tried)
-    return _suggested(known, outlook, space, _likely(known, outlook, possible, (DOUBTFUL,)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """Settings that are worth a probe."""
+
+    settings: Settings
+    """Which."""
+    gain: float
+    """Expected gain in speed over the best known, relative; infinite while nothing fits."""
+    succeeds: float
+    """Probability that they fit and run."""
 
 
-def _likely(
-    known: Knowledge, outlook: MemoryOutlook, possible: Sequence[Settings], limits: Sequence[float]
-) -> Sequence[Settings]:
-    """Candidates that are expected to need no more than the first of ``limits`` that leaves any."""
-    expected = {s: outlook.expected_bytes(s) / known.limit_bytes for s in possible}
-    for limit in limits:
-        if likely := [s for s, needs in expected.items() if needs <= limit]:
-            return likely
-    return possible
+class Search:
+    """A study's search as it stands: what is believed, and what to try next.
 
-
-def _last_resort(
-    known: Knowledge, outlook: MemoryOutlook, candidates: Sequence[Settings]
-) -> Settings | None:
-    """The smallest of what cannot fit by arithmetic, while nothing is known to fit.
-
-    One or two real probes say what would be needed, in case the arithmetic is wrong.
+    NumPy and Optuna are imported by what is asked for, for they are slow to import.
     """
-    spent = sum(1 for s in known.repetitions if outlook.cannot_fit(s))
-    if known.fitting or spent >= LAST_RESORTS:
-        return None
-    return min(candidates, key=lambda s: (outlook.floor_bytes(s), str(s)), default=None)
 
-
-def _tried(known: Knowledge) -> list[Settings]:
-    """Legal settings that taught something, in the space's order."""
-    taught = {*known.findings, *known.too_large, *known.slow, *known.closed}
-    return [s for s in known.space.legal if s in taught]
-
-
-def _first(known: Knowledge, outlook: MemoryOutlook, possible: Sequence[Settings]) -> Settings:
-    """The quickest-looking of the settings that are expected to fit with room to spare."""
-    expected = {s: outlook.expected_bytes(s) for s in possible}
-    safe = [s for s in possible if expected[s] <= SAFE * known.limit_bytes]
-    if safe:
-        return min(safe, key=_looks_slow)
-    return min(possible, key=lambda s: (expected[s], str(s)))
-
-
-def _farthest(
-    space: "_Coordinates", candidates: Sequence[Settings], tried: Sequence[Settings]
-) -> Settings:
-    """The candidate that is least like any that was tried."""
-    places = [space.place(s) for s in tried]
-
-    def key(settings: Settings) -> tuple[Any, ...]:
-        place = space.place(settings)
-        return -min(_distance(place, other) for other in places), *_looks_slow(settings)
-
-    return min(candidates, key=key)
-
-
-def _suggested(
-    known: Knowledge,
-    outlook: MemoryOutlook,
-    space: "_Coordinates",
-    candidates: Sequence[Settings],
-) -> Settings:
-    """TPE's suggestion, or the candidate nearest to it."""
-    study = known.study
-    if not space.values:
-        return candidates[0]
-    # One fixed seed would suggest the same at every ask while little is known.
-    seed = (study.seed + len(study.probes)) % 2**32
-    wanted = suggest(space.values, _history(known, outlook, space), seed=seed)
-    target = space.place_of(wanted)
-    return min(candidates, key=lambda s: (_distance(space.place(s), target), *_looks_slow(s)))
-
-
-def _history(known: Knowledge, outlook: MemoryOutlook, space: "_Coordinates") -> list[Trial]:
-    """What probes have taught of speed and memory; other failures teach TPE nothing."""
-    timed = {s: f.seconds for s, f in known.findings.items() if f.seconds < inf}
-    slowest = max([*timed.values(), *known.slow.values()], default=1.0)
-    trials = []
-    for settings in _tried(known):
-        if settings not in {*timed, *known.too_large, *known.slow}:
-            continue
-        overshoot = outlook.needed.get(settings, 0) / known.limit_bytes - 1
-        if settings in known.too_large:
-            overshoot = max(overshoot, 1e-3)
-        trials.append(
-            Trial(
-                knobs={knob: getattr(settings, knob) for knob in space.values},
-                seconds=timed.get(settings, SLOWER * slowest),
-                overshoot=overshoot,
-            )
-        )
-    return trials
-
-
-def _looks_slow(settings: Settings) -> tuple[Any, ...]:
-    """Orders settings by what usually costs speed; it picks the first, and breaks ties.
-
-    What is still tied is taken in the space's order.
-
-    Least model parallelism, then the largest micro-batch is the best of the simple orders on
-    published sweeps.
-    """
-    return (
-        settings.tp_size * settings.pp_size,
-        settings.cpu_offload,
-        settings.activation_checkpointing is not Checkpointing.NONE,
-        settings.gradient_accumulation_steps,
-        settings.tp_recompute_allgather,
-    )
-
-
-class _Coordinates:
-    """The space as points: the knobs that have several values in it."""
-
-    def __init__(self, legal: Sequence[Settings]) -> None:
-        found = {knob: {getattr(s, knob) for s in legal} for knob in KNOBS if knob != _DERIVED}
-        self.values: dict[str, list[Any]] = {
-            knob: sorted(values) for knob, values in found.items() if len(values) > 1
-        }
+    def __init__(self, known: Knowledge) -> None:
+        self._known = known
 
     @cached_property
-    def _sizes(self) -> dict[str, tuple[float, float]]:
-        """Logarithms of the smallest, and of the range, of each knob that is a size."""
-        return {
-            knob: (log2(values[0]), log2(values[-1] / values[0]))
-            for knob, values in self.values.items()
-            if is_size(values[0])
-        }
+    def prior(self) -> "Prior":
+        """What is predicted of the legal settings, in the space's order."""
+        from tuner.planner.candidates import prior_of
 
-    def place(self, settings: Settings) -> Place:
-        """Where settings are."""
-        return self.place_of({knob: getattr(settings, knob) for knob in self.values})
+        study = self._known.study
+        return prior_of(study.question, study.calibration, self._known.limit_bytes)
 
-    def place_of(self, knobs: Mapping[str, Any]) -> Place:
-        """Where values of the knobs are."""
-        sizes = self._sizes
-        return tuple(
-            (log2(value) - sizes[knob][0]) / sizes[knob][1] if knob in sizes else value
-            for knob, value in knobs.items()
-        )
+    @cached_property
+    def trials(self) -> "list[Trial]":
+        """What was tried."""
+        from tuner.planner.trials import trials_of
+
+        return trials_of(self._known)
+
+    @cached_property
+    def past(self) -> "Past | None":
+        """What earlier studies have tried."""
+        return past_of(self._known.study)
+
+    @cached_property
+    def belief(self) -> "Belief":
+        """What is believed of the legal settings, in the space's order."""
+        from tuner.search.belief import believe
+
+        return believe(self.prior, self.trials, self.past)
+
+    @cached_property
+    def allowed(self) -> "Mask":
+        """Which legal settings may be probed: untried, not ruled out, and hopeful."""
+        import numpy as np
+
+        from tuner.search.sampler import HOPEFUL
+
+        candidates, outlook = set(self._known.candidates()), MemoryOutlook(self._known)
+        possible = [
+            one in candidates and not outlook.cannot_fit(one) for one in self.prior.settings
+        ]
+        return np.asarray(np.array(possible) & (self.belief.fits >= HOPEFUL))
+
+    def propose(self) -> Proposed | None:
+        """The most promising settings; ``None`` when none are worth a probe."""
+        from tuner.search.sampler import ask
+
+        if not self.allowed.any():
+            return self._last_resort()
+        found = ask(self.prior, self.trials, self.allowed, self.past)
+        settings = self.prior.settings[found.index]
+        return Proposed(settings=settings, gain=found.gain, succeeds=found.succeeds)
+
+    def _last_resort(self) -> Proposed | None:
+        """The smallest of what is not expected to fit, while nothing is known to fit."""
+        known, candidates = self._known, set(self._known.candidates())
+        if known.fitting or len(known.repetitions) >= LAST_RESORTS or not candidates:
+            return None
+        needs = dict(zip(self.prior.settings, self.belief.log_need.tolist(), strict=True))
+        smallest = min(candidates, key=lambda one: (needs[one], str(one)))
+        return Proposed(settings=smallest, gain=float("inf"), succeeds=0.0)
 
 
-_DERIVED = "gradient_accumulation_steps"
-
-
-def _distance(one: Place, other: Place) -> float:
-    return sum(
-        abs(a - b) if isinstance(a, float) else float(a != b)
-        for a, b in zip(one, other, strict=True)
-    )
+def propose(known: Knowledge) -> Proposed | None:
+    """The settings to probe next, or ``None`` when none are worth it."""
+    return Search(known).propose()

@@ -50,7 +50,7 @@ def test_the_default_limit_leaves_headroom(lab: SimpleNamespace) -> None:
 
 
 def test_a_whole_study(lab: SimpleNamespace) -> None:
-    study, _ = lab.Machine(lab.question(), noise=0.02).play(lab.study(max_probes=14))
+    study, _ = lab.Machine(lab.question(), noise=0.02).play(lab.study(max_probes=14, tolerance=0.0))
     found = answer(replace(study, state=StudyState.DONE))
     assert found.state == "done"
     assert found.provenance == "measured"

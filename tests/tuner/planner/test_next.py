@@ -16,8 +16,8 @@ from tuner.measurement import Measurement, Outcome
 from tuner.planner import Stop, Wait, answer, next_probe
 from tuner.planner.knowledge import family, learn
 from tuner.planner.outlook import MemoryOutlook
-from tuner.planner.search import LAST_RESORTS, propose
-from tuner.settings import Settings, parse_settings
+from tuner.planner.search import LAST_RESORTS, Search, propose
+from tuner.settings import Settings
 from tuner.space import enumerate_space
 from tuner.study import Probe, ProbeRequest, ProbeState, Study
 
@@ -38,7 +38,7 @@ def test_it_waits_for_a_probe_on_its_way(lab: SimpleNamespace, state: ProbeState
     assert next_probe(study) == Wait()
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 6, 10])
+@pytest.mark.parametrize("most", [1, 2, 5])
 def test_a_small_budget_is_spent_to_the_last_probe(lab: SimpleNamespace, most: int) -> None:
     machine = lab.Machine(lab.question(), noise=0.02)
     study, stop = machine.play(lab.study(max_probes=most))
@@ -51,7 +51,7 @@ def test_earlier_askings_do_not_count(lab: SimpleNamespace) -> None:
     machine = lab.Machine(lab.question())
     study, _ = machine.play(lab.study(max_probes=4))
     more, _ = machine.play(replace(study, probes_before=4))
-    assert len(more.probes) == 8
+    assert 4 < len(more.probes) <= 8
     assert len({p.request.settings for p in searches(more)}) == len(searches(more))
 
 
@@ -63,17 +63,27 @@ def test_time_is_a_budget_too(lab: SimpleNamespace) -> None:
     assert stop.reason == "the budget of 9 device-seconds is spent"
 
 
-def test_it_stops_when_nothing_is_gained(lab: SimpleNamespace) -> None:
-    machine = lab.Machine(lab.question("cpu:8", 64))
+def test_it_stops_when_nothing_is_expected_to_be_gained(lab: SimpleNamespace) -> None:
+    machine = lab.Machine(lab.question("cpu:8", 64), noise=0.01)
     study, stop = machine.play(lab.study(machine.question, max_probes=200))
-    assert 12 < len(study.probes) < 60
-    assert "gained no more than 1%" in stop.reason
+    assert len(study.probes) < 20
+    assert stop.reason == "no probe is expected to gain 1% or more"
     assert isinstance(next_probe(replace(study, probes_before=len(study.probes))), Stop)
 
 
-def test_a_small_space_is_exhausted(lab: SimpleNamespace) -> None:
+def test_a_larger_tolerance_stops_sooner(lab: SimpleNamespace) -> None:
+    machine = lab.Machine(lab.question("cpu:4", 96), noise=0.02)
+    counts = [
+        len(machine.play(lab.study(machine.question, max_probes=200, tolerance=t))[0].probes)
+        for t in (0.3, 0.05, 0.001)
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def test_without_a_tolerance_a_small_space_is_exhausted(lab: SimpleNamespace) -> None:
     question = lab.question(tp_size=(1,), sharding=("ddp",))
-    study, stop = lab.Machine(question).play(lab.study(question, max_probes=50))
+    study, stop = lab.Machine(question).play(lab.study(question, max_probes=50, tolerance=0.0))
     tried = {p.request.settings for p in study.probes}
     assert tried == set(enumerate_space(question).legal)
     assert stop.reason == "every settings that may fit was probed"
@@ -103,19 +113,21 @@ def test_the_answer_is_good(lab: SimpleNamespace) -> None:
 # -- the order --------------------------------------------------------------------------------
 
 
-def test_the_first_probe_is_safe_and_not_timid(lab: SimpleNamespace) -> None:
+def test_the_first_probe_is_what_arithmetic_thinks_fastest(lab: SimpleNamespace) -> None:
+    known = learn(lab.study())
     first = next_probe(lab.study()).settings
-    assert first == parse_settings("sharding=ddp,micro_batch_size=4")
-    tight = next_probe(lab.study(memory_limit_bytes=256 * lab.MIB)).settings
-    expected = MemoryOutlook(learn(lab.study(memory_limit_bytes=256 * lab.MIB)))
-    assert expected.expected_bytes(tight) <= 0.8 * 256 * lab.MIB
+    prior = Search(known).prior
+    assert first.tp_size == 1
+    assert not first.cpu_offload
+    fastest = prior.log_seconds.min()
+    assert prior.log_seconds[prior.settings.index(first)] < fastest + 0.02
 
 
-def test_the_next_ones_are_spread_over_the_classes(lab: SimpleNamespace) -> None:
-    study, _ = lab.Machine(lab.question()).play(lab.study(max_probes=5))
-    classes = {p.request.settings.settings_class for p in study.probes[:4]}
-    assert len(classes) == 4
-    assert {p.request.settings.tp_size for p in study.probes[:3]} == {1, 2}
+def test_the_first_probe_is_expected_to_fit(lab: SimpleNamespace) -> None:
+    limit = 256 * lab.MIB
+    known = learn(lab.study(memory_limit_bytes=limit))
+    search, tight = Search(known), next_probe(lab.study(memory_limit_bytes=limit)).settings
+    assert search.belief.fits[search.prior.settings.index(tight)] > 0.8
 
 
 def test_what_surely_does_not_fit_is_not_tried(lab: SimpleNamespace) -> None:
@@ -142,7 +154,7 @@ def test_long_accumulation_is_cut_short_and_the_leader_verified(lab: SimpleNames
 def test_a_verification_that_takes_too_long_is_left_out(lab: SimpleNamespace) -> None:
     question = lab.question(batch=512, micro_batch_size=(4,), activation_checkpointing=("none",))
     study, stop = lab.Machine(question).play(lab.study(question, max_probes=50, wall_s=500.0))
-    assert "500 s" in stop.reason or "every settings" in stop.reason
+    assert not isinstance(stop, ProbeRequest)
     assert all(p.request.repetition == 0 for p in study.probes)
 
 
@@ -305,7 +317,7 @@ def test_a_plan_does_not_depend_on_who_finished_first(
 
 
 def test_asking_twice_gives_the_same_plan(lab: SimpleNamespace) -> None:
-    study, _ = lab.Machine(lab.question()).play(lab.study(max_probes=9))
+    study, _ = lab.Machine(lab.question()).play(lab.study(max_probes=4))
     more = replace(study, terms=replace(study.terms, max_probes=20))
     assert next_probe(more) == next_probe(more)
     assert isinstance(next_probe(more), ProbeRequest)

@@ -1,0 +1,60 @@
+"""Small searches, made by hand."""
+
+from collections.abc import Sequence
+from math import log
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tuner.cluster import parse_cluster
+from tuner.search.features import settings_features
+from tuner.search.prior import Prior
+from tuner.search.trials import Past, Result, Trial
+from tuner.settings import Settings
+
+GIB = 2**30
+
+
+def make_prior(
+    seconds: Sequence[float], needs: Sequence[float] | None = None, *, limit: float = 80.0
+) -> Prior:
+    """Candidates that differ in the micro-batch size; needs and limit in GiB."""
+    settings = [Settings(micro_batch_size=2**n) for n in range(len(seconds))]
+    count = len(seconds)
+    return Prior(
+        settings=settings,
+        features=settings_features(settings, parse_cluster("8xa100-80gb")),
+        log_seconds=np.log(np.array(seconds, dtype=float)),
+        log_need=np.log(np.array(needs or [10.0] * count) * GIB),
+        need_error=np.full(count, 0.02),
+        runs=np.full(count, 0.95),
+        simplicity=np.zeros(count),
+        log_limit=log(limit * GIB),
+        workload=np.zeros(4),
+    )
+
+
+def make_trial(index: int, seconds: float, need: float = 10.0) -> Trial:
+    return Trial(index=index, result=Result.RAN, seconds=seconds, need_bytes=need * GIB)
+
+
+def make_past(prior: Prior, excess: Sequence[float], *, studies: int = 2) -> Past:
+    """Every candidate in every study, with the same excess (logarithms) and some noise."""
+    count = len(excess)
+    noise = np.random.default_rng(1).normal(0, 0.02, studies * count)
+    return Past(
+        study=np.repeat(np.arange(studies, dtype=float), count),
+        features=np.tile(prior.features, (studies, 1)),
+        workload=np.tile(prior.workload, (studies * count, 1)),
+        log_excess=np.tile(np.array(excess), studies) + noise,
+        log_need_excess=np.full(studies * count, np.nan),
+        ran=np.ones(studies * count),
+        expected=np.full(studies * count, 0.95),
+    )
+
+
+@pytest.fixture(scope="session")
+def made() -> SimpleNamespace:
+    """Makers of priors, trials and pasts."""
+    return SimpleNamespace(prior=make_prior, trial=make_trial, past=make_past, GIB=GIB)

@@ -1,0 +1,123 @@
+from dataclasses import replace
+from math import exp, log
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tuner.search.belief import believe
+from tuner.search.trials import Result, Trial
+
+
+def test_before_any_trial_it_is_the_prior(made: SimpleNamespace) -> None:
+    prior = made.prior([4.0, 2.0, 1.0], [10, 20, 100])
+    belief = believe(prior, [])
+    assert belief.log_seconds == pytest.approx(prior.log_seconds)
+    assert belief.log_need == pytest.approx(prior.log_need)
+    assert belief.fits[:2] == pytest.approx(1.0)
+    assert belief.fits[2] < 1e-6
+    assert np.all(belief.succeeds <= belief.fits)
+
+
+def test_a_trial_is_believed(made: SimpleNamespace) -> None:
+    prior = made.prior([4.0, 2.0, 1.0])
+    belief = believe(prior, [made.trial(1, 3.0)])
+    assert exp(belief.log_seconds[1]) == pytest.approx(3.0, rel=0.02)
+    assert belief.error[1] < 0.03
+
+
+def test_what_all_have_in_common_is_learned_from_one(made: SimpleNamespace) -> None:
+    """A machine three times as slow as predicted is so for its neighbours too."""
+    prior = made.prior([4.0, 2.0, 1.0])
+    belief = believe(prior, [made.trial(0, 12.0)])
+    assert exp(belief.log_seconds[1]) == pytest.approx(6.0, rel=0.2)
+    assert belief.error[2] > belief.error[1] > belief.error[0]
+
+
+def test_needs_are_corrected_and_doubted_after_a_surprise(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 3, [40, 60, 70])
+    belief = believe(prior, [made.trial(0, 1.0, need=60.0)])
+    assert prior.log_need[1] < belief.log_need[1]
+    assert belief.fits[1] < 0.3
+    assert belief.need_error[2] > 0.02
+
+
+def test_out_of_memory_is_a_lower_bound(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 3, [60, 70, 75])
+    out = Trial(index=0, result=Result.TOO_LARGE, need_bytes=82 * made.GIB)
+    belief = believe(prior, [out])
+    assert belief.fits[0] < 0.2
+    assert belief.fits[1] < believe(prior, []).fits[1]
+    # less than what is predicted anyway teaches nothing
+    known = Trial(index=0, result=Result.TOO_LARGE, need_bytes=50 * made.GIB)
+    assert believe(prior, [known]).log_need == pytest.approx(prior.log_need)
+
+
+def test_a_slow_one_is_at_least_as_slow(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0, 1.0, 1.0])
+    trials = [made.trial(0, 1.0)]
+    slow = Trial(index=2, result=Result.SLOW, seconds=3.0)
+    assert believe(prior, [*trials, slow]).log_seconds[2] > log(2.0)
+    nothing = Trial(index=2, result=Result.SLOW, seconds=0.5)
+    without = believe(prior, trials).log_seconds
+    assert believe(prior, [*trials, nothing]).log_seconds == pytest.approx(without)
+
+
+def test_a_failure_makes_its_neighbours_doubtful(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 6)
+    belief = believe(prior, [Trial(index=0, result=Result.FAILED)])
+    assert belief.succeeds[1] < 0.6
+    assert belief.succeeds[5] > belief.succeeds[1]
+    assert belief.fits == pytest.approx(believe(prior, []).fits)
+
+
+def test_refused_ones_teach_nothing_of_others(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 3)
+    belief, nothing = believe(prior, [Trial(index=0, result=Result.REFUSED)]), believe(prior, [])
+    assert belief.log_seconds == pytest.approx(nothing.log_seconds)
+    assert belief.succeeds == pytest.approx(nothing.succeeds)
+
+
+def test_the_order_of_trials_is_nothing(made: SimpleNamespace) -> None:
+    prior = made.prior([4.0, 2.0, 1.0, 0.5])
+    trials = [made.trial(0, 5.0), made.trial(2, 1.5), Trial(index=3, result=Result.FAILED)]
+    one, other = believe(prior, trials), believe(prior, trials[::-1])
+    for name in one.__slots__:
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_unknown_speeds_are_taken_for_the_median(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0, 2.0, 4.0])
+    prior = replace(prior, log_seconds=np.array([0.0, np.nan, log(4.0)]))
+    assert believe(prior, []).log_seconds[1] == pytest.approx(log(2.0))
+    unknown = replace(prior, log_seconds=np.full(3, np.nan))
+    assert believe(unknown, []).log_seconds == pytest.approx(np.zeros(3))
+
+
+def test_earlier_searches_that_agree_are_believed(made: SimpleNamespace) -> None:
+    """The prior thinks all equal; earlier searches saw the first one twice as slow."""
+    prior = made.prior([1.0] * 6)
+    past = made.past(prior, [0.7, 0.0, 0.0, 0.0, 0.0, -0.7], studies=4)
+    belief = believe(prior, [], past)
+    assert belief.log_seconds[0] > belief.log_seconds[5] + 0.2
+
+
+def test_an_earlier_search_of_another_kind_fades(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 6)
+    past = made.past(prior, [0.7, 0.0, 0.0, 0.0, 0.0, -0.7], studies=4)
+    far = replace(past, workload=past.workload + 5.0)
+    near, none = believe(prior, [], past).log_seconds, believe(prior, [], far).log_seconds
+    assert np.ptp(none) < 0.1 * np.ptp(near)
+
+
+def test_earlier_failures_make_doubtful(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 3)
+    past = made.past(prior, [0.0] * 3, studies=3)
+    failed = replace(past, ran=np.zeros(past.size), log_excess=np.full(past.size, np.nan))
+    assert np.all(believe(prior, [], failed).succeeds < 0.5)
+    assert np.all(believe(prior, [], past).succeeds > 0.9)
+
+
+def test_a_search_without_a_limit(made: SimpleNamespace) -> None:
+    prior = replace(made.prior([1.0, 2.0]), log_limit=float("inf"))
+    assert believe(prior, [made.trial(0, 1.0)]).fits == pytest.approx(1.0)

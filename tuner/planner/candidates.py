@@ -1,0 +1,142 @@
+"""A question's legal settings as the candidates of a search, with what is predicted of each."""
+
+from dataclasses import replace
+from functools import lru_cache
+from math import log, nan
+from typing import Any
+
+import numpy as np
+
+from tuner.cluster import Cluster, Device, Link
+from tuner.cost.calibration import Calibration
+from tuner.cost.constants import default_costs
+from tuner.cost.memory import memory_bound
+from tuner.cost.prediction import predict
+from tuner.cost.step_time import step_time
+from tuner.planner.ranking import complexity
+from tuner.quantity import Quantity
+from tuner.search.features import settings_features, workload_features
+from tuner.search.prior import Prior
+from tuner.settings import Settings
+from tuner.space import enumerate_space
+from tuner.study import Question
+
+RUNS = 0.95
+"""Probability that settings which fit run: published sweeps have failures of other kinds too."""
+UNSURE = 0.1
+"""Standard deviation of the logarithm of a need that the cost model does not cover."""
+QUANTILE = 1.2816
+"""Standard deviations from the middle to each end of an 80% interval."""
+
+ASSUMED_GPU = {
+    "dense_bf16_flops_per_s": 3e14,
+    "fp32_flops_per_s": 2e13,
+    "memory_bytes_per_s": 2e12,
+}
+"""Rates of a GPU of which some are not known, such as an A100's: they only order candidates."""
+ASSUMED_CPU = {
+    "dense_bf16_flops_per_s": 5e10,
+    "fp32_flops_per_s": 5e10,
+    "memory_bytes_per_s": 1e10,
+}
+"""Rates of a core of a CPU that was not calibrated: they only order candidates."""
+ASSUMED_LINK = {
+    Device.CUDA: Link(bytes_per_s=1e11, latency_s=5e-6),
+    Device.CPU: Link(bytes_per_s=2e9, latency_s=5e-5),
+}
+"""A link that is not known: bytes/s and seconds."""
+
+
+def prior_of(question: Question, calibration: Calibration | None, limit_bytes: int) -> Prior:
+    """All legal settings, in the space's order.
+
+    Where a speed is unknown for want of a rate, rates are assumed: what all candidates have in
+    common drops out of their order, and no such figure is shown to anybody.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    key = _Key(question, calibration)
+    return replace(_prior(key), log_limit=log(limit_bytes))
+
+
+class _Key:
+    """A question and rates by what identifies them: questions hold mappings."""
+
+    def __init__(self, question: Question, calibration: Calibration | None) -> None:
+        self.question, self.calibration = question, calibration
+        self._identity = (question.identity, calibration)
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._identity == other._identity
+
+
+# A study is planned again after every probe, and its arithmetic is the same.
+@lru_cache(maxsize=2)
+def _prior(key: _Key) -> Prior:
+    question = key.question
+    legal = enumerate_space(question).legal
+    needs, seconds = [], []
+    for settings in legal:
+        need, step = _predicted(question, settings, key.calibration)
+        needs.append(need)
+        seconds.append(log(step.value) if step.value else nan)
+    return Prior(
+        settings=legal,
+        features=settings_features(legal, question.cluster),
+        log_seconds=np.array(seconds),
+        log_need=np.array([mean for mean, _ in needs]),
+        need_error=np.array([error for _, error in needs]),
+        runs=np.full(len(legal), RUNS),
+        simplicity=np.array([-complexity(settings) for settings in legal], dtype=float),
+        log_limit=0.0,
+        workload=workload_features(question.workload, question.cluster),
+    )
+
+
+def _predicted(
+    question: Question, settings: Settings, calibration: Calibration | None
+) -> tuple[tuple[float, float], Quantity]:
+    """Logarithm of the need with its error, and the seconds of a step."""
+    found = predict(
+        question.workload,
+        question.cluster,
+        question.framework,
+        settings,
+        limit_bytes=_NO_LIMIT,
+        calibration=calibration,
+    )
+    step = found.step_time_s
+    if step.value is None:
+        where = _assumed(question.cluster)
+        name = question.framework.name
+        step, _ = step_time(question.workload, settings, where, name, default_costs())
+    need = found.needed_bytes
+    if not need.value or not need.low or not need.high:
+        bound = memory_bound(question.workload, settings, question.cluster)
+        return (log(bound.total_bytes), UNSURE), step
+    return (log(need.value), log(need.high / need.low) / (2 * QUANTILE)), step
+
+
+_NO_LIMIT = 2**62
+"""Bytes that nothing exceeds: whether settings fit is the search's own question."""
+
+
+def _assumed(cluster: Cluster) -> Cluster:
+    """The cluster with rates for all that is not known of it."""
+    gpu, device = cluster.gpu, cluster.gpu.device
+    rates = ASSUMED_CPU if device is Device.CPU else ASSUMED_GPU
+    missing: dict[str, Any] = {n: rate for n, rate in rates.items() if getattr(gpu, n) is None}
+    return replace(
+        cluster,
+        gpu=replace(gpu, device=Device.CUDA, **missing),
+        intra_node=_assumed_link(cluster.intra_node, device),
+        inter_node=_assumed_link(cluster.inter_node, device),
+    )
+
+
+def _assumed_link(link: Link, device: Device) -> Link:
+    return link if link.bytes_per_s is not None else ASSUMED_LINK[device]

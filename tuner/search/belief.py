@@ -1,0 +1,147 @@
+"""What is believed of every candidate after the trials: speed, memory, and whether it runs.
+
+Speed and memory are each the prediction times what it is believed to be off by
+(:mod:`tuner.search.excess`). Whether settings run for which memory suffices is the probability that
+was assumed, times the successes that were seen nearby over those that were expected there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import erf, log
+
+import numpy as np
+
+from tuner.search.excess import Assumed, Seen, learn, nearest
+from tuner.search.features import Array
+from tuner.search.kernel import Posterior, alike
+from tuner.search.prior import Prior
+from tuner.search.trials import Past, Result, Trial
+
+SPEED = Assumed(offset=0.7, own=0.35)
+"""What predicted speeds are off by: a factor of 2 in common, and 1.4 beside that, is usual on
+published runs (docs/prediction.md)."""
+LEAST_ERROR = 0.02
+"""Of one timing, as a standard deviation of its logarithm: runs differ by so much."""
+CLIPPED = (-1.5, 1.0)
+"""To which an earlier trial's excess is cut: how slow the hopeless are teaches nothing."""
+DOUBT = 3.0
+"""Trials that the assumed probability to run counts for."""
+MEMORY_DISTANCE = 0.25
+"""Logarithm of needs within one length scale, where the cause of a failure is not known."""
+
+_phi = np.vectorize(lambda z: 0.5 * (1 + erf(z / 2**0.5)), otypes=[float])
+
+
+def normal_cdf(z: Array) -> Array:
+    """The standard normal distribution's."""
+    return np.asarray(_phi(z))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Belief:
+    """All arrays have shape ``(n,)``, one number per candidate."""
+
+    log_seconds: Array
+    """Mean of the logarithm of the seconds of a step."""
+    error: Array
+    """Its standard deviation; before any trial, without what all candidates have in common."""
+    log_need: Array
+    """Mean of the logarithm of the bytes needed."""
+    need_error: Array
+    """Its standard deviation."""
+    fits: Array
+    """Probability that the need is within the limit."""
+    succeeds: Array
+    """Probability that it fits and runs."""
+
+
+def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> Belief:
+    """The belief after ``trials``; their order does not matter."""
+    trials = sorted(trials, key=lambda t: (t.index, t.result.value, t.seconds or 0.0))
+    past = None if past is None or not past.size else nearest(past, prior.workload)
+    time = _speed(prior, trials, past)
+    need = _memory(prior, trials, past)
+    log_need, need_error = prior.log_need + need.mean, np.sqrt(need.variance + 1e-6)
+    fits = normal_cdf((prior.log_limit - log_need) / need_error)
+    common = 0.0 if any(t.seconds for t in trials) else SPEED.offset**2
+    return Belief(
+        log_seconds=_known(prior.log_seconds) + time.mean,
+        error=np.sqrt(np.maximum(time.variance - common, 1e-6)),
+        log_need=log_need,
+        need_error=need_error,
+        fits=fits,
+        succeeds=fits * _runs(prior, trials, past, fits, log_need),
+    )
+
+
+def _known(values: Array) -> Array:
+    """Unknown predictions are taken for the median of the others."""
+    unknown = np.isnan(values)
+    if unknown.all():
+        return np.zeros(len(values))
+    return np.where(unknown, np.nanmedian(values), values)
+
+
+def _seen(rows: Sequence[tuple[int, float, float]]) -> Seen:
+    return Seen(
+        index=np.array([index for index, _, _ in rows], dtype=np.intp),
+        off=np.array([off for _, off, _ in rows], dtype=float),
+        error=np.array([error for _, _, error in rows], dtype=float),
+    )
+
+
+def _speed(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterior:
+    """What predicted seconds are off by; a lower bound counts if it says more than the rest."""
+    base = _known(prior.log_seconds)
+    off = None if past is None else np.clip(past.log_excess, *CLIPPED)
+    rows = {
+        result: [
+            (t.index, log(t.seconds) - base[t.index], max(t.error, LEAST_ERROR))
+            for t in trials
+            if t.seconds and t.result is result
+        ]
+        for result in (Result.RAN, Result.SLOW)
+    }
+    found = learn(prior, _seen(rows[Result.RAN]), SPEED, past, off)
+    slower = [row for row in rows[Result.SLOW] if row[1] > found.mean[row[0]]]
+    if not slower:
+        return found
+    return learn(prior, _seen([*rows[Result.RAN], *slower]), SPEED, past, off)
+
+
+def _memory(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterior:
+    """What predicted needs are off by; a trial that ran out of memory needs more than it had."""
+    usual = float(np.median(prior.need_error))
+    rows = []
+    for trial in (t for t in trials if t.need_bytes):
+        off = log(trial.need_bytes or 1.0) - float(prior.log_need[trial.index])
+        if trial.result is Result.RAN:
+            rows.append((trial.index, off, max(usual / 10, 1e-3)))
+        elif trial.result is Result.TOO_LARGE and off > 0:
+            rows.append((trial.index, off + usual / 2, usual / 2))
+    assumed = Assumed(offset=usual / 2**0.5, own=usual / 2**0.5)
+    earlier = None if past is None else past.log_need_excess
+    found = learn(prior, _seen(rows), assumed, past, earlier)
+    # Some are predicted less exactly than others, and stay so until they are tried.
+    return replace(found, variance=found.variance * (prior.need_error / usual) ** 2)
+
+
+def _runs(
+    prior: Prior, trials: Sequence[Trial], past: Past | None, fits: Array, log_need: Array
+) -> Array:
+    """Probability to run where memory suffices: assumed, times successes seen over expected."""
+    runs = prior.runs
+    if past is not None:
+        near = alike(prior.features, past.features)
+        near = near * alike(prior.workload[None, :], past.workload)
+        seen = (DOUBT + near @ past.ran) / (DOUBT + near @ past.expected)
+        runs = runs * np.clip(seen, 0.05, 1.0)
+    told = [t for t in trials if t.result in (Result.RAN, Result.FAILED)]
+    if told:
+        tried = np.array([t.index for t in told], dtype=np.intp)
+        ran = np.array([float(t.result is Result.RAN) for t in told])
+        size = (log_need[:, None] - log_need[tried][None, :]) / MEMORY_DISTANCE
+        near = 2 * alike(prior.features, prior.features[tried]) * np.exp(-0.5 * size**2)
+        seen = (1 + near @ ran) / (1 + near @ (runs * fits)[tried])
+        runs = runs * np.clip(seen, 0.02, 10.0)
+    return np.minimum(runs, 0.99)

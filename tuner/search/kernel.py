@@ -1,0 +1,54 @@
+"""How alike two points are, and a Gaussian process on it.
+
+Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.search.features import Array
+
+
+def alike(one: Array, other: Array) -> Array:
+    """Squared-exponential similarity, shape ``(len(one), len(other))``; 1 for equal rows."""
+    squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2 * one @ other.T
+    return np.asarray(np.exp(-0.5 * np.maximum(squares, 0.0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Posterior:
+    """A Gaussian process at the points that were asked for."""
+
+    mean: Array
+    """Shape ``(n,)``."""
+    variance: Array
+    """Shape ``(n,)``; never negative."""
+
+
+def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array) -> Posterior:
+    """The posterior of a zero-mean Gaussian process.
+
+    Args:
+        seen: values that were seen, shape ``(m,)``.
+        between: their covariance, shape ``(m, m)``, without noise.
+        noise: standard deviation of each value seen, shape ``(m,)``, positive.
+        cross: covariance of the points asked for with them, shape ``(n, m)``.
+        own: prior variance of the points asked for, shape ``(n,)``.
+    """
+    if not len(seen):
+        return Posterior(mean=np.zeros(len(own)), variance=own)
+    factor = np.linalg.cholesky(between + np.diag(noise**2))
+    spread = np.linalg.solve(factor, cross.T)
+    return Posterior(
+        mean=spread.T @ np.linalg.solve(factor, seen),
+        variance=np.maximum(own - (spread**2).sum(0), 0.0),
+    )
+
+
+def log_likelihood(seen: Array, between: Array, noise: Array) -> float:
+    """Of values seen, under a zero-mean Gaussian process; arguments as of :func:`regress`."""
+    factor = np.linalg.cholesky(between + np.diag(noise**2))
+    white = np.linalg.solve(factor, seen)
+    constant = 0.5 * len(seen) * np.log(2 * np.pi)
+    return float(-0.5 * white @ white - np.log(np.diag(factor)).sum() - constant)
