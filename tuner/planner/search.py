@@ -77,16 +77,17 @@ class Search:
 
     @cached_property
     def allowed(self) -> "Mask":
-        """Which legal settings may be probed: untried, not ruled out, and hopeful."""
+        """Which legal settings may be probed: untried, and not ruled out."""
         import numpy as np
 
-        from tuner.search.sampler import HOPEFUL
-
         candidates, outlook = set(self._known.candidates()), MemoryOutlook(self._known)
-        possible = [
-            one in candidates and not outlook.cannot_fit(one) for one in self.prior.settings
-        ]
-        return np.asarray(np.array(possible) & (self.belief.fits >= HOPEFUL))
+        large = self.prior.log_need > self.prior.log_limit
+        return np.array(
+            [
+                one in candidates and not (is_large and outlook.cannot_fit(one))
+                for one, is_large in zip(self.prior.settings, large, strict=True)
+            ]
+        )
 
     def propose(self) -> Proposed | None:
         """The most promising settings; ``None`` when none are worth a probe."""
@@ -95,6 +96,8 @@ class Search:
         if not self.allowed.any():
             return self._last_resort()
         found = ask(self.prior, self.trials, self.allowed, self.past)
+        if found.is_hopeless:
+            return self._last_resort()
         settings = self.prior.settings[found.index]
         return Proposed(settings=settings, gain=found.gain, succeeds=found.succeeds)
 

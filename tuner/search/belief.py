@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import erf, log
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from tuner.search.excess import Assumed, Seen, learn, nearest
 from tuner.search.features import Array
@@ -57,6 +58,12 @@ class Belief:
 
 def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> Belief:
     """The belief after ``trials``; their order does not matter."""
+    # Matrices are small, and threads of a BLAS wait for each other where others use the cores.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return _believe(prior, trials, past)
+
+
+def _believe(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Belief:
     trials = sorted(trials, key=lambda t: (t.index, t.result.value, t.seconds or 0.0))
     past = None if past is None or not past.size else nearest(past, prior.workload)
     time = _speed(prior, trials, past)

@@ -81,7 +81,7 @@ def learn(
 def _alone(prior: Prior, seen: Seen, assumed: Assumed) -> Posterior:
     near = alike(prior.features, prior.features[seen.index])
     shape = assumed.offset**2 + assumed.own**2 * near
-    stretch = _stretch(seen, shape[seen.index], np.zeros_like(shape[seen.index]))
+    stretch = _stretch(seen, shape[seen.index])
     own = np.full(len(near), assumed.offset**2 + assumed.own**2)
     return regress(
         seen.off,
@@ -97,7 +97,7 @@ def _with_past(prior: Prior, seen: Seen, assumed: Assumed, past: Past, off: Arra
     shared = _shared(past, off, assumed)
     shape = assumed.offset**2 + assumed.own**2 * near
     common = shared.amplitude**2 * near
-    stretch = _stretch(seen, shape[seen.index], common[seen.index])
+    stretch = _stretch(seen, shape[seen.index])
     ours = stretch**2 * shape + common
     theirs = alike(prior.features, past.features) * alike(prior.workload[None, :], past.workload)
     theirs = shared.amplitude**2 * theirs
@@ -117,14 +117,22 @@ def _with_past(prior: Prior, seen: Seen, assumed: Assumed, past: Past, off: Arra
     )
 
 
-def _stretch(seen: Seen, shape: Array, common: Array) -> float:
-    """The likeliest size of errors, in those assumed, after what was seen."""
+def _stretch(seen: Seen, shape: Array) -> float:
+    """The likeliest size of errors, in those assumed, after what was seen.
+
+    The covariance of what was seen is ``factor**2 * shape + noise``; with noise scaled to 1, one
+    decomposition into eigenvalues gives the likelihood for every factor.
+    """
     if not len(seen.off):
         return 1.0
+    scaled = shape / np.outer(seen.error, seen.error)
+    values, vectors = np.linalg.eigh(scaled)
+    off = (vectors.T @ (seen.off / seen.error)) ** 2
 
     def fit(factor: float) -> float:
+        variances = factor**2 * np.maximum(values, 0.0) + 1.0
         usual = -0.5 * (log(factor) / log(STRETCH)) ** 2
-        return usual + log_likelihood(seen.off, factor**2 * shape + common, seen.error)
+        return float(usual - 0.5 * (off / variances + np.log(variances)).sum())
 
     least = 1.0 if len(seen.off) < FEW else 0.0
     return max((factor for factor in STRETCHED if factor >= least), key=fit)

@@ -26,7 +26,7 @@ from tuner.search.trials import Past, Result, Trial
 CANDIDATE = "candidate"
 """Name of Optuna's only parameter: the index of a candidate."""
 HOPEFUL = 0.02
-"""Probability of success below which a candidate is proposed only where all others are, too."""
+"""Probability to fit below which a candidate is proposed only where that of all others is, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,15 @@ class Proposal:
     """Which candidate."""
     gain: float
     """Expected gain over the best known, relative; infinite while nothing is known to fit."""
+    fits: float
+    """Probability that its memory suffices."""
     succeeds: float
     """Probability that it fits and runs."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether neither it nor any other is expected to fit."""
+        return self.fits < HOPEFUL
 
 
 class CostModelSampler(BaseSampler):
@@ -101,7 +108,7 @@ def propose(
     """The allowed candidate with the largest expected gain; the first by order where equal.
 
     While nothing is known to fit, that with the largest expected speed. Candidates that are hardly
-    expected to succeed come last, the likeliest first.
+    expected to fit come last, the likeliest first.
     """
     belief = believe(prior, trials, past)
     best = best_log_seconds(prior, trials)
@@ -110,12 +117,17 @@ def propose(
     else:
         score = log_expected_gain(belief, best)
         gains = np.expm1(np.exp(np.minimum(score, 5.0)))
-    hopeless = belief.succeeds < HOPEFUL
+    hopeless = belief.fits < HOPEFUL
     score = np.where(hopeless, -1e6 + np.log(np.maximum(belief.fits, 1e-300)), score)
     # Expectations that differ by less than a percent: the simpler one, then the space's order.
     order = np.lexsort((-prior.simplicity, -score.round(2), ~allowed))
     index = int(order[0])
-    return Proposal(index=index, gain=float(gains[index]), succeeds=float(belief.succeeds[index]))
+    return Proposal(
+        index=index,
+        gain=float(gains[index]),
+        fits=float(belief.fits[index]),
+        succeeds=float(belief.succeeds[index]),
+    )
 
 
 def best_log_seconds(prior: Prior, trials: Sequence[Trial]) -> float | None:
