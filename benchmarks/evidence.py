@@ -7,6 +7,7 @@ from typing import Any
 import markdown
 from gpu.goals import (
     GIB,
+    NOT_RUN,
     WAYS,
     allocated,
     computing_errors,
@@ -49,6 +50,14 @@ def overview(results: Iterable[Result]) -> list[str]:
     return table(("benchmark", "date", "commit", "on", "goals met"), rows)
 
 
+def search(results: Iterable[Result]) -> list[str]:
+    """How few probes a search needs: its goals; nothing where it was not run."""
+    for one in results:
+        if one["name"] == "search":
+            return [*markdown.goals(one), "", "![Mean regret against probes](images/search.svg)"]
+    return ["Not run."]
+
+
 def cards(results: Sequence[Result]) -> list[str]:
     """All that cards have shown; what is missing, where none has."""
     if not results:
@@ -61,7 +70,9 @@ def _card(result: Result) -> list[str]:
     rows = result["rows"]
     sections = {
         "Predicted against emulated peaks": _memory(of_part(rows, "memory")),
-        "transformers issue 29425, under the 80 GiB of its cards": _seed(of_part(rows, "seed")),
+        "transformers issue 29425, under the 80 GiB of its cards": _seed(
+            [row for row in rows if row["part"] == "seed"]
+        ),
         "tp_recompute_allgather": _recompute(rows),
         "Computing, predicted against measured": _time(of_part(rows, "time")),
         "All settings of one question": _grid(of_part(rows, "grid")),
@@ -102,15 +113,23 @@ def _furthest(rows: Rows) -> list[str]:
 
 
 def _seed(rows: Rows) -> list[str]:
+    """A row that was not run has its predictions, and the reason below."""
     if not rows:
         return []
-    return table(
+    lines = table(
         ("row", "published, GiB", "emulated", "allocated, GiB", "predicted, dry run",
          "predicted, arithmetic"),
-        [(row["key"].removeprefix("seed cold ").removesuffix(" #0"), _published(row),
-          _marked(row["outcome"], emulated_right(row)), _found(row),
-          *(_verdict(row, way) for way in WAYS)) for row in rows],
+        [(_seed_name(row), _published(row), _marked(row["outcome"], emulated_right(row)),
+          _found(row), *(_verdict(row, way) for way in WAYS)) for row in rows],
     )  # fmt: skip
+    for row in rows:
+        if row["outcome"] == NOT_RUN:
+            lines += ["", f"Predicted only: {_seed_name(row)}: {row['detail']}."]
+    return lines
+
+
+def _seed_name(row: Mapping[str, Any]) -> str:
+    return str(row["key"]).removeprefix("seed cold ").removesuffix(" #0")
 
 
 def _published(row: Mapping[str, Any]) -> str:

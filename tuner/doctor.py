@@ -33,8 +33,11 @@ CHECKED: Mapping[str, tuple[Any, ...]] = {
     "sync_each_batch": (True, False),
     "tp_recompute_allgather": (True, False),
     "activation_checkpointing": (Checkpointing.FULL,),
+    "cpu_offload": (True,),
 }
 """The knobs that may train wrongly, and their values."""
+LEFT_OPEN: Mapping[str, str] = {"cpu_offload": "not seen to act on a CPU, only to train the same"}
+"""What twins, which run on CPU processes, cannot show of a knob."""
 FRAMEWORKS = (FrameworkName.TORCH, FrameworkName.ACCELERATE, FrameworkName.TRAINER)
 """Those that are probed here."""
 
@@ -59,6 +62,8 @@ class KnobCheck:
     """Of the last of them, UTC in ISO 8601."""
     why: str
     """Of the first that failed."""
+    left_open: str = ""
+    """What no twin shows of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +196,7 @@ def _checks(verdicts: Sequence[Verdict]) -> Iterator[KnobCheck]:
                 models=tuple(sorted({v.model_type for v in (*passed, *failed)})),
                 date=max((v.date for v in (*passed, *failed) if v.date), default=None),
                 why=f"{failed[0].detail} ({failed[0].structure})" if failed else "",
+                left_open=LEFT_OPEN.get(knob, ""),
             )
 
 

@@ -25,6 +25,7 @@ class Outcome(StrEnum):
     OOM = "oom"  # the device was out of memory
     HOST_OOM = "host_oom"  # the host was out of memory
     TIMEOUT = "timeout"  # the deadline passed
+    STOPPED_EARLY = "stopped_early"  # slower than the fastest known could be: not timed further
     COMMUNICATION_ERROR = "communication_error"  # a collective failed
     KNOB_INACTIVE = "knob_inactive"  # a knob did not act
     WRONG_RESULT = "wrong_result"  # it trains something else
@@ -42,6 +43,9 @@ TRIED_AGAIN: Mapping[Outcome, int] = {
     Outcome.DEVICE_LOST: 1,
 }
 """How often a probe is attempted once more after an outcome that may be an accident."""
+
+RAN = frozenset({Outcome.OK, Outcome.STOPPED_EARLY})
+"""Outcomes of probes whose steps ran: their memory is known, and the time of some steps."""
 
 CLOSES_CLASS = frozenset({Outcome.INVALID, Outcome.KNOB_INACTIVE, Outcome.WRONG_RESULT})
 """Outcomes that say something about every micro-batch size of the same class."""
@@ -114,6 +118,12 @@ class Emulation:
     """Whether the device was not of the cluster's kind: its computing only predicts the time."""
     unpriced: str = ""
     """Why communication has no price, and the steps no time; empty where they have."""
+    phases_s: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Seconds that a typical timed step computed in each phase; none of earlier versions."""
+    priced_at: str = ""
+    """When the rates of the price were calibrated, UTC in ISO 8601; empty where they were not."""
+    copies_left_out: str = ""
+    """Why copies in the place of what is received are in the time of computing, if some are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +159,7 @@ class Measurement:
     detail: str = ""
     """One line for people: what happened, where."""
     memory: Memory | None = None
-    """Memory, when the steps were done."""
+    """Memory, when steps were done."""
     step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Seconds of each timed optimizer step (slowest rank), by accumulation count that was run.
 
@@ -223,6 +233,9 @@ def _emulation(values: Mapping[str, Any]) -> Emulation:
         collectives=by_count("collectives", lambda rows: tuple(Collective(**c) for c in rows)),
         stands_in=values["stands_in"],
         unpriced=values["unpriced"],
+        phases_s={int(n): dict(phases) for n, phases in values.get("phases_s", {}).items()},
+        priced_at=values.get("priced_at", ""),
+        copies_left_out=values.get("copies_left_out", ""),
     )
 
 

@@ -236,8 +236,13 @@ class Study:
     """The dry runs that its predicted probes name, by key."""
     guards: "Mapping[str, Verdict]" = field(default_factory=dict)
     """What the guard has found of its model's structure in its versions, by the twin's key."""
+    fruitless_s: float = 0.0
+    """Seconds of this asking's attempts that left no result: lost, given back, or tried again."""
     calibration: Calibration | None = None
     """Rates that were measured on devices like the cluster's, where there are any."""
+    past: "tuple[Study, ...]" = ()
+    """Earlier studies that may teach something of it: of the same stack and kind of cluster, those
+    asked last first, with their finished probes that ran steps; they have no past themselves."""
     created_at: str = ""
     """When it was first asked, UTC in ISO 8601."""
     asked_at: str = ""

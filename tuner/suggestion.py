@@ -141,7 +141,7 @@ class Suggestion:
     device_s: float = 0.0
     """Device-seconds that all probes took."""
     explanation: tuple[str, ...] = ()
-    """Plain sentences, each backed by probes that it names."""
+    """Plain sentences, each backed by probes or predictions that it names."""
     launch: Mapping[str, Any] = field(default_factory=lambda: {"argv": [], "files": {}})
     """How to launch the best: ``argv``, and the ``files`` that it reads, by name."""
 

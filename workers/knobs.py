@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tuner.guard.counts import inactive_knob
-from tuner.measurement import Measurement, Outcome
+from tuner.measurement import RAN, Measurement, Outcome
 from tuner.settings import Settings
 from tuner.space.dead import show
 from tuner.study import Question
@@ -15,10 +15,10 @@ def check_knobs(question: Question, settings: Settings, measurement: Measurement
     Args:
         question: what is trained, and where.
         settings: what was tried.
-        measurement: of the probe; any outcome but ``ok`` is left as it is.
+        measurement: of the probe; of one whose steps did not run it is left as it is.
     """
     count = measurement.tracked_accumulation
-    if measurement.outcome is not Outcome.OK or not count:
+    if measurement.outcome not in RAN or not count:
         return measurement
     tracked = replace(settings, gradient_accumulation_steps=count)
     found = inactive_knob(question.workload, tracked, question.cluster, measurement)

@@ -1,11 +1,13 @@
 """One probe of a study: its ranks, what they found, and what that says of the settings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tuner.cluster import Cluster, Device
-from tuner.measurement import Fidelity, Measurement
+from tuner.cost.emulated import rates_of
+from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.study import Probe, Study
-from workers.emulation import priced, with_communication
+from workers.emulation import with_communication
 from workers.knobs import check_knobs
 from workers.records import RankRecord
 from workers.spec import probe_spec
@@ -20,6 +22,7 @@ def measure(
     stands_in: bool,
     deadline_s: float,
     pause: Callable[[float], str],
+    give_up_above_s: float | None = None,
 ) -> Measurement:
     """Run a probe.
 
@@ -30,6 +33,8 @@ def measure(
         stands_in: whether the device here is of another kind than the cluster's.
         deadline_s: seconds after which it is ended.
         pause: waits for so many seconds; why the probe must be given up.
+        give_up_above_s: seconds of an optimizer step above which it is not timed further, if there
+            are such.
 
     Raises:
         ProbeError: there is no place for its files, or a rank cannot be killed.
@@ -37,18 +42,30 @@ def measure(
     cluster, request = study.question.cluster, probe.request
     probed = ranks.measure(
         kind_of(cluster, request.fidelity),
-        probe_spec(study, probe),
+        probe_spec(study, probe, give_up_above_s=give_up_above_s),
         deadline_s=deadline_s,
         pause=pause,
     )
     found = probed.measurement
     first = probed.records[0] if probed.records else None
     if request.fidelity is Fidelity.EMULATED and isinstance(first, RankRecord):
-        where, costs = priced(study)
+        rates = rates_of(study.calibration, study.question.workload.precision, cluster)
         found = with_communication(
-            found, first.emulation, request.settings, where, stands_in=stands_in, costs=costs
+            found,
+            first.emulation,
+            request.settings,
+            rates.cluster,
+            stands_in=stands_in,
+            costs=rates.costs,
+            at=rates.at,
         )
+    if found.outcome is Outcome.STOPPED_EARLY and give_up_above_s is not None:
+        found = replace(found, detail=_slower(give_up_above_s))
     return check_knobs(study.question, request.settings, found)
+
+
+def _slower(than_s: float) -> str:
+    return f"a step takes more than {than_s:.3g} s: the fastest so far is surely faster"
 
 
 def kind_of(cluster: Cluster, fidelity: Fidelity) -> Kind:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.measurement import Measurement, Memory, Outcome, OutOfMemory
+from tuner.measurement import RAN, Measurement, Memory, Outcome, OutOfMemory
 from tuner.sizes import size_text
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.probe.watch import SUPERVISOR_GONE
@@ -50,19 +50,19 @@ def merge(
     Args:
         ended: how its ranks ended.
         records: what each rank wrote, by rank.
-        log_tails: the end of each rank's log; kept unless the outcome is ok.
+        log_tails: the end of each rank's log; kept unless all ranks are well.
         deadline_s: the deadline that it ran under.
     """
     assert len(records) == len(ended.ranks), (len(records), len(ended.ranks))
     known = [record for record in records if isinstance(record, RankRecord)]
     outcome, detail, guilty = _outcome(ended, records, known, deadline_s)
     evidence = next((r for r in known if r.rank == guilty), known[0] if known else None)
-    complete = outcome in (Outcome.OK, Outcome.WRONG_RESULT)
+    complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
     return Measurement(
         outcome=outcome,
         detail=_one_line(detail),
         oom=_out_of_memory(evidence) if outcome is Outcome.OOM else None,
-        log_tails={} if outcome is Outcome.OK else dict(log_tails),
+        log_tails={} if outcome in RAN else dict(log_tails),
         wall_s=ended.wall_s,
         device_s=ended.wall_s * len(ended.ranks),
         **(_steps(known) if complete else {}),
@@ -95,7 +95,7 @@ def _outcome(
 
 
 def _failure(end: RankEnd, record: RankRecord | BadRecord, ended: Ended) -> _Failure | None:
-    if isinstance(record, RankRecord) and record.outcome is not Outcome.OK:
+    if isinstance(record, RankRecord) and record.outcome not in RAN:
         return _Failure(
             rank=end.rank, outcome=record.outcome, at=record.ended_at, detail=_reported(record)
         )
@@ -128,8 +128,11 @@ def _causality(failure: _Failure) -> tuple[int, float, int]:
 
 
 def _verdict(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
-    """The outcome of ranks that have all done their steps."""
+    """The outcome of ranks that have all done their steps, or have all agreed to end early."""
     for record in records:
+        if record.outcome is not records[0].outcome:
+            detail = f"rank {record.rank} ended as {record.outcome}, rank 0 as {records[0].outcome}"
+            return Outcome.CRASHED, detail, record.rank
         if _shape(record) != _shape(records[0]):
             detail = f"rank {record.rank} timed other steps than rank 0"
             return Outcome.CRASHED, detail, record.rank
@@ -138,7 +141,7 @@ def _verdict(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
         if did != had:
             detail = f"rank {record.rank}: the optimizer stepped {did} times instead of {had}"
             return Outcome.WRONG_RESULT, detail, record.rank
-    return Outcome.OK, "", 0
+    return records[0].outcome, "", 0
 
 
 def _shape(record: RankRecord) -> dict[int, int]:

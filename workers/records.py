@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.measurement import Collective, Outcome
+from tuner.measurement import RAN, Collective, Outcome
 from workers.files import record_path
 
 FORMAT = 1
@@ -15,7 +15,7 @@ LARGEST_BYTES = 64 * 2**20
 """Of a record; a whole one has some kilobytes."""
 REPORTED = frozenset(
     {
-        Outcome.OK,
+        *RAN,
         Outcome.OOM,
         Outcome.HOST_OOM,
         Outcome.DEVICE_LOST,
@@ -63,6 +63,8 @@ class RankEmulation:
     """Seconds of them, by phase, that went into copies in the place of what would be received."""
     collectives: Mapping[int, tuple[Collective, ...]]
     """Of one step."""
+    copies_left_out: str = ""
+    """Why some of these copies could not be timed, and are in none of these seconds; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class RankRecord:
     oom: RankShortage | None = None
     """Set when the outcome is oom."""
     memory: RankMemory | None = None
-    """Set when the outcome is ok."""
+    """Set when its steps ran."""
     step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Seconds of each timed step by accumulation count."""
     collectives: tuple[Collective, ...] = ()
@@ -157,7 +159,7 @@ def _record(values: Mapping[str, Any]) -> RankRecord:
     if outcome not in REPORTED:
         raise ValueError(f"outcome {outcome}")
     shortage, memory = values["oom"], values["memory"]
-    if (outcome is Outcome.OOM and shortage is None) or (outcome is Outcome.OK and memory is None):
+    if (outcome is Outcome.OOM and shortage is None) or (outcome in RAN and memory is None):
         raise ValueError(f"outcome {outcome} without its bytes")
     return RankRecord(
         rank=_whole(values["rank"]),
@@ -194,6 +196,7 @@ def _emulation(values: Mapping[str, Any]) -> RankEmulation:
         collectives={
             _count(n): tuple(map(_collective, rows)) for n, rows in values["collectives"].items()
         },
+        copies_left_out=str(values.get("copies_left_out", "")),
     )
     if not found.phase_times_s.keys() == found.copies_s.keys() == found.collectives.keys():
         raise ValueError("accumulation counts of an emulation differ")

@@ -19,11 +19,14 @@ TIME_BUDGET_S = 10.0
 """For the measured steps: on a small CPU machine ten probes stay within minutes."""
 
 
-def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
+def probe_spec(
+    study: Study, probe: Probe, *, give_up_above_s: float | None = None
+) -> dict[str, Any]:
     """The ``spec.json`` of ``probe``.
 
     The accumulation counts that are run are the request's own, or the settings' where it names
-    none; the last one is tracked.
+    none; the last one is tracked. Above ``give_up_above_s`` seconds of an optimizer step no more
+    of them are timed.
     """
     settings = probe.request.settings
     return {
@@ -39,6 +42,7 @@ def probe_spec(study: Study, probe: Probe) -> dict[str, Any]:
         "minimum_steps": MINIMUM_STEPS,
         "time_budget_s": TIME_BUDGET_S,
         "fidelity": str(probe.request.fidelity),
+        "give_up_above_s": give_up_above_s,
     }
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tuner.errors import ProbeError
-from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.measurement import RAN, Fidelity, Measurement, Outcome
 from workers.device_check import CHECK_DEADLINE_S, why_unusable
 from workers.files import record_path, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
@@ -64,7 +64,7 @@ class Probed:
 class WarmRanks:
     """Ranks that run one probe after another, as a context; at its end none is left.
 
-    They are started for the first probe, and anew after one whose outcome is not ok, one of
+    They are started for the first probe, and anew after one that did not end well, one of
     another kind, or one that left memory behind. Before the probe after one that lost a device, new
     processes look at the devices: on one that is gone nothing more is run. While there is no probe
     ranks are fed from a thread, and ended when they are idle for long.
@@ -159,11 +159,11 @@ class WarmRanks:
         deadline_s: float,
         pause: Callable[[float], str],
     ) -> Probed:
-        began = time.monotonic()
-        if kind != self._kind or not self._usable():
-            self._end()
         if self._lost_a_device:
             self._check_devices(kind, pause)
+        began = time.monotonic()  # that check is no probe's time
+        if kind != self._kind or not self._usable():
+            self._end()
         order, run = self._give_order(kind, spec)
         ended = self._supervise(run, order, kind.ranks, began + deadline_s, pause)
         records = read_records(order, kind.ranks)
@@ -273,7 +273,7 @@ class WarmRanks:
 
 
 def _is_well(record: RankRecord | BadRecord) -> bool:
-    return isinstance(record, RankRecord) and record.outcome is Outcome.OK
+    return isinstance(record, RankRecord) and record.outcome in RAN
 
 
 def _as_of(ended: Ended | None, records: Records, *, wall_s: float) -> Ended:

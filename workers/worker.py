@@ -1,11 +1,9 @@
 """The worker: plans a study's probes, runs them one at a time, and records what they found."""
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,8 +19,9 @@ from tuner.dryrun import NotDryRunError, StoppedError
 from tuner.errors import ProbeError, StoreError, TunerError, UsageError
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import Stop, Wait, next_probe
+from tuner.planner.early import give_up_above_s
 from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
-from tuner.study import ProbeState, Study, StudyState
+from tuner.study import ProbeRequest, ProbeState, Study, StudyState
 from workers.dry_runs import DryRuns
 from workers.files import write_result
 from workers.finalists import Finalists
@@ -35,6 +34,7 @@ from workers.machine import Turn, check_machine
 from workers.measure import measure
 from workers.options import Options
 from workers.stop import StopRequest
+from workers.time_left import TimeLeft
 from workers.warm import WarmRanks
 
 T = TypeVar("T")
@@ -127,9 +127,8 @@ class Worker:
             log.info("the study is %s: %s", study.state, study.reason)
             return 0
         fidelity = self._prepare(study)
-        if self._time_left_s(study) <= 0:
-            reason = f"the budget of {study.terms.wall_s:g} s is spent"
-            return self._finish(study, StudyState.DONE, reason)
+        if why := self._time_left(study).why_spent:
+            return self._finish(study, StudyState.DONE, why)
         if any(probe.state is ProbeState.QUEUED for probe in study.at(fidelity).probes):
             self._run_next(study, fidelity)
             return None
@@ -174,7 +173,7 @@ class Worker:
         if not self._take_turn():
             return True
         try:
-            with closing(self._finalists.train(asked, self._time_left_s(study))) as verdicts:
+            with closing(self._finalists.train(asked, self._time_left(study).seconds)) as verdicts:
                 for verdict in verdicts:
                     if verdict.outcome is not Outcome.CANCELLED:
                         self._patiently(partial(self._store.keep_verdict, verdict))
@@ -236,7 +235,7 @@ class Worker:
         return True
 
     def _run_claim(self, study: Study, claim: Claim, lease: Lease) -> None:
-        deadline_s = min(self._options.deadline_s, self._time_left_s(study))
+        deadline_s = min(self._options.deadline_s, self._time_left(study).of_probe_s)
         try:
             measurement = measure(
                 study,
@@ -244,6 +243,7 @@ class Worker:
                 self._ranks,
                 stands_in=bool(self._stands_in),
                 deadline_s=deadline_s,
+                give_up_above_s=self._give_up_above_s(study, claim.probe.request),
                 pause=lambda seconds: self._stop.wait(seconds) or lease.over,
             )
         except ProbeError as error:
@@ -260,7 +260,7 @@ class Worker:
     def _run_dry(self, study: Study, claim: Claim, lease: Lease) -> None:
         """Dry-run the class of a claim's settings, or take the dry run that is kept."""
         settings, began = claim.probe.request.settings, time.monotonic()
-        until = began + self._time_left_s(study)
+        until = began + self._time_left(study).seconds
 
         def why_stop() -> str:
             spent = "the study's time is spent" if time.monotonic() > until else ""
@@ -329,10 +329,14 @@ class Worker:
         move = partial(self._store.move, self._id, to, reason, expect={expect})
         return self._patiently(lambda: move(revision=revision, worker=self._identity))
 
-    def _time_left_s(self, study: Study) -> float:
-        if self._options.queued_only:  # a study's budget is for its search
-            return math.inf
-        return time_left_s(study, time.monotonic() - self._started)
+    def _give_up_above_s(self, study: Study, request: ProbeRequest) -> float | None:
+        if self._options.queued_only:  # a probe that was asked for is for its own sake
+            return None
+        return give_up_above_s(study, request)
+
+    def _time_left(self, study: Study) -> TimeLeft:
+        limited = not self._options.queued_only  # a study's budget is for its search
+        return TimeLeft(study, time.monotonic() - self._started, limited=limited)
 
     def _patiently(self, call: Callable[[], T], patience_s: float = STORE_PATIENCE_S) -> T:
         """Call the store, again and again while it fails; not when a stop is requested."""
@@ -350,17 +354,3 @@ class Worker:
 def _may_pass(error: TunerError) -> bool:
     """Whether it is the database's trouble, and no mistake of anybody's."""
     return isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db")
-
-
-def time_left_s(study: Study, worked_s: float) -> float:
-    """Seconds that this asking of the study may still take; infinite without a budget.
-
-    Args:
-        study: the study.
-        worked_s: seconds that the worker has been at it. The time that a study waits for a
-            worker is not counted, nor is what the worker did for an earlier asking.
-    """
-    if study.terms.wall_s is None:
-        return math.inf
-    asked = datetime.fromisoformat(study.asked_at)
-    return study.terms.wall_s - min(worked_s, (datetime.now(UTC) - asked).total_seconds())

@@ -8,7 +8,7 @@ from typing import Any
 from common import as_rows, described, write
 
 from gpu.goals import goals
-from gpu.rows import NOT_RUN
+from gpu.rows import TRIED_ANEW
 from tuner.errors import UsageError
 
 DECIDES = ("torch", "transformers", "accelerate")
@@ -44,7 +44,7 @@ class ResultFile:
     @property
     def done(self) -> frozenset[str]:
         """Keys of cases that need not be run again."""
-        return frozenset(row["key"] for row in self.rows if row["outcome"] != NOT_RUN)
+        return frozenset(row["key"] for row in self.rows if row["outcome"] not in TRIED_ANEW)
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row, in the place of one of the same case."""
@@ -66,7 +66,7 @@ class ResultFile:
 
         Those of its part and model tell most, then those of its model, then all.
         """
-        rows = [row for row in self.rows if row["outcome"] != NOT_RUN]
+        rows = [row for row in self.rows if row["outcome"] not in TRIED_ANEW]
         of_model = [row for row in rows if row["model"] == model]
         of_part = [row for row in of_model if row["part"] == part]
         return max((row["case_s"] for row in of_part or of_model or rows), default=0.0)

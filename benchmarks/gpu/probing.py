@@ -11,17 +11,24 @@ from statistics import median
 from probe_cases import spec_of
 
 from gpu.cases import GpuCase, Way
+from tuner.catalog.versions import meets
+from tuner.cost.axes import is_fsdp
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
 from tuner.errors import UsageError
 from tuner.here import stands_in, why_not_emulated
 from tuner.measurement import Fidelity, Measurement
-from tuner.workload import Optimizer
+from tuner.workload import Optimizer, Precision
 from workers.emulation import with_communication
 from workers.knobs import check_knobs
 from workers.measure import kind_of
 from workers.records import RankEmulation, RankRecord
 from workers.warm import WarmRanks
+
+NO_BF16_DTENSORS = "<0.19"
+"""Releases of torchao whose compiled 8-bit step fails on parameters that are DTensors in bf16."""
+NOT_IMPLEMENTED = "aten.view.dtype of OptimState8bit"
+"""What it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +45,26 @@ class Probed:
 
 def why_not_here(found: GpuCase) -> str:
     """Why this machine cannot run a case; empty if it can."""
-    workload = found.case.workload
-    if workload.optimizer is Optimizer.ADAMW_8BIT and EIGHT_BIT_PACKAGE not in dry_run_versions():
-        return f"{EIGHT_BIT_PACKAGE} is not installed here"
+    if why := _why_no_8bit(found):
+        return why
     try:
         return why_not_emulated(found.case.cluster)
     except UsageError as error:
         return str(error)
+
+
+def _why_no_8bit(found: GpuCase) -> str:
+    """Why 8-bit AdamW does not run; empty where it is not asked for, or does."""
+    workload, settings = found.case.workload, found.case.settings
+    if workload.optimizer is not Optimizer.ADAMW_8BIT:
+        return ""
+    version = dry_run_versions().get(EIGHT_BIT_PACKAGE)
+    if version is None:
+        return f"{EIGHT_BIT_PACKAGE} is not installed here"
+    splits = is_fsdp(settings, found.case.cluster) or settings.tp_size > 1
+    if workload.precision is Precision.BF16 and splits and meets(version, NO_BF16_DTENSORS):
+        return f"{EIGHT_BIT_PACKAGE} {version} cannot step on bf16 DTensors ({NOT_IMPLEMENTED})"
+    return ""
 
 
 @contextmanager

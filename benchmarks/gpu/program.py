@@ -72,6 +72,7 @@ class Run:
 
         Raises:
             TimeoutError: the time was up in the middle of it, which says nothing of the case.
+            ProbeError: it could not be run: a device was lost before, and is not there again.
         """
         started = time.monotonic()
         dry_runs = self._dry_runs(found)
@@ -131,7 +132,10 @@ class DryRunsBeside:
 
 
 def run_part(run: Run) -> int:
-    """Run what is left of a part while there is time; how many of its cases are left then."""
+    """Run what is left of a part while there is time; how many of its cases are left then.
+
+    It ends too where a device that was lost is not there again.
+    """
     left = [one for one in cases_of(run.part, run.place) if one.key not in run.file.done]
     started, number = time.monotonic(), 0
     if run.part is Part.TIME and left:
@@ -143,6 +147,9 @@ def run_part(run: Run) -> int:
             try:
                 row = run.row(left[number], ways[left[number].way])
             except TimeoutError:
+                break
+            except ProbeError as error:
+                print(f"{run.part} ends: {error}", file=sys.stderr, flush=True)
                 break
             run.file.add(row)
             number += 1

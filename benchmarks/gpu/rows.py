@@ -10,6 +10,7 @@ from dry import Dried
 
 from gpu.calibration import Rates
 from gpu.cases import GpuCase
+from gpu.goals import NOT_RUN
 from gpu.probing import Probed
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import Prediction, predict
@@ -18,8 +19,8 @@ from tuner.cost.step_time import missing_rate
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import Settings
 
-NOT_RUN = "not_run"
-"""In the place of an outcome: nothing was tried, and it is tried when there is another chance."""
+TRIED_ANEW = frozenset({NOT_RUN, str(Outcome.DEVICE_LOST)})
+"""Of cases that are run again when there is another chance: their rows say nothing of them."""
 LEFT_OUT = ("versions", "losses", "gradient_norms", "log_tails", "dry_run")
 """Of measurements: what the file's head says, and what means nothing of a rank alone."""
 LAST_WORDS = 400

@@ -84,6 +84,14 @@ def test_the_issue_is_shown_with_its_evidence_and_wrong_verdicts_stand_out(bench
     assert "| too large | out of memory | oom | > 0.99 in backward | 1.00, does not fit |" in text
 
 
+def test_a_row_of_the_issue_that_was_not_run_is_predicted_all_the_same(benchmark) -> None:
+    lost = {"outcome": "not_run", "measurement": None, "detail": "torchao cannot"}
+    rows = [row("seed", "8-bit", published={"fits": True, "gib": 66.0}, **lost)]
+    text = "\n".join(benchmark("evidence").cards([card(benchmark, rows)]))
+    assert "| 8-bit | 66 | **not_run** |  | 0.98, fits | 0.99, fits |" in text
+    assert "Predicted only: 8-bit: torchao cannot." in text
+
+
 def test_all_parts_of_a_card_are_shown(benchmark) -> None:
     on = {**SETTINGS, "tp_size": 4, "tp_recompute_allgather": True}
     rows = [

@@ -31,9 +31,10 @@ def test_it_is_whole_without_rows_too(opened, tmp_path) -> None:
     assert json.loads((tmp_path / "h200.json").read_text())["rows"] == []
 
 
-def test_what_could_not_be_run_is_tried_again_and_replaced(opened) -> None:
+@pytest.mark.parametrize("outcome", ["not_run", "device_lost"])
+def test_what_could_not_be_run_is_tried_again_and_replaced(opened, outcome: str) -> None:
     file = opened()
-    file.add(row("one", outcome="not_run"))
+    file.add(row("one", outcome=outcome))
     assert file.done == frozenset()
     file.add(row("one"))
     assert [one["outcome"] for one in file.rows] == ["ok"]
@@ -80,7 +81,7 @@ def test_what_a_case_takes_is_judged_by_the_nearest_before_it(opened) -> None:
     file.add(row("three", case_s=5.0))
     file.add(row("four", case_s=7.0))
     assert file.expected_s("grid", "a") == 7.0  # the slowest of both
-    file.add(row("five", case_s=0.1, outcome="not_run", part="seed"))
+    file.add(row("five", case_s=0.1, outcome="not_run", part="memory"))
     assert file.expected_s("seed", "a") == 20.0
 
 

@@ -82,6 +82,33 @@ def test_a_probe_that_hangs_is_kept_as_such(started, run_part) -> None:
     assert {row["outcome"] for row in run.file.rows} == {"timeout"}
 
 
+def test_a_device_that_stays_lost_ends_the_part_and_its_case_is_run_again(
+    started, run_part, capsys
+) -> None:
+    """The first probe loses its device, and before the second it is found to be gone."""
+    run, seen = started("grid", 500.0, Outcome.DEVICE_LOST)
+    lost, gone = run.prober, [False, True]
+
+    @contextmanager
+    def prober(way):
+        def probe(found, deadline_s):
+            if gone.pop(0):
+                raise ProbeError("a device was lost, and is not there again")
+            return tried(found, deadline_s)
+
+        with lost(way) as tried:
+            yield probe
+
+    assert run_part(replace(run, prober=prober)) == 1
+    assert [row["outcome"] for row in run.file.rows] == ["device_lost"]
+    assert [(one["part"], one["rows"]) for one in run.file.runs] == [("grid", 1)]
+    assert "grid ends: a device was lost, and is not there again" in capsys.readouterr().err
+    assert run.file.done == frozenset()
+    again, seen = started("grid", 500.0)
+    assert run_part(again) == 0
+    assert len(seen) == 2
+
+
 def test_one_process_is_kept_warm_for_all_cases_of_that_way(started, run_part) -> None:
     run, seen = started("warm", 100.0)
     assert run_part(run) == 0

@@ -51,6 +51,10 @@ def test_the_usual_cases_check_every_knob() -> None:
     assert counts["sharding", "ddp"] == counts["sharding", "hybrid_shard"] == 2
     assert counts["tp_recompute_allgather", "true"] == 2
     assert counts["sync_each_batch", "false"] == 4
+    assert counts["cpu_offload", "true"] == 1
+    assert {c.knob: c.left_open for c in found.guard if c.left_open} == {
+        "cpu_offload": "not seen to act on a CPU, only to train the same"
+    }
     assert json.loads(json.dumps(found.as_dict()))["sound"] is True
 
 

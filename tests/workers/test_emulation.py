@@ -10,7 +10,7 @@ from tuner.cluster import Link, parse_cluster
 from tuner.cost.constants import default_costs
 from tuner.measurement import Collective, Measurement, Memory, Outcome
 from tuner.settings import Settings, Sharding
-from workers.emulation import step_collectives, with_communication
+from workers.emulation import with_communication
 from workers.records import RankEmulation
 
 CLUSTER = parse_cluster("8xa100-80gb")
@@ -61,6 +61,14 @@ def test_computing_communication_and_their_sum_are_apart() -> None:
     assert made.emulation.compute_s[2] == pytest.approx((0.35, 0.35, 0.35))
     assert made.step_times_s[2] == pytest.approx((0.35 + exposed.value_s,) * 3)
     assert 0 < exposed.low_s < exposed.value_s < exposed.high_s
+
+
+def test_a_probe_that_ended_early_is_priced_too() -> None:
+    found = Measurement(outcome=Outcome.STOPPED_EARLY, memory=memory(), step_times_s={2: (0.35,)})
+    made = with_communication(found, noted(FIRST), SETTINGS, CLUSTER, stands_in=False)
+    assert made.outcome is Outcome.STOPPED_EARLY
+    assert made.step_times_s == emulated(FIRST).step_times_s
+    assert made.memory == emulated(FIRST).memory
 
 
 def test_what_is_hidden_costs_little() -> None:
@@ -135,6 +143,29 @@ def test_a_device_of_another_kind_is_noted() -> None:
     assert made.stands_in
 
 
-def test_a_collective_without_a_price_is_an_error() -> None:
-    with pytest.raises(ValueError, match="all_to_all"):
-        step_collectives([replace(FIRST, op="all_to_all")])
+def test_copies_on_a_device_of_another_kind_took_what_its_memory_takes() -> None:
+    """An H200 copies 2.35 times as quickly as an A100, and had that much less on its hands."""
+    usual = default_costs()
+    costs = replace(usual, time=replace(usual.time, overlap_cost=0.7))
+    known = {"device": "NVIDIA H200", "total_memory_bytes": 150_108_897_280}
+
+    def exposed_s(hardware: dict[str, object], *, stands_in: bool) -> float:
+        found = Measurement(outcome=Outcome.OK, memory=memory(), hardware=hardware)
+        made = with_communication(
+            found, noted(HIDDEN), SETTINGS, CLUSTER, stands_in=stands_in, costs=costs
+        ).emulation
+        assert made is not None
+        return made.exposed_s[2].value_s
+
+    assert exposed_s({}, stands_in=True) == exposed_s(known, stands_in=False)
+    own, cluster = (1e9 + 1e9 / 8) / 4800e9, (1e9 + 1e9 / 8) / 2039e9
+    longer = exposed_s(known, stands_in=True) - exposed_s({}, stands_in=True)
+    assert longer == pytest.approx(cluster - own)
+
+
+def test_copies_that_could_not_be_timed_are_noted() -> None:
+    found = Measurement(outcome=Outcome.OK, memory=memory())
+    alone = replace(noted(FIRST), copies_left_out="no memory was left")
+    made = with_communication(found, alone, SETTINGS, CLUSTER, stands_in=False).emulation
+    assert made is not None
+    assert made.copies_left_out == "no memory was left"

@@ -169,3 +169,11 @@ def test_offloading_is_seen_by_what_a_device_keeps(
     assert found.outcome is outcome
     if outcome is Outcome.KNOB_INACTIVE:
         assert "cpu_offload=true acted as false: the device held " in found.detail
+
+
+def test_a_knob_that_did_not_act_closes_its_class_though_the_probe_ended_early() -> None:
+    seen = counts(parse_settings(FULL.format("false")))
+    found = replace(measured(seen), outcome=Outcome.STOPPED_EARLY)
+    acted, did_not = (parse_settings(FULL.format(value)) for value in ("false", "true"))
+    assert check_knobs(question(), acted, found) == found
+    assert check_knobs(question(), did_not, found).outcome is Outcome.KNOB_INACTIVE

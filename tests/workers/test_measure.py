@@ -57,3 +57,36 @@ def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question:
     calibrated_s = exposed_s(question, found)
     assert calibrated_s != exposed_s(question, None)
     assert 0.4 < exposed_s(question, faster) / calibrated_s < 0.6
+
+
+def test_why_a_probe_ended_early(question: Question) -> None:
+    found = Measurement(
+        outcome=Outcome.STOPPED_EARLY, memory=memory(), step_times_s={2: (0.3,) * 2}
+    )
+    asked: list[dict[str, object]] = []
+
+    def run(kind: object, spec: dict[str, object], **rest: object) -> Probed:
+        asked.append(spec)
+        return Probed(measurement=found)
+
+    made = measure(
+        Study(
+            id="st-000000000000",
+            question=question,
+            terms=Terms(),
+            state=StudyState.RUNNING,
+        ),
+        Probe(
+            id=1,
+            request=ProbeRequest(settings=SETTINGS, fidelity=Fidelity.MEASURED),
+            state=ProbeState.RUNNING,
+        ),
+        SimpleNamespace(measure=run),  # type: ignore[arg-type]
+        stands_in=False,
+        deadline_s=1.0,
+        pause=lambda seconds: "",
+        give_up_above_s=0.25,
+    )
+    assert [spec["give_up_above_s"] for spec in asked] == [0.25]
+    detail = "a step takes more than 0.25 s: the fastest so far is surely faster"
+    assert made == replace(found, detail=detail)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.measurement import Collective, Measurement, Outcome
+from tuner.measurement import RAN, Collective, Measurement, Outcome
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.merge import merge
 from workers.records import BadRecord, RankMemory, RankRecord, RankShortage
@@ -236,6 +236,16 @@ CASES = {
         [MISSING, MISSING],
         *(Why.CANCELLED, 0, Outcome.CANCELLED, "cancelled after 12.0 s"),
     ),
+    "all ranks agreed to end early": (
+        [end(0), end(1)],
+        [ok(0, outcome=Outcome.STOPPED_EARLY), ok(1, outcome=Outcome.STOPPED_EARLY)],
+        *(Why.ENDED, 0, Outcome.STOPPED_EARLY, ""),
+    ),
+    "one rank alone ended early": (
+        [end(0), end(1)],
+        [ok(0), ok(1, outcome=Outcome.STOPPED_EARLY)],
+        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 ended as stopped_early, rank 0 as ok"),
+    ),
     "too few optimizer steps": (
         [end(0), end(1)],
         [ok(0), ok(1, optimizer_steps=4)],
@@ -256,10 +266,10 @@ def test_outcomes(case) -> None:
     measurement = merged(ends, records, why, kills)
     assert measurement.outcome is outcome
     assert measurement.detail.startswith(detail)
-    assert bool(measurement.detail) == (outcome is not Outcome.OK)
-    assert measurement.log_tails == ({} if outcome is Outcome.OK else LOGS)
+    assert bool(measurement.detail) == (outcome not in RAN)
+    assert measurement.log_tails == ({} if outcome in RAN else LOGS)
     assert (measurement.oom is not None) == (outcome is Outcome.OOM)
-    complete = outcome in (Outcome.OK, Outcome.WRONG_RESULT)
+    complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
     assert (measurement.memory is not None) == complete
     assert bool(measurement.step_times_s) == complete
     assert measurement.wall_s == 12.0

@@ -94,6 +94,7 @@ def test_losses_may_be_non_finite() -> None:
         {"outcome": "fine"},
         {"outcome": "oom"},
         {"memory": None},
+        {"outcome": "stopped_early", "memory": None},
         {"memory": {**GOOD["memory"], "device_bytes": -1}},
         {"memory": {**GOOD["memory"], "by_phase": [1]}},
         {"step_times_s": {"0": [1.0]}},

@@ -43,6 +43,15 @@ def test_the_probe_program_reads_it(question, tmp_path) -> None:
     assert spec.minimum_steps <= spec.measured_steps
 
 
+def test_the_seconds_above_which_it_is_given_up(question, tmp_path) -> None:
+    def read(**more: float) -> float | None:
+        values = probe_spec(study(question), probe(), **more)
+        return read_spec(write_spec(tmp_path, values)).give_up_above_s
+
+    assert read() is None
+    assert read(give_up_above_s=1.5) == 1.5
+
+
 def test_the_settings_own_accumulation_where_the_request_names_none(question) -> None:
     assert probe_spec(study(question), probe())["accumulation_counts"] == [2]
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,6 +100,16 @@ def test_another_kind_has_its_own(warm, starts) -> None:
     assert [(job.ranks, job.sharing) for job in starts.jobs] == [(2, None), (1, 8), (2, None)]
 
 
+def test_ranks_stay_after_a_probe_that_ended_early(warm, starts) -> None:
+    ranks = warm({"*": ["ok"], "*@2": ["stopped_early"]})
+    found = [measure(ranks).measurement for _ in range(3)]
+    assert [one.outcome for one in found] == [Outcome.OK, Outcome.STOPPED_EARLY, Outcome.OK]
+    assert found[1].memory == found[0].memory
+    assert found[1].step_times_s == {1: (0.2, 0.2)}
+    assert not found[1].log_tails
+    assert len(starts.jobs) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -138,6 +149,26 @@ def test_devices_are_looked_at_after_one_was_lost(
     assert outcome(ranks, kind=replace(TWO, world_size=4)) is Outcome.OK
     assert looks == ["cpu"] * 2  # until it is there, and not again
     assert [job.ranks for job in starts.jobs] == [2] * 5
+
+
+def test_a_look_at_devices_is_no_time_of_the_probe_after_it(
+    warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def look(*_: object) -> str:
+        looks.append(1000.0)
+        return ""
+
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks), time=time.time)
+    monkeypatch.setattr("workers.warm.why_unusable", look)
+    monkeypatch.setattr("workers.warm.time", later)
+    ranks = warm({"*": ["ok"], "*@2": ["device_lost"]})
+    assert [outcome(ranks) for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
+    found = measure(ranks, deadline_s=500.0).measurement
+    assert looks
+    assert found.outcome is Outcome.OK
+    assert found.wall_s < looks[0]
 
 
 def test_a_look_that_is_given_up_is_made_again(

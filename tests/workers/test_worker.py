@@ -1,8 +1,8 @@
 import os
 import signal
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +11,12 @@ from tuner.measurement import Fidelity, Outcome
 from tuner.settings import Settings
 from tuner.store import Claim, Store, WorkerIdentity
 from tuner.study import ProbeRequest, ProbeState, Study, StudyState, Terms
+from workers import warm as warm_module
 from workers import worker as worker_module
 from workers.machine import Turn
 from workers.options import Options
 from workers.stop import StopRequest
-from workers.worker import INTERRUPTED, Worker, time_left_s
+from workers.worker import INTERRUPTED, Worker
 
 OK = {"*": ["ok"]}
 HANG = {"*": ["ready", "hang"]}
@@ -131,6 +132,47 @@ def test_a_budget_that_ends_in_mid_probe_says_nothing_about_the_settings(
     study = store.study(study.id)
     assert (study.state, study.reason) == (StudyState.DONE, "the budget of 1 s is spent")
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
+
+
+def test_device_seconds_that_end_in_mid_probe_end_the_study(store, question, work) -> None:
+    """What the probe was given back for is charged, or it would be begun again and again."""
+    study = store.ask(question, Terms(device_s=1.0))
+    assert work(study.id, HANG) == 0
+    study = store.study(study.id)
+    assert study.reason == "the budget of 1 device-seconds is spent"
+    assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
+    assert study.fruitless_s >= 0.5  # on two devices
+
+
+@pytest.fixture
+def limits(monkeypatch) -> list[float | None]:
+    """The seconds of a step above which each probe is given up, in order."""
+    seen: list[float | None] = []
+    write = warm_module.write_spec
+
+    def noted(folder: Path, spec: Mapping[str, Any]) -> Path:
+        seen.append(spec["give_up_above_s"])
+        return write(folder, spec)
+
+    monkeypatch.setattr(warm_module, "write_spec", noted)
+    return seen
+
+
+def test_probes_after_the_first_that_fits_may_end_early(store, question, work, limits) -> None:
+    study = store.ask(question, Terms(max_probes=3))
+    assert work(study.id, {"*": ["ok"], "*@2": ["stopped_early"]}) == 0
+    assert outcomes(store.study(study.id))[:2] == [Outcome.OK, Outcome.STOPPED_EARLY]
+    assert limits[0] is None
+    assert limits[1] is not None
+    assert limits[1] > 0.2  # of the stand-ins' steps
+
+
+def test_a_probe_that_was_asked_for_is_never_ended_early(store, question, work, limits) -> None:
+    study = store.ask(question, Terms())
+    enter(store, study, 1)
+    enter(store, study, 2)
+    assert work(study.id, OK, queued_only=True) == 0
+    assert limits == [None, None]
 
 
 def test_a_stop_that_was_requested_before_anything_began(store, question, work) -> None:
@@ -363,12 +405,3 @@ def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monke
     study = store.study(study.id)
     assert study.state is StudyState.CANCELLED
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
-
-
-def test_the_time_that_is_left(question) -> None:
-    study = Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING)
-    assert time_left_s(study, 1e9) == float("inf")
-    ago = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()
-    study = replace(study, terms=Terms(wall_s=100.0), asked_at=ago)
-    assert time_left_s(study, 1e9) == pytest.approx(70, abs=2)
-    assert time_left_s(study, 10.0) == 90

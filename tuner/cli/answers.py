@@ -20,6 +20,7 @@ from tuner.planner import (
     what_is_needed,
     why_no_speed,
 )
+from tuner.planner.other_fidelity import ran_text
 from tuner.store import Store
 from tuner.study import ProbeState, Question, Study, StudyState, Terms
 from tuner.suggestion import Candidate, Suggestion
@@ -57,11 +58,14 @@ def closed_without_probes(store: Store, study: Study) -> Study | None:
 
 def standing_text(study: Study, *, answered: bool) -> str:
     """Which study this is, and what of it is there already."""
-    done = sum(p.state is ProbeState.DONE for p in study.at(study.terms.fidelity).probes)
+    fidelity = study.terms.fidelity
+    done = sum(p.state is ProbeState.DONE for p in study.at(fidelity).probes)
     what = f"study {study.id}: {question_text(study.question)}"
     since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
     if answered:
-        return f"{what}\nanswered from what is stored, {since}: {study.reason}"
+        stored = f"{what}\nanswered from what is stored, {since}: {study.reason}"
+        when = "" if fidelity is Fidelity.PREDICTED else ran_text(study.at(fidelity))
+        return f"{stored}\n{fidelity} {when}" if when else stored
     lines = [what, *([f"continues from {since}"] if done else [])]
     if study.state is StudyState.RUNNING:
         lines.append("another command is at it, and this one joins in: its terms hold")

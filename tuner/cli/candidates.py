@@ -12,7 +12,7 @@ from tuner.cli.tables import TITLES
 from tuner.cli.units import speed_text, time_text
 from tuner.cli.words import range_text
 from tuner.cost.categories import Basis
-from tuner.quantity import Quantity
+from tuner.quantity import Provenance, Quantity
 from tuner.settings import KNOBS
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.suggestion import GIB, Candidate, Suggestion
@@ -32,7 +32,9 @@ def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
         return
     table = _table(sorted(found, key=_seconds), best, width=console.width, per=per)
     console.print(table)
-    speeds = "* is the answer. Speeds are arithmetic; memory" if best else "These fit. Memory"
+    speeds = (
+        f"* is the answer. Speeds are {_speeds(found)}; memory" if best else "These fit. Memory"
+    )
     legend = (
         f"{speeds} is what tensors take at the peak, from a dry run of the settings' class or by"
         " arithmetic."
@@ -53,7 +55,18 @@ def predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
     yield "at the peak", _sizes(best.breakdown_gib)
     yield "peaks", _sizes(best.by_phase_gib)
     memory_is = BASES[best.basis]
-    yield "both are", f"predicted: speed by arithmetic, allocated memory by {memory_is}"
+    if step.provenance is Provenance.TRANSFERRED:
+        yield "speed is", f"{step.provenance}: arithmetic, corrected by what other studies measured"
+        yield "memory is", f"predicted, allocated memory by {memory_is}"
+    else:
+        yield "both are", f"predicted: speed by arithmetic, allocated memory by {memory_is}"
+
+
+def _speeds(found: Sequence[Candidate]) -> str:
+    """What the speeds of a table are."""
+    if any(one.step_time_s.provenance is Provenance.TRANSFERRED for one in found):
+        return "arithmetic, corrected by what other studies measured"
+    return "arithmetic"
 
 
 def _spare(best: Candidate) -> str:

@@ -13,6 +13,7 @@ from tuner.cli.words import range_text, rank_word
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import speed_of
 from tuner.planner.probes import step_time_of
+from tuner.planner.repricing import at_todays_rates
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.study import Probe, Study
@@ -28,13 +29,14 @@ LOG_LINES = 12
 
 
 def show_probe(console: Console, study: Study, probe: Probe) -> None:
-    """Settings, outcome and all that was measured."""
-    assert probe.measurement is not None
+    """Settings, outcome and all that was measured; communication at today's rates."""
+    measurement = at_todays_rates(study, probe)
+    assert measurement is not None
     console.print()
-    console.print(facts_grid(_facts(study, probe, probe.measurement)))
-    if probe.measurement.collectives:
+    console.print(facts_grid(_facts(study, probe, measurement)))
+    if measurement.collectives:
         console.print()
-        _show_collectives(console, probe.measurement)
+        _show_collectives(console, measurement)
     show_logs(console, probe)
 
 
@@ -100,12 +102,15 @@ def _emulation_facts(measurement: Measurement) -> Iterator[tuple[str, str]]:
         return
     count = max(emulation.compute_s)
     yield "computing", f"{time_text(median(emulation.compute_s[count]))} s of {_passes(count)}"
+    if emulation.copies_left_out:
+        yield "copies", f"are in that time: {emulation.copies_left_out}"
     if emulation.unpriced:
         yield "exposed", f"unknown: {emulation.unpriced}"
         return
     exposed = emulation.exposed_s[count]
     interval = f"80% interval {time_text(exposed.low_s)} to {time_text(exposed.high_s)}"
-    yield "exposed", f"{time_text(exposed.value_s)} s of communication ({interval})"
+    rates = f", at rates of {emulation.priced_at[:10]}" if emulation.priced_at else ""
+    yield "exposed", f"{time_text(exposed.value_s)} s of communication ({interval}){rates}"
     if emulation.stands_in:
         yield "device", "another kind than the cluster's: its time only predicts"
 

@@ -59,9 +59,9 @@ def _exists(url: str) -> bool:
 
 def _check_now(db: str | None) -> None:
     """Have a worker check every knob, and wait for it."""
-    typer.echo("training small models with every knob; this takes a minute or two", err=True)
     with open_store(db) as store:
         url = store.url
+    typer.echo("training small models with every knob; this takes a minute or two", err=True)
     with Signals() as signals, Worker(guard_argv(), {"TUNER_DB": url}) as worker:
         while (code := worker.poll()) is None and not signals.noted:
             time.sleep(POLL_S)
@@ -77,6 +77,9 @@ def _show(found: Diagnosis) -> None:
     console.print(facts_grid(_facts(found)))
     console.print()
     console.print(_guard_table(found, console.width))
+    for one in found.guard:
+        if one.left_open:
+            typer.echo(f"{one.knob}={one.value}: {one.left_open}")
     for text, frameworks in _rules(found).items():
         typer.echo(f"\n{', '.join(frameworks)}: {text}")
     typer.echo()

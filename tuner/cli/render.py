@@ -118,7 +118,7 @@ def _lines(console: Console, lines: Sequence[str]) -> None:
 
 
 def _failed(rows: Sequence[Row]) -> list[Row]:
-    quiet = {Outcome.OK, Outcome.OOM}
+    quiet = {Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY}
     return [row for row in rows if row.outcome not in quiet and row.detail]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tuner.measurement import Measurement, Outcome
 from tuner.planner import speed_of, step_time
+from tuner.planner.repricing import repriced
 from tuner.quantity import Quantity
 from tuner.settings import KNOBS, Settings
 from tuner.study import Probe, ProbeState, Question, Study
@@ -43,7 +44,7 @@ class Row:
 def rows_of(study: Study) -> tuple[Row, ...]:
     """One row for each settings, in the order of probing."""
     by_settings: dict[Settings, list[Probe]] = {}
-    for probe in study.probes:
+    for probe in repriced(study).probes:
         by_settings.setdefault(probe.request.settings, []).append(probe)
     return tuple(_row(s, probes, study.question) for s, probes in by_settings.items())
 

@@ -19,8 +19,9 @@ from tuner.cost.constants import Costs
 from tuner.quantity import Provenance, Quantity
 from tuner.workload import Precision
 
-FORMAT = 1
-"""Of :meth:`Calibration.as_dict`; one of another format is not read."""
+FORMAT = 2
+"""Of :meth:`Calibration.as_dict`, and of what is timed and how rates are made of it; one of another
+format is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,11 @@ class Computing:
 
 
 def copies_beside_s(
-    collectives: Iterable[StepCollective], settings: Settings, cluster: Cluster
+    collectives: Iterable[StepCollective],
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    bytes_per_s: float | None = None,
 ) -> Computing:
     """Seconds of copies on a rank that is alone, in the place of gathers that computing hides.
 
@@ -77,9 +81,11 @@ def copies_beside_s(
         collectives: of one step.
         settings: of the step.
         cluster: where; memory of unknown bandwidth takes no time.
+        bytes_per_s: of the memory of the device that made the copies, where that is another kind
+            than the cluster's, and known.
     """
     seconds = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
-    rate = cluster.gpu.memory_bytes_per_s
+    rate = bytes_per_s or cluster.gpu.memory_bytes_per_s
     if rate is None or cluster.gpu.device is Device.CPU:
         return Computing(forward=0.0, backward=0.0)
     sizes = axis_sizes(settings, cluster)

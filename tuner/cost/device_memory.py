@@ -29,7 +29,7 @@ WORKSPACE_BYTES = 8_519_680
 HOPPER_WORKSPACE_BYTES = 32 * 2**20
 """The same on Hopper (cuBLAS's ``cublasSetWorkspace``; PyTorch PR 120925)."""
 _WORKSPACES: Mapping[re.Pattern[str], int] = {
-    re.compile(r"\b(g?[hb]\d|rtx-?50)"): HOPPER_WORKSPACE_BYTES,
+    re.compile(r"\b(g?[hb]\d|rtx-?50[5-9]0)"): HOPPER_WORKSPACE_BYTES,  # no RTX 5000
     re.compile(r"\bmi2"): 32 * 2**20,
     re.compile(r"\bmi3"): 128 * 2**20,
 }
@@ -51,9 +51,7 @@ class DeviceTerms:
     communicators: Quantity
     """Buffers of the process groups in which the rank communicates."""
     reserved_free: Quantity
-    """Reserved by the allocator at its peak, and used by no tensor then. Elastic."""
-    workspaces: Quantity
-    """Part of what is allocated that a dry run does not see: cuBLAS's, of :data:`THREADS`."""
+    """Reserved by the allocator at its peak, and not given out then. Elastic."""
 
 
 def device_terms(
@@ -64,9 +62,10 @@ def device_terms(
     framework: Framework | FrameworkName = FrameworkName.TORCH,
     costs: Costs | None = None,
 ) -> DeviceTerms:
-    """The terms for legal settings whose tensors peak at ``allocated_bytes``; 0 on a CPU.
+    """The terms for legal settings that peak at ``allocated_bytes``; 0 on a CPU.
 
-    The value of ``reserved_free`` and its ends stay within what the device has left.
+    The value of ``reserved_free`` and its ends stay within what the device has left. It is in
+    proportion to all that is allocated, as the runs that it is fitted to: with :func:`workspaces`.
     """
     if cluster.gpu.device is not Device.CUDA:
         return _ON_CPU
@@ -89,7 +88,6 @@ def device_terms(
         context=context,
         communicators=communicators,
         reserved_free=_quantity(*free),
-        workspaces=_workspaces(cluster.gpu),
     )
 
 
@@ -101,8 +99,13 @@ def workspace_bytes(gpu: Gpu) -> int:
     return next(known, WORKSPACE_BYTES)
 
 
-def _workspaces(gpu: Gpu) -> Quantity:
-    """From older defaults, to those of now with cuBLASLt's apart."""
+def workspaces(gpu: Gpu) -> Quantity:
+    """Bytes that are allocated and that a dry run does not see: cuBLAS's, of :data:`THREADS`.
+
+    The interval is from older defaults, to those of now with cuBLASLt's apart; 0 on a CPU.
+    """
+    if gpu.device is not Device.CUDA:
+        return _NONE
     value = THREADS * workspace_bytes(gpu)
     high = 2 * max(value, THREADS * HOPPER_WORKSPACE_BYTES)
     return _quantity(value, min(value, THREADS * WORKSPACE_BYTES), high)
@@ -131,4 +134,4 @@ def _quantity(value: float, low: float, high: float) -> Quantity:
 
 
 _NONE = _quantity(0.0, 0.0, 0.0)
-_ON_CPU = DeviceTerms(context=_NONE, communicators=_NONE, reserved_free=_NONE, workspaces=_NONE)
+_ON_CPU = DeviceTerms(context=_NONE, communicators=_NONE, reserved_free=_NONE)

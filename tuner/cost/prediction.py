@@ -12,7 +12,7 @@ from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.coverage import uncovered_settings
-from tuner.cost.device_memory import WORKSPACES, device_terms
+from tuner.cost.device_memory import WORKSPACES, device_terms, workspaces
 from tuner.cost.pipeline_memory import refused
 from tuner.cost.script import PLAIN, Script
 from tuner.cost.step_time import step_notes, step_time
@@ -138,11 +138,11 @@ def _predicted(
     """What lies beside the tensors, whether all of it fits, and how long a step takes."""
     name, piped = name_of(framework), is_piped(framework)
     never = refused(workload, settings) if piped else ""
-    held = tensors.allocated.value or 0.0
-    terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     # what nanotron's fitted constants are of holds them already
-    workspaces = _of(0.0, 1.0, 1.0) if piped else terms.workspaces
-    allocated = _sum(tensors.allocated, workspaces)
+    cublas = _of(0.0, 1.0, 1.0) if piped else workspaces(cluster.gpu)
+    allocated = _sum(tensors.allocated, cublas)
+    held = allocated.value or 0.0
+    terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     where, priced = _priced(rates, workload, cluster, costs)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
@@ -152,9 +152,9 @@ def _predicted(
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
     return Prediction(
-        breakdown=MappingProxyType({**tensors.breakdown, **_named(workspaces)}),
+        breakdown=MappingProxyType({**tensors.breakdown, **_named(cublas)}),
         by_phase=MappingProxyType(
-            {name: size + (workspaces.value or 0.0) for name, size in tensors.by_phase.items()}
+            {name: size + (cublas.value or 0.0) for name, size in tensors.by_phase.items()}
         ),
         basis=tensors.basis,
         context_bytes=terms.context.value or 0.0,
@@ -265,9 +265,9 @@ def _shifted(size: Quantity, more: float) -> Quantity:
     return replace(size, value=value, low=low, high=high)
 
 
-def _named(workspaces: Quantity) -> dict[str, float]:
-    """As a category of memory, where there are any."""
-    return {WORKSPACES: workspaces.value} if workspaces.value else {}
+def _named(cublas: Quantity) -> dict[str, float]:
+    """Workspaces as a category of memory, where there are any."""
+    return {WORKSPACES: cublas.value} if cublas.value else {}
 
 
 def _sum(*parts: Quantity) -> Quantity:

@@ -20,7 +20,8 @@ _SHARDINGS = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
 def usual_cases() -> Iterator[tuple[Question, Settings]]:
     """Questions with settings of theirs, in the versions that are installed.
 
-    Every sharding with gradients put off and not, full checkpointing, and tensor parallelism with
+    Every sharding with gradients put off and not, full checkpointing, state in host memory, which
+    CPU processes only show to train the same, and tensor parallelism with
     and without recomputation, both under checkpointing too, where buffers that are used again were
     seen to train wrongly.
     """
@@ -29,6 +30,7 @@ def usual_cases() -> Iterator[tuple[Question, Settings]]:
         yield _question("8xa100-80gb"), _with(sharding=sharding, sync_each_batch=sync)
     full = {"sharding": Sharding.FULL_SHARD, "activation_checkpointing": Checkpointing.FULL}
     yield _question("8xa100-80gb"), _with(**full)
+    yield _question("8xa100-80gb"), _with(sharding=Sharding.FULL_SHARD, cpu_offload=True)
     for recompute, checkpointing in product(on_off, checkpointings):
         knobs = {"tp_recompute_allgather": recompute, "activation_checkpointing": checkpointing}
         yield _question("2xa100-80gb"), _with(tp_size=2, **knobs)

@@ -81,7 +81,7 @@ def _prior(key: _Key) -> Prior:
     legal = enumerate_space(question).legal
     needs, seconds = [], []
     for settings in legal:
-        need, step = _predicted(question, settings, key.calibration)
+        need, step = predicted(question, settings, key.calibration)
         needs.append(need)
         seconds.append(log(step.value) if step.value else nan)
     return Prior(
@@ -97,10 +97,10 @@ def _prior(key: _Key) -> Prior:
     )
 
 
-def _predicted(
+def predicted(
     question: Question, settings: Settings, calibration: Calibration | None
 ) -> tuple[tuple[float, float], Quantity]:
-    """Logarithm of the need with its error, and the seconds of a step."""
+    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be."""
     found = predict(
         question.workload,
         question.cluster,

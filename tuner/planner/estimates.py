@@ -44,6 +44,9 @@ class Estimate:
     """The probe whose dry run says what they need; ``None`` where that is arithmetic."""
     factor: float = 1.0
     """What the predicted step time was multiplied by, for what probes took that ran steps."""
+    near: float = 0.0
+    """Of a time that was corrected by other studies: how alike the nearest settings are that they
+    measured, 1 if equal; see :mod:`tuner.planner.transfer`."""
 
     @property
     def is_dry_run(self) -> bool:
@@ -235,9 +238,12 @@ def forecast(study: Study) -> Forecast:
         for e in every
         if e.settings.settings_class not in known.refused and e.settings not in wrong
     }
+    seen = Corrections()
     if whole is not study:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
         estimates = {s: _corrected(e, seen) for s, e in estimates.items()}
+    if study.past and not seen.factors:  # its own probes are nearer than those of others
+        estimates = _transferred(study, estimates)
     return Forecast(
         study=study,
         space=_space(asked),
@@ -264,6 +270,20 @@ def _corrected(found: Estimate, seen: Corrections) -> Estimate:
     if why and prediction.fits:
         prediction = replace(prediction, fits=False, why=why)
     return replace(found, prediction=prediction, factor=factor)
+
+
+def _transferred(study: Study, estimates: Mapping[Settings, Estimate]) -> dict[Settings, Estimate]:
+    """Estimates after what other studies measured, where there are some of such questions."""
+    from tuner.planner.transfer import corrected  # imports NumPy
+
+    timed = [s for s, e in estimates.items() if e.step_time.value is not None]
+    found = corrected(study, timed)
+    return {
+        s: replace(e, prediction=of.applied(e.prediction), factor=of.factor, near=of.near)
+        if (of := found.get(s))
+        else e
+        for s, e in estimates.items()
+    }
 
 
 def _by_need(found: Estimate) -> tuple[int, str]:

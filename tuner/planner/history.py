@@ -1,13 +1,157 @@
-"""What earlier studies have tried. Nothing is read of them yet."""
+"""What the probes of earlier studies found, over what is predicted of them today.
 
-from typing import TYPE_CHECKING
+NumPy, which is slow to import: this module is imported where a study has a past.
+"""
 
-from tuner.study import Study
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log, nan
 
-if TYPE_CHECKING:
-    from tuner.search.trials import Past
+import numpy as np
+
+from tuner.cost.calibration import Calibration
+from tuner.measurement import PROBED, Measurement, Outcome
+from tuner.planner import candidates
+from tuner.planner.timing import step_time
+from tuner.search.features import settings_features, workload_features
+from tuner.search.trials import Past, joined
+from tuner.settings import Settings
+from tuner.study import Question, Study
+
+BROKEN = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
+"""Outcomes after which settings that had memory enough did not run."""
 
 
-def past_of(study: Study) -> "Past | None":
-    """What earlier studies have tried; ``None`` where there is nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the probes of one settings found in an earlier study."""
+
+    settings: Settings
+    """Which."""
+    seconds: float | None
+    """Of an optimizer step; ``None`` where none was timed."""
+    need_bytes: int | None
+    """That one device needed; ``None`` where that is not known."""
+    at_least: bool = False
+    """Whether it ran out of memory there, and may need more."""
+    ran: bool | None = None
+    """Whether its steps were done; ``None`` where memory or time ran out, which says nothing of
+    settings that have enough of both."""
+
+
+def past_of(study: Study) -> Past | None:
+    """The probes of a study's past as trials of earlier searches; ``None`` where there are none.
+
+    Predictions are of each one's own question, by arithmetic, with the rates that are known of the
+    devices today. Each settings is one trial: repetitions are pooled, and what was measured goes
+    before what was emulated.
+    """
+    return _past_of(_Key(study.past, study.calibration)) if study.past else None
+
+
+class _Key:
+    """A past and today's rates. A past is the same one only while it is the same object: it is kept
+    from one step of planning to the next, and studies cannot be hashed."""
+
+    def __init__(self, past: tuple[Study, ...], calibration: Calibration | None) -> None:
+        self.past, self.calibration = past, calibration
+
+    def __hash__(self) -> int:
+        return hash((id(self.past), self.calibration))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Key):
+            return False
+        return self.past is other.past and self.calibration == other.calibration
+
+
+@lru_cache(maxsize=4)
+def _past_of(key: _Key) -> Past | None:
+    parts = [_past(number, earlier, key.calibration) for number, earlier in enumerate(key.past)]
+    return joined([part for part in parts if part.size])
+
+
+def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
+    question, found = study.question, found_in(study)
+    asked = _Asked(question, calibration)
+    predicted = [_predicted(asked, one.settings) for one in found]
+    rows = list(zip(found, predicted, strict=True))
+    return Past(
+        study=np.full(len(found), float(number)),
+        features=settings_features([one.settings for one in found], question.cluster),
+        workload=np.tile(workload_features(question.workload, question.cluster), (len(found), 1)),
+        log_excess=np.array([_excess(one.seconds, seconds) for one, (seconds, _) in rows]),
+        log_need_excess=np.array([_need_excess(one, need) for one, (_, need) in rows]),
+        ran=np.array([float(one.ran is True) for one in found]),
+        # Of those that ran out of memory or time nothing was expected, and nothing is missing.
+        expected=np.array([0.0 if one.ran is None else candidates.RUNS for one in found]),
+    )
+
+
+def found_in(study: Study) -> tuple[Found, ...]:
+    """What a study's probes found, by settings. Outcomes that teach nothing are left out."""
+    groups: dict[Settings, Found] = {}
+    for fidelity in reversed(PROBED):
+        by_settings: dict[Settings, list[Measurement]] = defaultdict(list)
+        for probe in study.at(fidelity).probes:
+            if probe.measurement is not None:
+                by_settings[probe.request.settings].append(probe.measurement)
+        for settings, measurements in by_settings.items():
+            if (one := _found(settings, measurements)) is not None:
+                groups[settings] = one
+    return tuple(groups.values())
+
+
+def _found(settings: Settings, measurements: Sequence[Measurement]) -> Found | None:
+    """Of all repetitions together; one that ran says that the settings run."""
+    ran = [m for m in measurements if m.outcome is Outcome.OK]
+    if ran:
+        needs = [m.memory.allocated_bytes + m.memory.overhead_bytes for m in ran if m.memory]
+        return Found(
+            settings=settings,
+            seconds=step_time(ran, settings.gradient_accumulation_steps).value,
+            need_bytes=max(needs, default=None),
+            ran=True,
+        )
+    short = [m.oom.needed_bytes for m in measurements if m.oom]
+    if short:
+        return Found(settings=settings, seconds=None, need_bytes=max(short), at_least=True)
+    if any(m.outcome in BROKEN for m in measurements):
+        return Found(settings=settings, seconds=None, need_bytes=None, ran=False)
     return None
+
+
+def _excess(seen: float | None, predicted: float) -> float:
+    """Logarithm of what was seen over what was predicted; ``nan`` where one is not known."""
+    return log(seen / predicted) if seen and predicted > 0 else nan
+
+
+def _need_excess(found: Found, predicted: float) -> float:
+    """The same of bytes. That it needs at least less than is predicted says nothing."""
+    excess = _excess(found.need_bytes, predicted)
+    return nan if found.at_least and excess <= 0 else excess
+
+
+class _Asked:
+    """A question and rates by what identifies them: questions hold mappings."""
+
+    def __init__(self, question: Question, calibration: Calibration | None) -> None:
+        self.question, self.calibration = question, calibration
+        self._identity = (question.identity, calibration)
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self._identity == other._identity
+
+
+# A study is planned again after every probe, and its past stays the same.
+@lru_cache(maxsize=1024)
+def _predicted(asked: _Asked, settings: Settings) -> tuple[float, float]:
+    """Seconds of a step and bytes needed; ``nan`` where they are unknown."""
+    question = asked.question
+    (log_need, _), step = candidates.predicted(question, settings, asked.calibration)
+    return step.value or nan, float(np.exp(log_need))

@@ -7,6 +7,8 @@ from itertools import product
 from math import fsum
 
 from tuner.measurement import CLOSES_CLASS, Measurement, Memory, Outcome
+from tuner.planner.luck import Luck, seen_luck
+from tuner.planner.repricing import repriced
 from tuner.planner.timing import is_extrapolated, step_time
 from tuner.planner.verdicts import failed
 from tuner.quantity import Provenance, Quantity
@@ -81,6 +83,16 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """Settings that were ended before their steps were done."""
+
+    step_time: Quantity
+    """Seconds of a step, from the few that were timed; unknown after a timeout."""
+    needed_bytes: int | None
+    """What one device needed, of a probe that was stopped early; ``None`` after a timeout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
     """Everything that planning and answering need to know."""
 
@@ -98,8 +110,8 @@ class Knowledge:
     """Settings that failed for other reasons, with the outcome."""
     closed_classes: Mapping[Settings, str] = field(default_factory=dict)
     """Classes that are refused or train wrongly, with the outcome."""
-    slow: Mapping[Settings, float] = field(default_factory=dict)
-    """Settings that ran out of time, with the seconds they were given."""
+    slow: Mapping[Settings, Slow] = field(default_factory=dict)
+    """Settings that were ended before their steps were done."""
     failed: frozenset[Settings] = frozenset()
     """Settings that did not run, for a reason of their own that is not the device's memory."""
     smallest_too_large: Mapping[Family, int] = field(default_factory=dict)
@@ -130,6 +142,19 @@ class Knowledge:
         smallest = self.smallest_too_large.get(family(settings))
         return smallest is not None and settings.micro_batch_size >= smallest
 
+    def _is_too_slow(self, settings: Settings) -> bool:
+        """Whether they were ended for their slowness, and something that fits today is faster.
+
+        A smaller limit may have lost the settings that they were compared with; then they are
+        tried once more.
+        """
+        slow = self.slow.get(settings)
+        if slow is None:
+            return False
+        if slow.step_time.value is None or self.repetitions[settings] > 1:
+            return True
+        return bool(self.fitting) and self.fitting[0].seconds < slow.step_time.value
+
     def candidates(self) -> list[Settings]:
         """Legal settings that are worth a probe of their own: untried, and not ruled out."""
         return [
@@ -137,7 +162,7 @@ class Knowledge:
             for settings in self.space.legal
             if settings not in self.findings
             and settings not in self.closed
-            and settings not in self.slow
+            and not self._is_too_slow(settings)
             and settings.settings_class not in self.closed_classes
             and not self.is_infeasible(settings)
         ]
@@ -154,12 +179,15 @@ def learn(study: Study) -> Knowledge:
     Raises:
         UsageError: the question has no legal settings.
     """
+    study = repriced(study)
     space = enumerate_space(study.question)
     limit = study.terms.limit_bytes(study.question.cluster)
     probes = [p for p in study.probes if p.state is ProbeState.DONE and p.measurement]
     findings = _findings(probes)
     needs = [need for p in probes if (need := _need_of_oom(p, limit))]
     needs += [_need_of(f) for f in findings.values() if f.needed_bytes > limit]
+    slow = _slow(probes, findings)
+    needs += [need for p in probes if (need := _need_of_slow(p, slow, limit))]
     legal = frozenset(space.legal)
     return Knowledge(
         study=study,
@@ -169,7 +197,7 @@ def learn(study: Study) -> Knowledge:
         too_large=_largest(needs),
         closed={**_closed(study, probes, findings), **_by_guard(study, space.legal)},
         closed_classes=_closed_classes(probes),
-        slow=_slow(probes, findings),
+        slow=slow,
         failed=frozenset(
             p.request.settings
             for p in probes
@@ -191,10 +219,12 @@ def _findings(probes: Iterable[Probe]) -> dict[Settings, Finding]:
         measurement = probe.measurement
         if measurement and measurement.outcome is Outcome.OK and measurement.memory:
             by_settings[probe.request.settings].append(probe)
-    return {settings: _finding(settings, found) for settings, found in by_settings.items()}
+    measured = [[p.measurement for p in found if p.measurement] for found in by_settings.values()]
+    luck = seen_luck(measured)  # all settings share the machine
+    return {settings: _finding(settings, found, luck) for settings, found in by_settings.items()}
 
 
-def _finding(settings: Settings, probes: Sequence[Probe]) -> Finding:
+def _finding(settings: Settings, probes: Sequence[Probe], luck: Luck) -> Finding:
     ordered = tuple(sorted(probes, key=lambda p: (p.request.repetition, p.id)))
     measurements = [p.measurement for p in ordered if p.measurement]
     memories = [m.memory for m in measurements if m.memory]
@@ -202,8 +232,8 @@ def _finding(settings: Settings, probes: Sequence[Probe]) -> Finding:
     return Finding(
         settings=settings,
         probes=ordered,
-        step_time=step_time(measurements, count),
-        spread=step_time(measurements, count, with_model=False),
+        step_time=step_time(measurements, count, luck=luck),
+        spread=step_time(measurements, count, with_model=False, luck=luck),
         peak=_peak(memories, memory_provenance(measurements)),
         overhead_bytes=max(memory.overhead_bytes for memory in memories),
         extrapolated=is_extrapolated(measurements, count),
@@ -318,14 +348,38 @@ def _closed_classes(probes: Iterable[Probe]) -> dict[Settings, str]:
     }
 
 
-def _slow(probes: Iterable[Probe], findings: Mapping[Settings, Finding]) -> dict[Settings, float]:
+def _slow(probes: Iterable[Probe], findings: Mapping[Settings, Finding]) -> dict[Settings, Slow]:
+    ended: dict[Settings, list[Measurement]] = defaultdict(list)
+    for probe in probes:
+        settings, found = probe.request.settings, probe.measurement
+        if found and found.outcome in (Outcome.TIMEOUT, Outcome.STOPPED_EARLY):
+            ended[settings].append(found)
     return {
-        probe.request.settings: probe.measurement.wall_s
-        for probe in probes
-        if probe.measurement
-        and probe.measurement.outcome is Outcome.TIMEOUT
-        and probe.request.settings not in findings
+        settings: _slow_of(settings, found)
+        for settings, found in ended.items()
+        if settings not in findings
     }
+
+
+def _slow_of(settings: Settings, ended: Sequence[Measurement]) -> Slow:
+    memories = [found.memory for found in ended if found.memory]
+    return Slow(
+        step_time=step_time(ended, settings.gradient_accumulation_steps),
+        needed_bytes=max((m.allocated_bytes + m.overhead_bytes for m in memories), default=None),
+    )
+
+
+def _need_of_slow(probe: Probe, slow: Mapping[Settings, Slow], limit_bytes: int) -> Need | None:
+    """What a probe that was stopped early needed, if that does not fit."""
+    found = slow.get(probe.request.settings)
+    if found is None or found.needed_bytes is None or found.needed_bytes <= limit_bytes:
+        return None
+    return Need(
+        settings=probe.request.settings,
+        bytes=found.needed_bytes,
+        at_least=False,
+        probe_id=probe.id,
+    )
 
 
 def _repetitions(probes: Iterable[Probe]) -> dict[Settings, int]:

@@ -1,4 +1,7 @@
-"""What an answer of one fidelity says of the probes of the same question at the others."""
+"""What an answer says of probes beside it: when its own were, and what others found.
+
+Others are those of the same question at other fidelities, and those of other questions.
+"""
 
 from collections.abc import Iterator
 
@@ -27,8 +30,10 @@ def probed_too(study: Study, known: Forecast) -> Iterator[str]:
 
 
 def others_too(study: Study, known: Knowledge) -> Iterator[str]:
-    """For a measured or emulated answer: what the other one, and dry runs, say."""
+    """For a measured or emulated answer: when it was, and what the other one, and dry runs, say."""
     mine = study.terms.fidelity
+    if known.findings and (when := ran_text(study.at(mine))):
+        yield f"This was {mine} {when}."
     for fidelity in PROBED:
         if fidelity is not mine:
             yield from _probes_of(study, fidelity)
@@ -48,6 +53,35 @@ def others_too(study: Study, known: Knowledge) -> Iterator[str]:
             f"Of {describe(found.settings)} a dry run predicts {size_text(found.expected_bytes)}"
             f" (probe #{found.probe.id}); {mine} are {size_text(fitting[0].needed_bytes)}."
         )
+
+
+def earlier_text(study: Study) -> str:
+    """Another study as evidence: ``st-1 (llama on 8xh100-80gb, ...: 5 settings measured ...)``."""
+    workload = study.question.workload
+    counts = []
+    for fidelity in PROBED:
+        found = study.at(fidelity).probes
+        ran = {p.request.settings for p in found if p.measurement and p.measurement.step_times_s}
+        counts += [f"{len(ran)} settings {fidelity}"] if ran else []
+    return (
+        f"{study.id} ({workload.model.name} on {study.question.cluster.name}, global batch"
+        f" {workload.global_batch_size}, sequence {workload.sequence_length}:"
+        f" {' and '.join(counts)} {ran_text(study)})"
+    )
+
+
+def ran_text(study: Study) -> str:
+    """``on 2026-01-01 with torch 2.13.0``: when probes were done, first to last, and with what.
+
+    Empty where none was done.
+    """
+    days = sorted({p.finished_at[:10] for p in study.probes if p.finished_at})
+    if not days:
+        return ""
+    versions = study.question.framework.versions
+    named = ", ".join(f"{package} {version}" for package, version in versions.items())
+    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+    return f"{when} with {named}" if named else when
 
 
 def _probes_of(study: Study, fidelity: Fidelity) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Why a predicted answer is the answer, which of its numbers are from dry runs, and what is not."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from tuner.catalog.gpus import gpu_kinds
@@ -11,10 +11,11 @@ from tuner.cost.padding import padding_words
 from tuner.framework import FrameworkName, same_release
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
-from tuner.planner.other_fidelity import probed_too
+from tuner.planner.other_fidelity import earlier_text, probed_too
 from tuner.planner.ranking import Choice, near
 from tuner.planner.verdicts import wrong_ones
 from tuner.planner.words import change_text, describe, describe_class, seconds_text
+from tuner.quantity import Provenance
 from tuner.settings import Settings
 from tuner.sizes import size_text
 from tuner.study import Probe, Question, Study
@@ -50,6 +51,7 @@ def explain_prediction(
 def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
     best = choice.best
     yield _why_this(known, best)
+    yield from _evidence(best)
     yield from _tight(known, best)
     yield from _tie(choice)
     yield from _runner_up(known, choice)
@@ -154,11 +156,14 @@ def _why_this(known: Forecast, best: Estimate) -> str:
     assert low is not None
     assert high is not None
     limit = size_text(known.limit_bytes)
-    basis = (
-        f"its memory is from a dry run (probe #{best.probe.id}), its time is arithmetic"
-        if best.probe
-        else "both are arithmetic"
-    )
+    time = "arithmetic"
+    if best.step_time.provenance is Provenance.TRANSFERRED:
+        time = "transferred: arithmetic, corrected by what other studies measured"
+    elif best.near:
+        time = "arithmetic, corrected by what other studies measured of less similar settings"
+    memory = f"from a dry run (probe #{best.probe.id})" if best.probe else "arithmetic"
+    same = time == memory
+    basis = "both are arithmetic" if same else f"its memory is {memory}, its time is {time}"
     return (
         f"{describe(best.settings)} is predicted to take {seconds_text(best.seconds)} for an"
         f" optimizer step (80% interval {seconds_text(low)} to {seconds_text(high)}) and to need"
@@ -172,6 +177,16 @@ def _need(found: Estimate) -> str:
     if found.needed_bytes <= found.expected_bytes * (1 + CLEARLY):
         return text
     return f"{text} (up to {size_text(found.needed_bytes)})"
+
+
+def _evidence(best: Estimate) -> Iterator[str]:
+    """How near what other studies ran is to the answer."""
+    if best.step_time.provenance is Provenance.TRANSFERRED:
+        yield (
+            "No step of this question was timed. The most similar settings that other studies ran"
+            f" are {best.near:.0%} alike, workload included; by these studies the step takes"
+            f" {best.factor:.2f} times what arithmetic says."
+        )
 
 
 def _tight(known: Forecast, best: Estimate) -> Iterator[str]:
@@ -285,17 +300,57 @@ def _grounds(known: Forecast) -> Iterator[str]:
     if not known.estimates:
         return
     yield from _rates(known)
+    times = "every time" if not _is_transferred(known) else "every time before it is corrected"
     if not known.profiles:
-        yield f"{_no_dry_run(known)}: all numbers are arithmetic."
+        numbers = (
+            "all numbers are" if not _is_transferred(known) else f"all memory, and {times}, is"
+        )
+        yield f"{_no_dry_run(known)}: {numbers} arithmetic."
+        yield from _from_others(known)
         return
     probes = ", ".join(f"#{probe.id}" for _, probe in known.profiles.values())
     classes = len({e.settings.settings_class for e in known.estimates.values()} | {*known.refused})
     yield (
         f"{len(known.profiles)} of {classes} classes of settings were dry-run (probe {probes}):"
         " their memory is counted on the step itself. The memory of the others, what is outside"
-        " of tensors, and every time are arithmetic."
+        f" of tensors, and {times} are arithmetic."
     )
     yield from _other_versions(known)
+    yield from _from_others(known)
+
+
+def _is_transferred(known: Forecast) -> bool:
+    """Whether times were corrected by what other studies measured."""
+    return any(found.near for found in known.timed[:1])
+
+
+def _from_others(known: Forecast) -> Iterator[str]:
+    """Which studies times were corrected by, and when and with what these ran."""
+    if not _is_transferred(known):
+        return
+    from tuner.planner.transfer import NEAR, studies_near  # imports NumPy
+
+    studies = list(studies_near(known.study))
+    near = [e.factor for e in known.timed if e.near >= NEAR]
+    named = "; ".join(map(earlier_text, studies[:MOST_NAMED]))
+    more = f"; and {len(studies) - MOST_NAMED} more" if len(studies) > MOST_NAMED else ""
+    counted = "1 other study" if len(studies) == 1 else f"{len(studies)} other studies"
+    yield (
+        f"The times of {len(near)} of {len(known.timed)} settings are transferred:"
+        f" {_range(near)} times what arithmetic says, by the steps that"
+        f" {counted} ran on such devices with the same versions: {named}{more}."
+    )
+    if len(near) < len(known.timed):
+        yield (
+            "The other times are corrected by these too, and stay predicted: what was run is less"
+            f" than {NEAR:.0%} like them."
+        )
+
+
+def _range(factors: Sequence[float]) -> str:
+    """``1.25``, or ``1.25 to 1.31``."""
+    ends = dict.fromkeys(f"{end:.2f}" for end in (min(factors), max(factors)))
+    return " to ".join(ends)
 
 
 def _rates(known: Forecast) -> Iterator[str]:

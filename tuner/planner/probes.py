@@ -1,9 +1,11 @@
 """One probe as programs read it: what was tried and measured, and what follows from it."""
 
+from dataclasses import replace
 from typing import Any
 
 from tuner.cost.prediction import predict
 from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.planner.repricing import at_todays_rates
 from tuner.planner.timing import speed_of, step_time
 from tuner.quantity import UNKNOWN, Quantity
 from tuner.study import Probe, Study
@@ -11,8 +13,9 @@ from tuner.study import Probe, Study
 
 def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
     """A probe of a study as plain JSON values; of one that is done with outcome, whether it fits on
-    the study's terms, and its step time and speed.
+    the study's terms, and its step time and speed at today's rates.
     """
+    probe = replace(probe, measurement=at_todays_rates(study, probe))
     values = probe.as_dict()
     if probe.measurement is not None:
         time = step_time_of(study, probe, probe.measurement)

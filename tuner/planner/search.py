@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tuner.planner.history import past_of
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.outlook import MemoryOutlook
 from tuner.settings import Settings
@@ -66,6 +65,8 @@ class Search:
     @cached_property
     def past(self) -> "Past | None":
         """What earlier studies have tried."""
+        from tuner.planner.history import past_of
+
         return past_of(self._known.study)
 
     @cached_property

@@ -1,19 +1,23 @@
 """The time of an optimizer step, from the steps that probes have timed.
 
-The value is the median of the timed steps. Its 80% interval is that of the sample median from
-order statistics, which assumes nothing of the distribution: with ``n`` steps, the median lies
-between the k-th smallest and the k-th largest with probability ``1 - 2 P(B(n, 1/2) < k)``
-(David and Nagaraja, Order Statistics, 3rd ed., section 7.1). Three steps or fewer cannot carry
-80%, so their range is widened. Steps of one run share its luck, so when a probe was repeated
-the interval also spans the medians of its repetitions.
+The value is the median of the timed steps; of a probe that was repeated, that of its runs' medians.
+Its 80% interval has two parts, added in quadrature for they are independent:
+
+- that of a run's median, from order statistics, which assumes nothing of the distribution: with
+  ``n`` steps, the median lies between the k-th smallest and the k-th largest with probability
+  ``1 - 2 P(B(n, 1/2) < k)`` (David and Nagaraja, Order Statistics, 3rd ed., section 7.1), and
+  between two such pairs 80% are interpolated (Hettmansperger and Sheather, Statistics and
+  Probability Letters 4, 1986). Three steps or fewer cannot carry 80%, so their range is widened;
+- what runs differ by, which the steps of one run do not show (:mod:`tuner.planner.luck`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import comb, exp, fsum, log, sqrt
 from statistics import median
 
 from tuner.measurement import Measurement
+from tuner.planner.luck import Luck, seen_luck
 from tuner.quantity import UNKNOWN, Provenance, Quantity, weakest
 from tuner.study import Question
 
@@ -48,7 +52,11 @@ class _Interval:
 
 
 def step_time(
-    measurements: Iterable[Measurement], accumulation: int, *, with_model: bool = True
+    measurements: Iterable[Measurement],
+    accumulation: int,
+    *,
+    with_model: bool = True,
+    luck: Luck | None = None,
 ) -> Quantity:
     """Seconds of one optimizer step, pooled over the repetitions of one probe.
 
@@ -60,6 +68,7 @@ def step_time(
         accumulation: micro-batches in the step that is asked for.
         with_model: off for the interval of the timed steps alone. What the model is wrong by moves
             all settings together, and tells none apart.
+        luck: what runs on this machine differ by; by default what these measurements show of it.
 
     Returns:
         From the steps that ran so many micro-batches, when there are any. Else the line
@@ -68,6 +77,7 @@ def step_time(
     """
     timed = [m for m in measurements if m.step_times_s]
     runs = [m.step_times_s for m in timed]
+    ran = accumulation
     found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
     provenance = weakest(_provenance(m) for m in timed)
     if found is None:
@@ -75,12 +85,14 @@ def step_time(
         counts = sorted({count for run in runs for count, steps in run.items() if steps})
         if len(counts) < 2 or counts[-1] > accumulation:
             return UNKNOWN
-        low, high = counts[0], counts[-1]
+        low, ran = counts[0], counts[-1]
         found = _line(
             (low, _pooled([run[low] for run in runs if run.get(low)])),
-            (high, _pooled([run[high] for run in runs if run.get(high)])),
+            (ran, _pooled([run[ran] for run in runs if run.get(ran)])),
             accumulation,
         )
+    repeated = sum(bool(run.get(ran)) for run in runs)
+    found = _with_luck(found, (luck or seen_luck([timed])).half_width(repeated))
     down, up = _model_error(timed, accumulation) if with_model else (0.0, 0.0)
     return Quantity(
         value=found.value,
@@ -152,29 +164,45 @@ def _holds(quantity: Quantity, value: float | None) -> bool:
 
 
 def _pooled(runs: Sequence[Sequence[float]]) -> _Interval | None:
-    """The median of all steps, with an interval that also spans the runs' own medians."""
+    """The median of the runs' medians, with the interval of what their steps vary by."""
     if not runs:
         return None
-    steps = sorted(step for run in runs for step in run)
-    low, high = _median_interval(steps)
-    medians = [median(run) for run in runs]
-    return _Interval(median(steps), min(low, *medians, high), max(high, *medians, low))
+    value = median(median(run) for run in runs)
+    ends = [_median_interval(sorted(run)) for run in runs]
+    down = [1 - low / median(run) for run, (low, _) in zip(runs, ends, strict=True)]
+    up = [high / median(run) - 1 for run, (_, high) in zip(runs, ends, strict=True)]
+    return _Interval(value, value * (1 - _mean_error(down)), value * (1 + _mean_error(up)))
+
+
+def _mean_error(errors: Sequence[float]) -> float:
+    """Of the mean of values with independent errors."""
+    return sqrt(fsum(error**2 for error in errors)) / len(errors)
 
 
 def _median_interval(steps: Sequence[float]) -> tuple[float, float]:
-    """The narrowest pair of order statistics that carries ``CONFIDENCE``; ``steps`` ascend."""
+    """Order statistics that carry ``CONFIDENCE``, or the points between them; ``steps`` ascend."""
     n = len(steps)
     if n == 1:
         return steps[0] * (1 - SINGLE_STEP), steps[0] * (1 + SINGLE_STEP)
     extra = WIDENED_BY.get(n, 0.0) * (steps[-1] - steps[0])
-    outside, cut = 0.0, 0
-    while cut < n // 2:
-        outside += 2 * comb(n, cut) / 2**n
-        if 1 - outside < CONFIDENCE:
-            break
-        cut += 1
-    cut = max(cut - 1, 0)
-    return max(steps[cut] - extra, LEAST * steps[0]), steps[n - 1 - cut] + extra
+    if extra or steps[0] == steps[-1]:
+        return max(steps[0] - extra, LEAST * steps[0]), steps[-1] + extra
+    inner, carried, less = 0, 1.0, 1 - 2 / 2**n
+    while less >= CONFIDENCE:
+        inner, carried = inner + 1, less
+        less = carried - 2 * comb(n, inner) / 2**n
+    # The pair cut at `inner` carries too little now, the one before it enough.
+    share = (carried - CONFIDENCE) / (carried - less)
+    part = (n - inner) * share / (inner + (n - 2 * inner) * share)
+    low = steps[inner - 1] + part * (steps[inner] - steps[inner - 1])
+    return low, steps[n - inner] - part * (steps[n - inner] - steps[n - 1 - inner])
+
+
+def _with_luck(found: _Interval, half_width: float) -> _Interval:
+    """The interval with the luck of runs, ``half_width`` of the logarithm, in quadrature."""
+    down = sqrt(log(found.value / found.low) ** 2 + half_width**2)
+    up = sqrt(log(found.high / found.value) ** 2 + half_width**2)
+    return _Interval(found.value, found.value * exp(-down), found.value * exp(up))
 
 
 def _line(

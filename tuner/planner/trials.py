@@ -3,7 +3,8 @@
 from math import log
 
 from tuner.planner.candidates import QUANTILE
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.knowledge import Knowledge
+from tuner.quantity import Quantity
 from tuner.search.trials import Result, Trial
 from tuner.settings import Settings
 
@@ -28,19 +29,25 @@ def _trial(known: Knowledge, index: int, settings: Settings) -> Trial | None:
             index=index,
             result=Result.RAN,
             seconds=finding.step_time.value,
-            error=_error(finding),
+            error=_error(finding.step_time),
             need_bytes=max(finding.needed_bytes, need.bytes if need else 0),
+        )
+    if (slow := known.slow.get(settings)) is not None:
+        return Trial(
+            index=index,
+            result=Result.SLOW,
+            seconds=slow.step_time.value,
+            error=_error(slow.step_time),
+            need_bytes=slow.needed_bytes,
         )
     if need is not None:
         return Trial(index=index, result=Result.TOO_LARGE, need_bytes=need.bytes)
-    if settings in known.slow:
-        return Trial(index=index, result=Result.SLOW, seconds=known.slow[settings])
     if settings in known.failed:
         return Trial(index=index, result=Result.FAILED)
     return None
 
 
-def _error(finding: Finding) -> float:
+def _error(step_time: Quantity) -> float:
     """Standard deviation of the logarithm of a step's seconds, from its 80% interval."""
-    low, high = finding.step_time.low, finding.step_time.high
+    low, high = step_time.low, step_time.high
     return log(high / low) / (2 * QUANTILE) if low and high else 0.0

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from tuner.cluster import Cluster, Device
+from tuner.quantity import Quantity
 from tuner.settings import Settings
 
 _ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
@@ -33,14 +35,63 @@ def seconds_text(seconds: float) -> str:
 
 def change_text(ratio: float) -> str:
     """What a ratio of times means: ``25% longer`` of 1.25, ``20% shorter`` of 0.8."""
-    percent = abs(ratio - 1) * 100
-    digits = f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
-    return f"{digits}% {'longer' if ratio >= 1 else 'shorter'}"
+    return f"{share_text(abs(ratio - 1))} {_direction(ratio)}"
+
+
+def change_range_text(low: float, high: float) -> str:
+    """``20% to 30% longer`` of ratios of times, or ``1.0% shorter to 2.0% longer``."""
+    if _direction(low) == _direction(high):
+        ends = sorted((abs(low - 1), abs(high - 1)))
+        return f"{share_text(ends[0])} to {share_text(ends[1])} {_direction(low)}"
+    return f"{change_text(low)} to {change_text(high)}"
+
+
+def share_text(share: float) -> str:
+    """``1.5%`` of 0.015, ``25%`` of 0.25."""
+    percent = share * 100
+    return f"{percent:.1f}%" if percent < 9.95 else f"{percent:.0f}%"
+
+
+def interval_text(seconds: Quantity) -> str:
+    """``80% interval 1.9 s to 2.1 s`` of seconds that are known."""
+    assert seconds.low is not None
+    assert seconds.high is not None
+    return f"80% interval {seconds_text(seconds.low)} to {seconds_text(seconds.high)}"
+
+
+def duration_text(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``2.3 h`` or ``5.0 days``."""
+    units = (("days", 86_400.0, 2.0), ("h", 3600.0, 1.5), ("min", 60.0, 1.5))
+    for unit, length_s, least in units:
+        if seconds >= least * length_s:
+            return f"{_short(seconds / length_s)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def devices_text(cluster: Cluster, count: int) -> str:
+    """``8 GPUs``, ``1 GPU`` or ``2 CPU ranks``."""
+    word = "CPU rank" if cluster.gpu.device is Device.CPU else "GPU"
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """``a``, ``a and b``, or ``a, b and c``."""
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def probes_text(ids: Iterable[int]) -> str:
     """``#3`` or ``#3, #9``."""
     return ", ".join(f"#{number}" for number in ids)
+
+
+def _direction(ratio: float) -> str:
+    return "longer" if ratio >= 1 else "shorter"
+
+
+def _short(value: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def _digits(value: float) -> str:

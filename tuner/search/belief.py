@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from math import erf, log
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from tuner.search.excess import Assumed, Seen, learn, nearest
 from tuner.search.features import Array
-from tuner.search.kernel import Posterior, alike
+from tuner.search.kernel import Posterior, alike, one_thread
 from tuner.search.prior import Prior
 from tuner.search.trials import Past, Result, Trial
 
@@ -56,14 +55,9 @@ class Belief:
     """Probability that it fits and runs."""
 
 
+@one_thread()
 def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> Belief:
     """The belief after ``trials``; their order does not matter."""
-    # Matrices are small, and threads of a BLAS wait for each other where others use the cores.
-    with threadpool_limits(limits=1, user_api="blas"):
-        return _believe(prior, trials, past)
-
-
-def _believe(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Belief:
     trials = sorted(trials, key=lambda t: (t.index, t.result.value, t.seconds or 0.0))
     past = None if past is None or not past.size else nearest(past, prior.workload)
     time = _speed(prior, trials, past)
@@ -122,7 +116,7 @@ def _memory(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posteri
     rows = []
     for trial in (t for t in trials if t.need_bytes):
         off = log(trial.need_bytes or 1.0) - float(prior.log_need[trial.index])
-        if trial.result is Result.RAN:
+        if trial.result in (Result.RAN, Result.SLOW):
             rows.append((trial.index, off, max(usual / 10, 1e-3)))
         elif trial.result is Result.TOO_LARGE and off > 0:
             rows.append((trial.index, off + usual / 2, usual / 2))
@@ -143,12 +137,19 @@ def _runs(
         near = near * alike(prior.workload[None, :], past.workload)
         seen = (DOUBT + near @ past.ran) / (DOUBT + near @ past.expected)
         runs = runs * np.clip(seen, 0.05, 1.0)
-    told = [t for t in trials if t.result in (Result.RAN, Result.FAILED)]
+    told = [t for t in trials if _has_run(t) or t.result is Result.FAILED]
     if told:
         tried = np.array([t.index for t in told], dtype=np.intp)
-        ran = np.array([float(t.result is Result.RAN) for t in told])
+        ran = np.array([float(_has_run(t)) for t in told])
         size = (log_need[:, None] - log_need[tried][None, :]) / MEMORY_DISTANCE
         near = 2 * alike(prior.features, prior.features[tried]) * np.exp(-0.5 * size**2)
         seen = (1 + near @ ran) / (1 + near @ (runs * fits)[tried])
         runs = runs * np.clip(seen, 0.02, 10.0)
     return np.minimum(runs, 0.99)
+
+
+def _has_run(trial: Trial) -> bool:
+    """Whether steps were done; what was ended before its first one is no evidence."""
+    return trial.result is Result.RAN or (
+        trial.result is Result.SLOW and trial.need_bytes is not None
+    )

@@ -43,6 +43,7 @@ def _row(settings: Settings, cluster: Cluster) -> list[float]:
     dp = settings.data_parallel_size(cluster.world_size)
     sizes = (tp, pp, settings.micro_batch_size, settings.gradient_accumulation_steps, max(dp, 1))
     choices = (
+        tp > 1,
         pp > 1,
         tp > cluster.gpus_per_node,
         settings.tp_recompute_allgather,

@@ -9,6 +9,8 @@ from tuner.search.features import Array, Mask
 
 FAR = 6.0
 """Standard deviations beyond which the tail's expansion is used."""
+HOPEFUL = 0.02
+"""Probability to fit below which a candidate is proposed only where that of all others is, too."""
 
 
 def log_expected_gain(belief: Belief, best_log_seconds: float) -> Array:

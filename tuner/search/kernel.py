@@ -3,9 +3,12 @@
 Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from tuner.search.features import Array
 
@@ -14,6 +17,13 @@ def alike(one: Array, other: Array) -> Array:
     """Squared-exponential similarity, shape ``(len(one), len(other))``; 1 for equal rows."""
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2 * one @ other.T
     return np.asarray(np.exp(-0.5 * np.maximum(squares, 0.0)))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For matrices as small as ours: a BLAS's threads wait for each other where others compute."""
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,14 +19,12 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tuner.search.belief import believe
 from tuner.search.features import Mask
-from tuner.search.improvement import log_expected_gain, log_expected_speed
+from tuner.search.improvement import HOPEFUL, log_expected_gain, log_expected_speed
 from tuner.search.prior import Prior
 from tuner.search.trials import Past, Result, Trial
 
 CANDIDATE = "candidate"
 """Name of Optuna's only parameter: the index of a candidate."""
-HOPEFUL = 0.02
-"""Probability to fit below which a candidate is proposed only where that of all others is, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class Trial:
     result: Result
     """How it ended."""
     seconds: float | None = None
-    """Of an optimizer step where it ran; where it was slow, at least so many."""
+    """Of an optimizer step where it ran; where it was slow, at least so many, if that is known."""
     error: float = 0.0
     """Standard deviation of the logarithm of ``seconds``."""
     need_bytes: float | None = None

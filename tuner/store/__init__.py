@@ -3,8 +3,7 @@
 from tuner.store.asking import study_id
 from tuner.store.engine import default_url
 from tuner.store.identity import WorkerIdentity
-from tuner.store.queue import LEASE_S
-from tuner.store.records import Claim, Event, EventKind, StudySummary
+from tuner.store.records import LEASE_S, Claim, Event, EventKind, StudySummary
 from tuner.store.store import Store, open_store
 
 __all__ = [

@@ -1,7 +1,9 @@
 """Calibrations: their rows, and the one that holds for a cluster."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 
 from sqlalchemy import case, select
 from sqlalchemy.orm import Session
@@ -10,6 +12,8 @@ from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration, hardware_key
 from tuner.store.clock import clock
 from tuner.store.tables import CalibrationRow
+
+log = logging.getLogger(__name__)
 
 MOST_LOOKED_AT = 5
 """Calibrations that are read until one is of this version's format."""
@@ -20,7 +24,7 @@ def read_calibration(
 ) -> Calibration | None:
     """The newest of such devices with this release of torch; of clusters of this size first.
 
-    None of another format: the devices are as if they had not been measured.
+    None of another format: the devices are as if they had not been measured, which is said once.
     """
     like = [CalibrationRow.hardware == hardware_key(cluster)]
     if torch := versions.get("torch"):
@@ -35,10 +39,22 @@ def read_calibration(
         else_=2,
     )
     newest = select(CalibrationRow).where(*like).order_by(same_size, CalibrationRow.id.desc())
-    for row in session.scalars(newest.limit(MOST_LOOKED_AT)):
+    rows = session.scalars(newest.limit(MOST_LOOKED_AT)).all()
+    for row in rows:
         with suppress(ValueError, KeyError, TypeError):  # another version's
             return Calibration.from_dict(row.record)
+    if rows:
+        _warn_once(cluster.gpu.name)
     return None
+
+
+@cache
+def _warn_once(name: str) -> None:
+    """That there are rates, and none of this version; a study is read often."""
+    log.warning(
+        "the rates of %s were measured by another version and are not used: run tuner calibrate",
+        name,
+    )
 
 
 def keep_calibration(session: Session, calibration: Calibration) -> None:

@@ -15,13 +15,10 @@ from tuner.measurement import TRIED_AGAIN, Fidelity, Measurement, Outcome
 from tuner.store.clock import clock
 from tuner.store.engine import one_line
 from tuner.store.identity import WorkerIdentity
-from tuner.store.records import AttemptState, Claim, EventKind
+from tuner.store.records import LEASE_S, AttemptState, Claim, EventKind
 from tuner.store.rows import add_event, measurement_row, probe_of
 from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
 from tuner.study import PROBE_TRANSITIONS, ProbeState, StudyState
-
-LEASE_S = 60
-"""Seconds for which a claim or a beat gives a worker its probe."""
 
 MOST_LOSSES = 3
 """A probe whose worker was lost so often is closed: it may be what kills them."""

@@ -9,6 +9,9 @@ from tuner.measurement import Outcome
 from tuner.store.identity import WorkerIdentity
 from tuner.study import Probe, StudyState
 
+LEASE_S = 60
+"""Seconds for which a claim or a beat gives a worker its probe."""
+
 
 class AttemptState(StrEnum):
     """Where an attempt of a probe stands. Only a running one may record."""

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.settings import parse_settings
+from tuner.store.attempts import fruitless_s
 from tuner.store.calibrations import read_calibration
 from tuner.store.clock import clock, iso
 from tuner.store.records import Event, EventKind, StudySummary
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in three queries more, and another one for dry runs that it names.
+    """The whole study, in four queries more, and another one for dry runs that it names.
 
     The row is read first: should a probe change between the two, the revision is the older one,
     and a plan made from it is not entered.
@@ -49,10 +50,11 @@ def read_study(session: Session, row: StudyRow) -> Study:
     try:
         probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
-        study = _study(row, probes, read_dry_runs(session, named))
+        study = study_of(row, probes, read_dry_runs(session, named))
         question = study.question
         return replace(
             study,
+            fruitless_s=fruitless_s(session, row),
             guards=guards_of(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )
@@ -86,7 +88,8 @@ def keep_dry_run(session: Session, dry_run: "DryRun") -> None:
         row.record, row.created_at = dry_run.as_dict(), clock(session)
 
 
-def _study(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:
+def study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:
+    """A study with these probes and dry runs."""
     return Study(
         id=row.id,
         question=Question.from_dict(row.question),

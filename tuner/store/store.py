@@ -37,9 +37,9 @@ from tuner.store.rows import (
     measurement_row,
     probe_of,
     read_dry_runs,
-    read_study,
     read_summaries,
 )
+from tuner.store.similar import MOST_SIMILAR, read_study_with_past, similar_studies
 from tuner.store.tables import EventRow, ProbeRow, StudyRow
 from tuner.store.verdicts import keep_verdict, read_verdicts
 from tuner.study import (
@@ -129,13 +129,13 @@ class Store:
             if study.state not in queue.OPEN:
                 queue.move_study(session, study, StudyState.QUEUED, "", now)
             session.flush()
-            return read_study(session, study)
+            return read_study_with_past(session, study)
 
     def find(self, question: Question) -> Study | None:
         """The study of a question, if it was asked before."""
         with self._read() as session:
             row = session.scalar(select(StudyRow).where(StudyRow.identity == question.identity))
-            return read_study(session, row) if row else None
+            return read_study_with_past(session, row) if row else None
 
     def study(self, study_id: str) -> Study:
         """A study with its probes, by its id or by a beginning of it that no other has.
@@ -144,7 +144,15 @@ class Store:
             UsageError: there is none, or several.
         """
         with self._read() as session:
-            return read_study(session, named_study(session, study_id))
+            return read_study_with_past(session, named_study(session, study_id))
+
+    def similar(self, question: Question, limit: int = MOST_SIMILAR) -> tuple[Study, ...]:
+        """Earlier studies that may teach something of a question, those asked last first.
+
+        They are of the same stack and kind of cluster, with their finished probes that ran steps.
+        """
+        with self._read() as session:
+            return similar_studies(session, question, limit)
 
     def studies(self, limit: int = 50) -> list[StudySummary]:
         """The studies that were asked last, newest first."""
@@ -255,7 +263,7 @@ class Store:
     def claim(
         self, study_id: str, worker: WorkerIdentity, fidelity: Fidelity | None = None
     ) -> Claim | None:
-        """Takes the study's oldest queued probe, for :data:`queue.LEASE_S` seconds.
+        """Takes the study's oldest queued probe, for :data:`tuner.store.LEASE_S` seconds.
 
         Args:
             study_id: the whole id.

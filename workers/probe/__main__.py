@@ -9,7 +9,7 @@ every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
 (``workers/probe/orders.py``). The third sees whether its device computes.
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
-``rank-NNNNN.json`` and exits with 0 (all steps done), 10 (the record says what happened) or
+``rank-NNNNN.json`` and exits with 0 (its steps are done), 10 (the record says what happened) or
 111 (its supervisor is gone).
 """
 
@@ -52,7 +52,7 @@ def main() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: a communicator whose peers are gone can hang in it.
-    os._exit(0 if record.outcome == "ok" else RECORDED)
+    os._exit(0 if record.is_well else RECORDED)
 
 
 def _run(options: argparse.Namespace) -> "Record":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from workers.probe.device import Device
+from workers.probe.giving_up import computing
 from workers.probe.group import gather_into, group_of_name, reduce_scatter_into
 from workers.probe.overlap import Overlap, overlaps
 from workers.probe.summary import summarize
@@ -62,6 +63,16 @@ class Alone:
     """Of each phase in each timed step, by accumulation count."""
     calls: dict[int, list[Call]] = field(default_factory=dict)
     """Of one step of each accumulation count."""
+    _left_out: str = ""
+    _known: dict[tuple[str, str, int], float] = field(default_factory=dict)
+
+    def computing_s(self) -> dict[int, list[float]]:
+        """Seconds that each timed step computes, by accumulation count."""
+        copies = self._copies_s()
+        return {
+            count: [sum(computing(step, copies[count]).values()) for step in steps]
+            for count, steps in self.seconds.items()
+        }
 
     def rows(self, count: int) -> list[dict[str, object]]:
         """The collectives of a step by kind, with what hides them."""
@@ -74,19 +85,19 @@ class Alone:
             "phase_times_s": {str(count): steps for count, steps in self.seconds.items()},
             "copies_s": {str(count): copies for count, copies in self._copies_s().items()},
             "collectives": {str(count): self.rows(count) for count in self.calls},
+            "copies_left_out": self._left_out,
         }
 
     def _copies_s(self) -> dict[int, dict[str, float]]:
         """Seconds that a step of each count waits for copies, by phase."""
-        known: dict[tuple[str, str, int], float] = {}
         found: dict[int, dict[str, float]] = {}
         for count, calls in self.calls.items():
             seconds: dict[str, float] = defaultdict(float)
             for call in self._waited_for(calls):
                 kind = call.op, call.group, call.bytes
-                if kind not in known:
-                    known[kind] = self._copy_s(call)
-                seconds[call.phase] += known[kind]
+                if kind not in self._known:
+                    self._known[kind] = self._copy_s(call)
+                seconds[call.phase] += self._known[kind]
             found[count] = dict(seconds)
         return found
 
@@ -104,7 +115,8 @@ class Alone:
         """Seconds of a call's copies: in pieces where there is no memory for more.
 
         The steps' tensors are there, and whatever their allocations left in pieces; a probe whose
-        steps had memory enough must not fail for want of it here.
+        steps had memory enough must not fail for want of it here. Without room for the smallest
+        piece nothing is taken off: the time of computing is too long then, and says so.
         """
         ranks, pieces = group_of_name(call.group).size(), 1
         while True:
@@ -112,8 +124,11 @@ class Alone:
             try:
                 return pieces * self._piece_s(call, each)
             except (RuntimeError, MemoryError) as error:
-                if self.device.out_of_memory(error) is None or each * ranks <= LEAST_BYTES:
+                if self.device.out_of_memory(error) is None:
                     raise
+                if each * ranks <= LEAST_BYTES:
+                    self._left_out = f"no memory was left to time {call.op} of {call.bytes} bytes"
+                    return 0.0
             pieces *= 2
 
     def _piece_s(self, call: Call, each: int) -> float:

@@ -48,6 +48,11 @@ class Record:
     emulation: dict[str, Any] | None = None
     readings: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def is_well(self) -> bool:
+        """Whether the rank did what it was asked to, and may be asked again."""
+        return self.outcome in ("ok", "stopped_early")
+
     def fail(self, error: BaseException, phase: str, device: Device | None) -> None:
         """Set the outcome from the kind of ``error``, and the device's and libraries' own codes."""
         self.phase = phase

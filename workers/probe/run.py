@@ -12,6 +12,7 @@ from workers.probe import mesh as meshes
 from workers.probe.alone import Alone, StepClock
 from workers.probe.data import micro_batches
 from workers.probe.device import Device
+from workers.probe.giving_up import LOOK_STEPS, least_s
 from workers.probe.gradient_norm import total_gradient_norm
 from workers.probe.group import one_copy_gathers
 from workers.probe.recompute import recomputing
@@ -38,6 +39,8 @@ class Rank:
     _step: int = 0
     _gradient_bytes: int = 0
     _alone: Alone | None = None
+    _gave_up: bool = False
+    _retries_of_copies: int = 0
 
     def run(self) -> None:
         """Build the stack, run all steps, and fill the record.
@@ -63,7 +66,7 @@ class Rank:
         self.phase.name = self.record.phase = "finish"
         self.record.optimizer_steps = stack.optimizer_steps
         self.record.expected_optimizer_steps = self._step
-        self.record.outcome = "ok"
+        self.record.outcome = "stopped_early" if self._gave_up else "ok"
 
     def _enter(self, name: str) -> None:
         self.phase.name = name
@@ -101,25 +104,74 @@ class Rank:
     def _time(self, stack: Stack) -> None:
         """Take the time of steps at every count, without instruments.
 
-        Every count gets its own warm-up; the tracked steps are a part of the last one's.
+        Where a limit is given, all counts are looked at after a few steps, and the rest of their
+        steps is taken only if they keep within it.
         """
         counts = self.spec.accumulation_counts
         losses: list[torch.Tensor] = []
+        left: dict[int, int] = {}
         for count in reversed(counts):
-            stack.set_accumulation(count)
-            warm = self.spec.warmup_steps - (self.spec.tracked_steps if count == counts[-1] else 0)
-            seconds = [self._timed_step(stack, count, losses) for _ in range(max(1, warm))]
-            steps = self._affordable(seconds[-1], len(counts), stack)
-            times = [self._timed_step(stack, count, losses) for _ in range(steps)]
-            self.record.step_times_s[str(count)] = times
-            if self._alone is not None:
-                del self._alone.seconds[count][:-steps]  # of warming up
+            steps = self._warm_up(stack, count, losses)
+            now = steps if self.spec.give_up_above_s is None else min(LOOK_STEPS, steps)
+            self._take(stack, count, now, losses)
+            left[count] = steps - now
+        if any(left.values()):
+            self._gave_up = self._is_too_slow()
+        if not self._gave_up:
+            for count in counts:
+                self._take(stack, count, left[count], losses)
         self._note_losses(stack, losses)
 
+    def _warm_up(self, stack: Stack, count: int, losses: list[torch.Tensor]) -> int:
+        """Warm up for steps of a count; how many of them are to be timed.
+
+        The tracked steps are a part of the last count's.
+        """
+        tracked = self.spec.tracked_steps if count == self.spec.accumulation_counts[-1] else 0
+        warm = max(1, self.spec.warmup_steps - tracked)
+        stack.set_accumulation(count)
+        seconds = [self._timed_step(stack, count, losses) for _ in range(warm)]
+        if self._alone is not None:
+            self._alone.seconds[count].clear()
+        return self._affordable(seconds[-1])
+
+    def _take(self, stack: Stack, count: int, steps: int, losses: list[torch.Tensor]) -> None:
+        """Take the time of some steps."""
+        stack.set_accumulation(count)
+        times = self.record.step_times_s.setdefault(str(count), [])
+        times.extend(self._timed_step(stack, count, losses) for _ in range(steps))
+
+    def _is_too_slow(self) -> bool:
+        """Whether a step is longer than the limit, by what was timed: the same on every rank.
+
+        Of a rank alone only computing counts: what it would wait for is not known here. The copies
+        that are timed for that are only timed where it matters.
+        """
+        limit_s = self.spec.give_up_above_s
+        assert limit_s is not None
+        accumulation = self.spec.settings.gradient_accumulation_steps
+        times = {
+            int(count): self._of_slowest_rank(mine)
+            for count, mine in self.record.step_times_s.items()
+        }
+        if self._alone is not None and least_s(times, accumulation) > limit_s:
+            before = self.device.allocation_retries()
+            times = self._alone.computing_s()
+            self._retries_of_copies = self.device.allocation_retries() - before
+        return least_s(times, accumulation) > limit_s
+
+    def _of_slowest_rank(self, seconds: list[float]) -> list[float]:
+        """Of each of these on all ranks the longest."""
+        slowest = torch.tensor(seconds, dtype=torch.float64, device=self.device.torch_device)
+        if self.spec.world_size > 1:
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return [float(value) for value in slowest.tolist()]
+
     def _note_retries(self) -> None:
-        """Near misses of the timed steps too; not of the copies that are timed after them."""
+        """Near misses of the timed steps too; not of the copies that are timed beside them."""
         assert self.record.memory is not None
-        self.record.memory["allocation_retries"] = self.device.allocation_retries()
+        retries = self.device.allocation_retries() - self._retries_of_copies
+        self.record.memory["allocation_retries"] = retries
 
     def _timed_step(self, stack: Stack, count: int, losses: list[torch.Tensor]) -> float:
         batches = self._batches(count)
@@ -143,12 +195,11 @@ class Rank:
         self._alone.seconds.setdefault(count, []).append(seconds)
         return sum(seconds.values())
 
-    def _affordable(self, step_s: float, counts: int, stack: Stack) -> int:
+    def _affordable(self, step_s: float) -> int:
         """Measured steps that the time budget allows: the same number on every rank."""
-        slowest = torch.tensor(step_s, dtype=torch.float64, device=self.device.torch_device)
-        if self.spec.world_size > 1:
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        affordable = int(self.spec.time_budget_s / counts / max(float(slowest), 1e-9))
+        (slowest_s,) = self._of_slowest_rank([step_s])
+        budget_s = self.spec.time_budget_s / len(self.spec.accumulation_counts)
+        affordable = int(budget_s / max(slowest_s, 1e-9))
         return max(self.spec.minimum_steps, min(self.spec.measured_steps, affordable))
 
     def _one_step(self, stack: Stack, count: int, *, norms: bool) -> torch.Tensor:

@@ -33,11 +33,11 @@ def run_series(out: Path) -> Record:
         sys.stdout.write(header(place.name))
         sys.stdout.flush()
         record, device = run_probe(place / SPEC, f"file://{place}/rendezvous")
-        if record.outcome == "ok":
+        if record.is_well:
             assert device is not None
             _clean_up(between, device, record, out)
         record.write(place)
-        if record.outcome != "ok":
+        if not record.is_well:
             break
     assert record is not None, f"no orders in {out}"
     record.write(out)

@@ -78,6 +78,9 @@ class Spec:
     """Seconds for the measured steps of all counts."""
     fidelity: str = "measured"
     """How it is run, one of ``FIDELITIES``; of no meaning to a dry run."""
+    give_up_above_s: float | None = None
+    """Seconds of an optimizer step at the settings' own accumulation: one that is seen to take more
+    is not timed further. ``None`` where all steps are to be timed."""
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -88,6 +91,8 @@ class Spec:
             raise ValueError("accumulation_counts: must name at least one count")
         if self.fidelity not in FIDELITIES:
             raise ValueError(f"fidelity: got {self.fidelity!r}; must be one of {FIDELITIES}")
+        if self.give_up_above_s is not None and not self.give_up_above_s > 0:
+            raise ValueError(f"give_up_above_s: got {self.give_up_above_s}; must be positive")
 
     @property
     def is_emulated(self) -> bool:

@@ -16,7 +16,9 @@ from tuner.cli.answers import (
     standing_text,
 )
 from tuner.cli.targets import Target
+from tuner.cluster import parse_cluster
 from tuner.errors import NothingFitsError, ProbeError
+from tuner.framework import framework
 from tuner.planner import answer
 from tuner.store import open_store
 from tuner.study import Study, StudyState, Terms
@@ -150,6 +152,45 @@ def test_a_study_says_which_it_is_and_what_it_has(answered: Study) -> None:
     text = standing_text(answered, answered=True).splitlines()
     assert text[1].startswith("answered from what is stored, 2 probes since 20")
     assert text[1].endswith(" UTC: the budget is spent")
+    versions = answered.question.framework.versions
+    day = answered.probes[0].finished_at
+    assert day is not None
+    assert text[2].startswith(f"measured on {day[:10]} with ")
+    assert all(f"{package} {version}" in text[2] for package, version in versions.items())
+
+
+def test_a_stored_answer_says_when_it_was_measured_and_with_what(answered: Study) -> None:
+    found = answer(answered)
+    assert found.best is not None
+    assert found.best.provenance == "measured"
+    (sentence,) = (s for s in found.explanation if s.startswith("This was measured on 20"))
+    assert f"torch {answered.question.framework.versions['torch']}" in sentence
+
+
+def test_other_versions_or_clusters_are_another_question(answered: Study) -> None:
+    """What was measured with these versions here is no answer there, nor evidence."""
+    question = answered.question
+    newer = {**question.framework.versions, "accelerate": "1.14.0"}
+    others = (
+        replace(question, framework=framework("accelerate", newer)),
+        replace(question, cluster=parse_cluster("cpu:4")),
+    )
+    with open_store() as store:
+        for other in others:
+            assert answered_before(store, other, answered.terms) is None
+            asked = store.ask(other, answered.terms)
+            assert asked.probes == ()
+            assert asked.past == ()
+            assert answer(asked).best is None
+
+
+def test_the_same_question_is_answered_at_once_unless_more_is_asked_for(answered: Study) -> None:
+    question, terms = answered.question, answered.terms
+    with open_store() as store:
+        assert answered_before(store, question, terms) == answered
+        more = replace(terms, max_probes=terms.max_probes + 1)
+        assert answered_before(store, question, more) is None
+        assert store.study(answered.id) == answered  # nothing was asked, so nothing changed
 
 
 def test_joining_another_command_is_told(answered: Study) -> None:

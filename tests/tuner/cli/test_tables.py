@@ -61,7 +61,7 @@ def test_the_table_is_sorted_and_marked(study: Study) -> None:
         "probe sharding   batch steps each ckpt    MiB per rank outcome",
         "─" * 62,
         "   *3 full_shard     4     1 -    none   40.0    1,281 ok",
-        "  1,4 full_shard     2     2 no   none   24.0      513 ok",
+        "  1,4 full_shard     2     2 no   none   24.0      512 ok",
         "    2 ddp            4     1 -    none  >65.0        - oom",
         "    5 ddp            1     4 yes  full      -        - running",
         "    6 ddp            1     4 yes  none      -        - crashed",

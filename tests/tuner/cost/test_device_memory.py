@@ -10,6 +10,7 @@ from tuner.cost.device_memory import (
     communicator_count,
     device_terms,
     workspace_bytes,
+    workspaces,
 )
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import Quantity
@@ -33,7 +34,7 @@ def ends(quantity: Quantity) -> tuple[float, float, float]:
 
 
 def every(terms: DeviceTerms) -> tuple[Quantity, ...]:
-    return terms.context, terms.communicators, terms.reserved_free, terms.workspaces
+    return terms.context, terms.communicators, terms.reserved_free
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,10 @@ def test_groups_of_more_than_one_rank_are_counted_once(
 def test_a_rank_on_the_cpu_has_none_of_it() -> None:
     terms = device_terms(FULL_SHARD, parse_cluster("cpu:2"), 4 * GIB)
     assert all(ends(term) == (0, 0, 0) for term in every(terms))
+
+
+def test_workspaces_are_a_gpus_alone() -> None:
+    assert ends(workspaces(parse_cluster("cpu:2").gpu)) == (0, 0, 0)
 
 
 def test_a_single_gpu_has_no_communicator() -> None:
@@ -108,7 +113,7 @@ def test_a_ring_of_24_channels_is_the_least_that_a_communicator_takes() -> None:
 def test_a_workspace_is_as_large_as_torch_has_it_by_default(gpu: str, mib: float) -> None:
     cluster = parse_cluster(gpu)
     assert workspace_bytes(cluster.gpu) == mib * 2**20
-    low, value, high = ends(device_terms(FULL_SHARD, cluster, 4 * GIB).workspaces)
+    low, value, high = ends(workspaces(cluster.gpu))
     assert value == 2 * mib * 2**20
     assert low <= 2 * 8.125 * 2**20 <= high or not mib
     assert high >= 2 * value
@@ -117,7 +122,9 @@ def test_a_workspace_is_as_large_as_torch_has_it_by_default(gpu: str, mib: float
 def test_a_gpu_of_the_drivers_name_is_known() -> None:
     gpu = parse_cluster("1xh200").gpu
     assert workspace_bytes(replace(gpu, name="NVIDIA-H200")) == 32 * 2**20
-    assert workspace_bytes(replace(gpu, name="Tesla-T4")) == WORKSPACE_BYTES
+    assert workspace_bytes(replace(gpu, name="NVIDIA-GeForce-RTX-5070-Ti")) == 32 * 2**20
+    for older in ("Tesla-T4", "Quadro-RTX-5000", "NVIDIA-RTX-5000-Ada-Generation"):
+        assert workspace_bytes(replace(gpu, name=older)) == WORKSPACE_BYTES
 
 
 def test_the_constants_can_be_the_callers() -> None:

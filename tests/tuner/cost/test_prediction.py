@@ -223,6 +223,13 @@ def test_a_profiles_memory_is_taken_as_it_is() -> None:
     assert found.step_time_s.value is not None
 
 
+def test_what_is_reserved_is_in_proportion_to_all_that_is_allocated() -> None:
+    """cuBLAS's workspaces were in the peaks of the runs that the factor is fitted to."""
+    found, factor = with_profile(), default_costs().device.reserved[0]
+    held = 30 * GIB + 2 * HOPPER_WORKSPACE_BYTES
+    assert value(found, "reserved_bytes") == pytest.approx(factor * held)
+
+
 def test_what_a_script_keeps_counts_in_its_phase() -> None:
     """Keys and values of all layers, and logits, of the step before."""
     plain, kept = with_profile(), with_profile(script=Script(use_cache=True, keeps_outputs=True))

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import FORMAT
 
-PINNED = (2, "f909b2d463bdd0f1dd82ab13d61477023191c942a292d8c7462ce9b36c4c0261")
+PINNED = (2, "5b00333bfb764a39734b77555bbc94c02f3a9be2ed59eaa20c386d699828f7d3")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.tuner.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.twin import GUARD_FORMAT
 
-PINNED = (2, "d20844e96538e5ce3188fe1e66167652d0121a7c01e9f047fa523bd9128ec625")
+PINNED = (2, "d0b634ecbef3ce457c8018ff5f4acf9d1f40083cfcb6f06eae4550b6eb4a3aec")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""
@@ -21,7 +21,12 @@ JUDGES = (
     ROOT / "tuner" / "dryrun" / "depths.py",
     ROOT / "tuner" / "cost" / "collectives.py",
     ROOT / "tuner" / "cost" / "buckets.py",
+    ROOT / "tuner" / "cost" / "memory.py",
+    ROOT / "tuner" / "cost" / "shards.py",
     ROOT / "tuner" / "cost" / "units.py",
+    ROOT / "workers" / "guard.py",
+    ROOT / "workers" / "merge.py",
+    ROOT / "workers" / "records.py",
 )
 """What makes a twin, and what holds it against what its settings must cause."""
 
@@ -41,5 +46,5 @@ def test_the_step_and_the_judgement_are_in_the_digest() -> None:
         "sequence.py",
         "recompute.py",
     } <= names
-    assert {"twin.py", "shrink.py", "verdict.py", "counts.py"} <= names
+    assert {"twin.py", "shrink.py", "verdict.py", "counts.py", "merge.py", "guard.py"} <= names
     assert names.isdisjoint({"watch.py", "orders.py", "server.py"})

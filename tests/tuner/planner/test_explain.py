@@ -1,3 +1,5 @@
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 from tuner.measurement import Measurement, Outcome
@@ -10,9 +12,10 @@ TP = "sharding=ddp,tp_size=2,micro_batch_size=4,gradient_accumulation_steps=2"
 
 
 def told(lab: SimpleNamespace, *rows: tuple[str, object], **terms: object) -> list[str]:
-    """The explanation for probes #1, #2, ... of (settings, measurement)."""
+    """The explanation for probes #1, #2, ... of (settings, measurement), intervals cut out."""
     probes = [lab.probe(n, parse_settings(t), m) for n, (t, m) in enumerate(rows, start=1)]
-    return list(answer(lab.study(probes=probes, **terms)).explanation)
+    found = answer(lab.study(probes=probes, **terms)).explanation
+    return [re.sub(r" \(80% interval [^,;)]*\)|, 80% interval [^,;)]*", "", text) for text in found]
 
 
 def test_the_best_its_rival_and_the_coverage(lab: SimpleNamespace) -> None:
@@ -21,26 +24,43 @@ def test_the_best_its_rival_and_the_coverage(lab: SimpleNamespace) -> None:
         (BASE, lab.ok(2.0, GIB, count=2)),
         ("sharding=ddp,micro_batch_size=4", lab.ok(2.5, 2 * GIB)),
     )
-    assert found == [
+    assert found[:2] == [
         "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2 takes 2 s for an"
-        " optimizer step (80% interval 2 s to 2 s) and needs 1.00 GiB of 4.00 GiB on one device"
-        " (probe #1).",
+        " optimizer step and needs 1.00 GiB of 4.00 GiB on one device (probe #1; both are"
+        " measured).",
         "Next comes sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1 with 2.5 s"
         " (25% longer) and 2.00 GiB (probe #2).",
-        "2 of the 46 legal settings were probed, in 2 probes.",
     ]
+    assert "2 of the 46 legal settings were probed, in 2 probes." in found
+
+
+def test_speed_and_the_difference_have_intervals(lab: SimpleNamespace) -> None:
+    probes = [
+        lab.probe(1, parse_settings(BASE), lab.ok({2: [1.9, 2.0, 2.1] * 4}, GIB)),
+        lab.probe(2, parse_settings(TP), lab.ok({2: [2.4, 2.5, 2.6] * 4}, GIB)),
+    ]
+    best, second, *_ = answer(lab.study(probes=probes)).explanation
+    assert re.search(r"\(80% interval [12][.\d]* s to 2[.\d]* s\) and needs", best)
+    assert re.search(r"2.5 s \(25% longer, 80% interval [.\d]+% to [.\d]+% longer\)", second)
+
+
+def test_time_that_was_extrapolated_is_predicted(lab: SimpleNamespace) -> None:
+    settings = parse_settings("sharding=full_shard,gradient_accumulation_steps=32")
+    measured = lab.ok({2: [2.5] * 10, 4: [4.5] * 10}, GIB)
+    study = lab.study(lab.question(batch=64), probes=[lab.probe(1, settings, measured)])
+    assert "the time is predicted, the memory measured" in answer(study).explanation[0]
 
 
 def test_a_tie_that_memory_broke(lab: SimpleNamespace) -> None:
     found = told(
         lab,
-        (BASE, lab.ok(2.01, GIB, count=2)),
-        ("sharding=ddp,micro_batch_size=4", lab.ok(2.0, 2 * GIB)),
+        (BASE, lab.ok({2: [1.9, 2.01, 2.1] * 4}, GIB)),
+        ("sharding=ddp,micro_batch_size=4", lab.ok({1: [1.9, 2.0, 2.1] * 4}, 2 * GIB)),
     )
     assert found[1] == (
         "Its speed cannot be told apart from that of the fastest,"
-        " sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1 with 2 s and 2.00 GiB"
-        " (probe #2); it needs 1.00 GiB less memory."
+        " sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1 with 2 s"
+        " (0.5% shorter) and 2.00 GiB (probe #2); it needs 1.00 GiB less memory."
     )
     assert not any(line.startswith("Next comes") for line in found)  # it was named already
 
@@ -157,6 +177,21 @@ def test_nothing_fits(lab: SimpleNamespace) -> None:
         "The smallest need known is 1.00 GiB on one device, of sharding=full_shard,"
         "micro_batch_size=2,gradient_accumulation_steps=2 (probe #1); the limit is 512 MiB.",
     ]
+
+
+def test_what_was_ended_early_is_no_failure(lab: SimpleNamespace) -> None:
+    slow = replace(lab.ok({2: [3.0, 3.0]}, GIB), outcome=Outcome.STOPPED_EARLY)
+    found = told(lab, (BASE, lab.ok(2.0, GIB, count=2)), (f"{BASE},sync_each_batch=false", slow))
+    assert (
+        "Ended early, slower than the fastest could be: sharding=full_shard,micro_batch_size=2,"
+        "gradient_accumulation_steps=2,sync_each_batch=false, about 3 s for a step (probe #2)."
+        in found
+    )
+    assert (
+        "With sync_each_batch=false instead of true, a step takes 3 s (50% longer) and needs"
+        " 1.00 GiB (probe #2, ended early against #1)." in found
+    )
+    assert not any(line.startswith("Without a result") for line in found)
 
 
 def test_nothing_was_probed(lab: SimpleNamespace) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -118,3 +119,50 @@ def test_untimed_steps_are_no_answer(lab: SimpleNamespace) -> None:
     known = learn(lab.study(probes=[lab.probe(1, WHOLE, lab.ok({}, GIB))]))
     assert not known.fitting
     assert WHOLE not in known.candidates()
+
+
+def variants(text: str) -> tuple[Settings, Settings]:
+    """The same settings with both values of a knob."""
+    base = f"sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4,{text}"
+    return parse_settings(f"{base}=true"), parse_settings(f"{base}=false")
+
+
+@pytest.mark.parametrize("knob", ["sync_each_batch", "tp_recompute_allgather"])
+def test_out_of_memory_rules_out_what_needs_no_less(lab: SimpleNamespace, knob: str) -> None:
+    light, heavy = variants(f"tp_size=2,{knob}")
+    shortage = lab.oom(5 * GIB, 4 * GIB)
+    known = learn(lab.study(probes=[lab.probe(1, light, shortage, limit=4 * GIB)]))
+    assert known.is_infeasible(heavy)
+    known = learn(lab.study(probes=[lab.probe(1, heavy, shortage, limit=4 * GIB)]))
+    assert not known.is_infeasible(light)
+
+
+def stopped(lab: SimpleNamespace, seconds: float, allocated: int) -> Measurement:
+    """Ended after two steps."""
+    found = lab.ok({4: (seconds, seconds)}, allocated)
+    return replace(found, outcome=Outcome.STOPPED_EARLY)
+
+
+def test_what_was_stopped_early_is_not_tried_again(lab: SimpleNamespace) -> None:
+    fast = lab.probe(1, WHOLE, lab.ok(1.0, GIB))
+    slow = lab.probe(2, SMALL, stopped(lab, 3.0, GIB))
+    known = learn(lab.study(probes=[fast, slow]))
+    assert SMALL not in known.candidates()
+    assert SMALL not in known.findings
+    assert known.slow[SMALL].step_time.value == 3.0
+
+
+def test_it_is_once_what_it_was_compared_with_does_not_fit(lab: SimpleNamespace) -> None:
+    """Half of the limit: the fast one is out, and the slow one was never measured to its end."""
+    fast = lab.probe(1, WHOLE, lab.ok(1.0, 3 * GIB))
+    slow = lab.probe(2, SMALL, stopped(lab, 3.0, GIB))
+    assert SMALL in candidates(lab.study(probes=[fast, slow], memory_limit_bytes=2 * GIB))
+    known = learn(lab.study(probes=[fast, slow], memory_limit_bytes=GIB // 2))
+    assert known.is_infeasible(SMALL)
+
+
+def test_a_timeout_is_closed_and_says_no_time(lab: SimpleNamespace) -> None:
+    late = lab.probe(1, SMALL, Measurement(outcome=Outcome.TIMEOUT, wall_s=600.0))
+    known = learn(lab.study(probes=[late]))
+    assert SMALL not in known.candidates()
+    assert known.slow[SMALL].step_time.value is None

@@ -1,23 +1,18 @@
-import json
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tuner.framework import framework
 from tuner.measurement import Measurement, Outcome
 from tuner.planner import Stop, Wait, answer, next_probe
-from tuner.planner.knowledge import family, learn
+from tuner.planner.knowledge import learn
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.search import LAST_RESORTS, Search, propose
-from tuner.settings import Settings
 from tuner.space import enumerate_space
 from tuner.study import Probe, ProbeRequest, ProbeState, Study
 
@@ -223,97 +218,7 @@ def test_nanotron_is_not_probed(lab: SimpleNamespace) -> None:
     assert "nanotron" in next_probe(lab.study(question)).reason
 
 
-# -- whatever happens -------------------------------------------------------------------------
-
-TROUBLE = [o for o in Outcome if o not in (Outcome.OK, Outcome.OOM)]
-
-
-def troubled(seed: int) -> Callable[[Settings], Outcome | None]:
-    """Fails for one settings in four, always in the same way."""
-
-    def fail(one: Settings) -> Outcome | None:
-        draw = random.Random(f"{seed} {one}")
-        return draw.choice(TROUBLE) if draw.random() < 0.25 else None
-
-    return fail
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    limit_mib=st.sampled_from([1, 130, 200, 260, 400, 4000]),
-    most=st.integers(1, 14),
-    factor=st.sampled_from([0.5, 0.9, 1.6]),
-    cluster=st.sampled_from(["cpu:1", "cpu:2", "cpu:4"]),
-    batch=st.sampled_from([8, 12, 96]),
-)
-@settings(max_examples=15, deadline=None, derandomize=True)
-def test_whatever_happens(
-    lab: SimpleNamespace,
-    seed: int,
-    limit_mib: int,
-    most: int,
-    factor: float,
-    cluster: str,
-    batch: int,
-) -> None:
-    question = lab.question(cluster, batch)
-    machine = lab.Machine(question, noise=0.05, memory_factor=factor, fail=troubled(seed))
-    limit = limit_mib * lab.MIB
-    study, _ = machine.play(
-        lab.study(question, seed=seed, memory_limit_bytes=limit, max_probes=most)
-    )
-    assert len(study.probes) <= most
-    legal = set(enumerate_space(question).legal)
-    keys = [(p.request.settings, p.request.repetition) for p in study.probes]
-    assert len(set(keys)) == len(keys)
-    for index, probe in enumerate(study.probes):
-        asked, before = probe.request.settings, study.probes[:index]
-        assert asked in legal
-        same = [p for p in before if p.request.settings == asked]
-        assert all(p.measurement.outcome is Outcome.OK for p in same)
-        assert not [p for p in before if rules_out(p, asked)]
-    check_answer(study, limit)
-
-
-def rules_out(probe: Probe, asked: Settings) -> bool:
-    """Whether an earlier probe already says that ``asked`` cannot be had."""
-    had, outcome = probe.request.settings, probe.measurement.outcome
-    if outcome in (Outcome.INVALID, Outcome.WRONG_RESULT):
-        return had.settings_class == asked.settings_class
-    return (
-        outcome is Outcome.OOM
-        and family(had) == family(asked)
-        and had.micro_batch_size <= asked.micro_batch_size
-    )
-
-
-def check_answer(study: Study, limit: int) -> None:
-    """It fits, it is as fast as any that fits or lighter, and the probes' order is nothing."""
-    suggestion = answer(study)
-    json.dumps(suggestion.as_dict(), allow_nan=False)
-    probes = list(study.probes)
-    random.Random(0).shuffle(probes)
-    assert answer(replace(study, probes=tuple(probes))) == suggestion
-    if suggestion.best is None:
-        return
-    for one in (suggestion.best, *suggestion.alternatives, *suggestion.pareto):
-        assert one.allocated_gib.high * GIB <= limit
-        was_run = not learn(study).findings[one.settings].extrapolated
-        assert one.provenance == ("measured" if was_run else "predicted")
-    for one in suggestion.alternatives:
-        faster = one.step_time_s.value < suggestion.best.step_time_s.value
-        assert not faster or one.allocated_gib.value >= suggestion.best.allocated_gib.value
-
-
-@given(order=st.permutations(range(6)))
-@settings(max_examples=20, deadline=None, derandomize=True)
-def test_a_plan_does_not_depend_on_who_finished_first(
-    lab: SimpleNamespace, order: list[int]
-) -> None:
-    study, _ = lab.Machine(lab.question()).play(lab.study(max_probes=6))
-    more = replace(study, terms=replace(study.terms, max_probes=12))
-    shuffled = replace(more, probes=tuple(more.probes[n] for n in order))
-    assert next_probe(shuffled) == next_probe(more)
+# -- asking again ----------------------------------------------------------------------------
 
 
 def test_asking_twice_gives_the_same_plan(lab: SimpleNamespace) -> None:

@@ -34,9 +34,30 @@ def test_the_fastest_wins(lab: SimpleNamespace) -> None:
     assert best(lab, (A, 1.0, 900), (B, 1.1, 500)) == A
 
 
+def test_within_the_luck_of_one_run_the_lighter_wins(lab: SimpleNamespace) -> None:
+    assert best(lab, (A, 1.0, 900), (B, 1.03, 500)) == B
+    assert best(lab, (A, 1.0, 900), (B, 1.032, 500)) == A
+
+
 def test_within_the_tolerance_the_lighter_wins(lab: SimpleNamespace) -> None:
-    assert best(lab, (A, 1.0, 900), (B, 1.009, 500)) == B
-    assert best(lab, (A, 1.0, 900), (B, 1.011, 500)) == A
+    found = findings(lab, (A, 1.0, 900), (B, 1.045, 500))
+    assert choose(found, 0.044).best is found[0]
+    assert choose(found, 0.046).best is found[1]
+
+
+def test_repetitions_tell_apart_what_one_run_does_not(lab: SimpleNamespace) -> None:
+    once, twice = (
+        [
+            lab.probe(
+                10 * n + k, parse_settings(text), lab.ok(seconds, mib * lab.MIB), repetition=k
+            )
+            for n, (text, seconds, mib) in enumerate(((A, 1.0, 900), (B, 1.02, 500)), start=1)
+            for k in range(runs)
+        ]
+        for runs in (1, 2)
+    )
+    answers = [choose(learn(lab.study(probes=p)).fitting, TOLERANCE).best for p in (once, twice)]
+    assert [found.settings for found in answers] == [parse_settings(B), parse_settings(A)]
 
 
 def test_overlapping_intervals_are_a_tie_too(lab: SimpleNamespace) -> None:

@@ -1,4 +1,16 @@
-from tuner.planner.words import change_text, describe, probes_text, seconds_text
+from tuner.cluster import parse_cluster
+from tuner.planner.words import (
+    change_range_text,
+    change_text,
+    describe,
+    devices_text,
+    duration_text,
+    interval_text,
+    listed,
+    probes_text,
+    seconds_text,
+)
+from tuner.quantity import Provenance, Quantity
 from tuner.settings import Settings, parse_settings
 
 
@@ -21,3 +33,34 @@ def test_changes_of_time_and_probes() -> None:
     assert change_text(2.0) == "100% longer"
     assert change_text(0.8) == "20% shorter"
     assert probes_text([3, 9]) == "#3, #9"
+
+
+def test_ranges_of_changes() -> None:
+    assert change_range_text(1.2, 1.3) == "20% to 30% longer"
+    assert change_range_text(0.7, 0.8) == "20% to 30% shorter"
+    assert change_range_text(0.99, 1.02) == "1.0% shorter to 2.0% longer"
+
+
+def test_intervals() -> None:
+    found = Quantity(value=2.0, low=1.9, high=2.1, provenance=Provenance.MEASURED)
+    assert interval_text(found) == "80% interval 1.9 s to 2.1 s"
+
+
+def test_durations() -> None:
+    assert [duration_text(s) for s in (2, 40, 89, 95, 5000, 86_400, 432_000)] == [
+        "2.0 s",
+        "40 s",
+        "89 s",
+        "1.6 min",
+        "83 min",
+        "24 h",
+        "5.0 days",
+    ]
+
+
+def test_devices_and_lists() -> None:
+    assert devices_text(parse_cluster("8xa100-80gb"), 8) == "8 GPUs"
+    assert devices_text(parse_cluster("8xa100-80gb"), 1) == "1 GPU"
+    assert devices_text(parse_cluster("cpu:2"), 2) == "2 CPU ranks"
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"

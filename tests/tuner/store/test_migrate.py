@@ -149,7 +149,7 @@ def test_tables_of_others_beside_ours_are_no_difference(empty_url: str, engine: 
 @ON_ONE_SERVER
 def test_check_tells_that_a_database_is_not_migrated(new_postgresql: object) -> None:
     url = new_postgresql()  # type: ignore[operator]
-    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0005"]
+    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0006"]
     with pytest.raises(StoreError, match="run tuner db upgrade"):
         open_store(url)
     migrate.upgrade(url)
@@ -180,7 +180,7 @@ def test_a_database_of_a_newer_version_is_refused(empty_url: str, engine: Engine
     for use in (open_store, migrate.upgrade):
         with pytest.raises(StoreError, match=r"written by a newer version of tuner .*9999"):
             use(empty_url)
-    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0005"]
+    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0006"]
 
 
 def test_tables_of_another_program_are_left_alone(empty_url: str, engine: Engine) -> None:
@@ -252,7 +252,7 @@ def test_a_database_of_the_first_schema_keeps_its_data(empty_url: str, engine: E
         for statement in OF_THE_FIRST_SCHEMA:
             connection.execute(text(statement))
         before = rows_of(connection)
-    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005"]
+    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005", "0006"]
     assert migrate.check(empty_url) == []
     with engine.begin() as connection:
         assert rows_of(connection) == before
@@ -268,7 +268,7 @@ def test_a_database_of_the_first_schema_keeps_its_data(empty_url: str, engine: E
             connection.execute(text(predicted))
 
 
-def test_going_back_drops_what_is_predicted_and_emulated(empty_url: str, engine: Engine) -> None:
+def test_going_back_drops_what_earlier_versions_do_not_know(empty_url: str, engine: Engine) -> None:
     upgraded_to(engine, "head")
     with engine.begin() as connection:
         for statement in OF_THE_FIRST_SCHEMA:
@@ -288,6 +288,18 @@ def test_going_back_drops_what_is_predicted_and_emulated(empty_url: str, engine:
         )
         connection.execute(
             text(
+                "INSERT INTO probes VALUES (13, 'st-1', 'b', 'measured', 0, '[]', NULL, 'done',"
+                " 'stopped_early', '2026-01-01', '2026-01-01')"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO measurements VALUES (13, NULL, 'stopped_early', 1, 2, 3, NULL, NULL,"
+                " 1.0, 0.0, '{}', '2026-01-01')"
+            )
+        )
+        connection.execute(
+            text(
                 "INSERT INTO measurements VALUES (11, NULL, 'ok', 1, 2, 3, NULL, NULL, 1.0, 0.0,"
                 " '{}', '2026-01-01')"
             )
@@ -296,7 +308,7 @@ def test_going_back_drops_what_is_predicted_and_emulated(empty_url: str, engine:
         command.downgrade(migrate.alembic_config(connection), "0001")
     with engine.begin() as connection:
         assert rows_of(connection) == before
-    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005"]
+    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005", "0006"]
 
 
 OPEN_AND_ASK_NOTHING = """

@@ -1,6 +1,7 @@
 """Copies in the place of what a rank alone would receive, timed in the memory that there is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from workers.probe.tracker import Call
 RANKS = 4
 SIZE = 16 * 2**20
 """Bytes of the call's whole tensor."""
+CALL = Call(op="all_gather", group="dp", bytes=SIZE, phase="forward", micro_batch=0)
 
 
 class Device:
@@ -47,7 +49,7 @@ def seconds(
     monkeypatch.setattr(alone, "gather_into", lambda whole, part, group: device.copy(whole, part))
     scatter = lambda part, whole, group: device.copy(whole, part)  # noqa: E731
     monkeypatch.setattr(alone, "reduce_scatter_into", scatter)
-    call = Call(op=op, group="dp", bytes=size, phase="forward", micro_batch=0)
+    call = replace(CALL, op=op, bytes=size)
     return Alone(device=device, axes={})._copy_s(call)  # type: ignore[arg-type]
 
 
@@ -61,9 +63,22 @@ def test_copies_are_timed_in_the_room_there_is(
     assert set(device.copied) == {piece}
 
 
-def test_a_device_without_any_room_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MemoryError):
-        seconds(Device(LEAST_BYTES // 2), monkeypatch)
+def test_without_any_room_copies_are_left_out_and_the_steps_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(LEAST_BYTES // 2)
+    assert seconds(device, monkeypatch) == 0.0
+    found = Alone(
+        device=device,  # type: ignore[arg-type]
+        axes={"dp": "dp_shard"},
+        seconds={1: [{"forward": 0.5}]},
+        calls={1: [CALL]},
+    )
+    values = found.values()
+    assert values["copies_s"] == {"1": {"forward": 0.0}}
+    assert values["copies_left_out"] == f"no memory was left to time all_gather of {SIZE} bytes"
+    assert found.computing_s() == {1: [0.5]}
+    assert device.copied == []
 
 
 def test_an_error_of_another_kind_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,43 @@ def test_a_long_accumulation_is_timed_at_two_counts(tmp_path: Path) -> None:
     assert records[0]["tracked_accumulation"] == 4
 
 
+LONG = {"gradient_accumulation_steps": 64, "sharding": "full_shard"}
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "outcome", "steps"), [(1e-6, "stopped_early", 2), (1e6, "ok", 4)]
+)
+@pytest.mark.parametrize("fidelity", ["measured", "emulated"])
+def test_slow_steps_are_not_timed_further(
+    tmp_path: Path, fidelity: str, limit_s: float, outcome: str, steps: int
+) -> None:
+    """All ranks agree, and what was seen until then is kept."""
+    changes = {
+        "accumulation_counts": [2, 4],
+        "give_up_above_s": limit_s,
+        "fidelity": fidelity,
+        "time_budget_s": 1e4,  # the same number of steps at any load
+    }
+    codes, records = run(tmp_path, spec(2, LONG, global_batch_size=256, **changes))
+    assert set(codes) == {0}, records[0]["error"]
+    for record in records:
+        assert (record["outcome"], record["error"]) == (outcome, None)
+        assert {n: len(times) for n, times in record["step_times_s"].items()} == {
+            "2": steps,
+            "4": steps,
+        }
+        assert record["memory"]["peak_allocated_bytes"] > 0
+        assert record["tracked_accumulation"] == 4
+        assert record["optimizer_steps"] == record["expected_optimizer_steps"]
+    if fidelity == "emulated":
+        found = records[0]["emulation"]
+        assert {n: len(times) for n, times in found["phase_times_s"].items()} == {
+            "2": steps,
+            "4": steps,
+        }
+        assert found["copies_s"].keys() == found["collectives"].keys() == {"2", "4"}
+
+
 def test_out_of_memory_says_where_and_how_much(tmp_path: Path) -> None:
     limit = 1_000_000
     codes, records = run(tmp_path, spec(memory_limit_bytes=limit))

@@ -55,6 +55,7 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
         (values(format=2), "format"),
         (values(accumulation_counts=[]), "accumulation_counts"),
         (values(fidelity="predicted"), "fidelity"),
+        (values(give_up_above_s=0.0), "give_up_above_s"),
     ],
 )
 def test_refuses_another_form(tmp_path: Path, content: object, message: str) -> None:

@@ -1,0 +1,97 @@
+"""Why this one, and what was second: sentences that name the probes behind them."""
+
+from collections.abc import Iterator
+
+from tuner.measurement import Measurement
+from tuner.planner.comparing import change_between
+from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.ranking import LIGHTER, Choice
+from tuner.planner.timing import SHORT_COUNTS
+from tuner.planner.words import describe, interval_text, probes_text, seconds_text
+from tuner.sizes import size_text
+
+MOST_NAMED = 3
+"""Probes of tied settings that one sentence names."""
+
+
+def why_this(known: Knowledge, best: Finding) -> str:
+    """The answer's speed and memory."""
+    return (
+        f"{describe(best.settings)} takes {seconds_text(best.seconds)} for an optimizer step"
+        f" ({interval_text(best.step_time)}) and needs"
+        f" {size_text(best.needed_bytes)} of {size_text(known.limit_bytes)} on one device"
+        f" (probe {ids(best)}; {_provenance(best)})."
+    )
+
+
+def tie(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
+    """What the answer is tied with, and what decided."""
+    best, fastest = choice.best, choice.fastest
+    others = [f for f in choice.tied if f is not best]
+    if best is not fastest:
+        yield (
+            f"Its speed {_as_good(known, choice)} that of the fastest,"
+            f" {describe(fastest.settings)} with {_against(best, fastest)}"
+            f" (probe {ids(fastest)}); {choice.reason}."
+        )
+    elif others:
+        named = probes_text(f.probes[0].id for f in others[:MOST_NAMED])
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        yield (
+            f"Its speed cannot be told apart from that of {named}{more}, none of which is"
+            f" lighter by {LIGHTER:.0%} or more."
+        )
+
+
+def runner_up(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
+    """What comes next, and by how much."""
+    best = choice.best
+    second = next((f for f in known.fitting if f is not best), None)
+    if second is None:
+        yield "No other settings that fit were timed."
+    elif second is not choice.fastest:  # which was named as what the answer is tied with
+        yield (
+            f"Next comes {describe(second.settings)} with {_against(best, second)}"
+            f" (probe {ids(second)})."
+        )
+
+
+def extrapolation(best: Finding) -> Iterator[str]:
+    """Whether the answer's time is of steps as long as it has them."""
+    count = best.settings.gradient_accumulation_steps
+    if best.extrapolated:
+        ran = sorted({n for p in best.probes if p.measurement for n in p.measurement.step_times_s})
+        yield (
+            f"Its step time is extrapolated from steps of {' and '.join(map(str, ran))}"
+            f" micro-batches to {count} (probe {ids(best)})."
+        )
+    elif count > max(SHORT_COUNTS) and len(best.probes) > 1:
+        run_out = [p.id for p in best.probes if p.measurement and _ran(p.measurement, count)]
+        yield f"Steps of all its {count} micro-batches were run (probe {probes_text(run_out)})."
+
+
+def ids(finding: Finding) -> str:
+    """The numbers of a finding's probes."""
+    return probes_text(probe.id for probe in finding.probes)
+
+
+def _as_good(known: Knowledge, choice: Choice[Finding]) -> str:
+    """Why the best is tied with the fastest: by their intervals, or by the tolerance alone."""
+    if change_between(choice.best, choice.fastest).is_clear:
+        return f"is within the tolerance ({known.study.terms.tolerance:.1%}) of"
+    return "cannot be told apart from"
+
+
+def _against(best: Finding, other: Finding) -> str:
+    """Another's speed and memory."""
+    change = change_between(best, other)
+    return f"{seconds_text(other.seconds)} ({change}) and {size_text(other.needed_bytes)}"
+
+
+def _provenance(best: Finding) -> str:
+    time, memory = best.step_time.provenance, best.peak.provenance
+    return f"both are {time}" if time is memory else f"the time is {time}, the memory {memory}"
+
+
+def _ran(measurement: Measurement, count: int) -> bool:
+    return bool(measurement.step_times_s.get(count))

@@ -1,0 +1,162 @@
+"""What more probes might gain and cost, and when the tuning has paid for itself."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, inf, log
+from statistics import median
+
+from tuner.planner.budget import devices_held
+from tuner.planner.comparing import Change, change_between, change_of, timed_settings
+from tuner.planner.explain_failures import finished
+from tuner.planner.knowledge import Finding, Knowledge, total_measured
+from tuner.planner.ranking import complexity
+from tuner.planner.speed_outlook import SpeedOutlook
+from tuner.planner.words import (
+    describe,
+    devices_text,
+    duration_text,
+    seconds_text,
+    share_text,
+)
+from tuner.settings import Settings
+
+MORE = 3
+"""Probes whose gain is told."""
+NOTHING = 0.001
+"""Gain in speed below which none is expected."""
+JOB_S = 86_400.0
+"""Length of the job that is told as an example."""
+RULE = "the least model parallelism, then the largest micro-batch that fits"
+"""What one would launch without tuning, in short."""
+
+
+def more_probes(known: Knowledge, outlook: SpeedOutlook) -> Iterator[str]:
+    """What a few more probes may gain, what they cost, and which is the first."""
+    left = _left(outlook)
+    proposed = outlook.search.propose() if left else None
+    if proposed is None:
+        yield "Nothing is left that may fit and was not probed: more probes cannot gain."
+    elif not known.fitting:
+        settings = "1 settings" if left == 1 else f"{left} settings"
+        yield (
+            f"{settings} that may fit, {outlook.grounds}, were not probed; the next would be"
+            f" {describe(proposed.settings)}."
+        )
+    else:
+        yield _gain_text(known, outlook, min(MORE, left), proposed.settings)
+
+
+def _left(outlook: SpeedOutlook) -> int:
+    """How many settings may be probed and may fit."""
+    from tuner.search.improvement import HOPEFUL
+
+    search = outlook.search
+    return int((search.allowed & (search.belief.fits >= HOPEFUL)).sum())
+
+
+def _gain_text(known: Knowledge, outlook: SpeedOutlook, count: int, first: Settings) -> str:
+    from tuner.search.improvement import gain_of_more
+
+    search, best = outlook.search, log(known.fitting[0].seconds)
+    mean, most = gain_of_more(search.belief, best, search.allowed, count)
+    each_s = median(p.measurement.wall_s for p in finished(known) if p.measurement)
+    study = known.study
+    devices = devices_text(study.question.cluster, devices_held(study))
+    if most < NOTHING:
+        gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"
+    else:
+        gain = f"could gain up to {share_text(most)} in speed ({share_text(mean)} on average)"
+    return (
+        f"{count} more {'probe' if count == 1 else 'probes'}, about"
+        f" {duration_text(count * each_s)} on {devices}, {gain}, {outlook.grounds}; the first"
+        f" would be {describe(first)}."
+    )
+
+
+# -- when the tuning has paid for itself ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How long a step takes with what one would launch without tuning."""
+
+    change: Change
+    """From the answer to it."""
+    text: str
+    """The same in words, with where it is known from."""
+
+
+def rule_of_thumb(known: Knowledge, outlook: SpeedOutlook) -> Settings | None:
+    """What one would launch without tuning, of what is known or expected to fit.
+
+    The least model parallelism, then the fewest knobs off their default, then the largest
+    micro-batch. ``None`` when nothing is expected to fit.
+    """
+    fitting = (s for s in known.space.legal if outlook.is_expected_to_fit(s))
+    return min(
+        fitting,
+        key=lambda s: (s.tp_size * s.pp_size, complexity(s), -s.micro_batch_size, str(s)),
+        default=None,
+    )
+
+
+def paid_for_itself(known: Knowledge, best: Finding, outlook: SpeedOutlook) -> Iterator[str]:
+    """What the tuning has cost, and after how many steps it has saved that."""
+    wall_s, device_s = total_measured(probe.measurement for probe in known.study.probes)
+    cost = f"{duration_text(wall_s)} and {device_s:,.0f} device-seconds so far"
+    settings = rule_of_thumb(known, outlook)
+    if settings is None or not wall_s:
+        return
+    if settings == best.settings:
+        yield f"The rule of thumb, {RULE}, leads to the same settings: tuning, {cost}, confirms it."
+        return
+    rule = _rule(known, best, settings, outlook)
+    yield (
+        f"The rule of thumb, {RULE}, leads to {describe(settings)}, which takes {rule.text}."
+        f" {_break_even(wall_s, cost, best.seconds, rule.change)}"
+    )
+
+
+def _rule(known: Knowledge, best: Finding, settings: Settings, outlook: SpeedOutlook) -> Rule:
+    found = timed_settings(known).get(settings)
+    if found is not None:
+        change, seconds, source = change_between(best, found), found.seconds, found.source
+    else:
+        believed = outlook.seconds(settings)
+        assert believed.value is not None
+        change, seconds = change_of(best.step_time, believed), believed.value
+        source = outlook.grounds
+    return Rule(change=change, text=f"{seconds_text(seconds)} for a step ({change}; {source})")
+
+
+def _break_even(wall_s: float, cost: str, seconds: float, change: Change) -> str:
+    """After how many steps of the answer, each ``seconds`` long, the tuning has paid."""
+    if change.ratio <= 1:
+        return f"That is no slower, so the tuning, {cost}, has saved no time."
+    steps, soonest, latest = (
+        wall_s / (seconds * (ratio - 1)) if ratio > 1 else inf
+        for ratio in (change.ratio, change.high, change.low)
+    )
+    return (
+        f"Against that the tuning, {cost}, has paid for itself after {_steps(steps)},"
+        f" {duration_text(steps * seconds)} of training (80% interval {_steps(soonest)} to"
+        f" {_steps(latest)}){_saved(wall_s, change)}."
+    )
+
+
+def _steps(count: float) -> str:
+    return "never" if count == inf else f"{max(ceil(count), 1):,} steps"
+
+
+def _saved(wall_s: float, change: Change) -> str:
+    """What a long job saves; empty when that is not long enough."""
+    saved, low, high = (
+        max(JOB_S * (ratio - 1) - wall_s, 0.0) for ratio in (change.ratio, change.low, change.high)
+    )
+    if not saved:
+        return ""
+    least = duration_text(low) if low else "nothing"
+    return (
+        f"; a job of {duration_text(JOB_S)} saves {duration_text(saved)}"
+        f" (80% interval {least} to {duration_text(high)}), what tuning took deducted"
+    )

@@ -1,0 +1,153 @@
+"""What the steps of settings that were not probed are believed to take, and how sure that is."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import Any
+
+from tuner.cost.prediction import predict
+from tuner.planner.comparing import Change
+from tuner.planner.knowledge import Knowledge
+from tuner.planner.search import Search
+from tuner.quantity import Provenance, Quantity
+from tuner.settings import KNOBS, Settings
+
+EXPECTED = 0.5
+"""Probability from which settings are expected to fit."""
+ACCUMULATION = list(KNOBS).index("gradient_accumulation_steps")
+"""Its place among the knobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What another value of one knob is believed to do to the step time, on average."""
+
+    knob: str
+    """Which."""
+    value: Any
+    """The other value."""
+    change: Change
+    """What it does; all of the pairs are taken to be wrong together."""
+    pairs: int
+    """Pairs of settings that this is the mean of; the members of each differ in the knob alone."""
+
+
+class SpeedOutlook:
+    """The belief of a study's search, looked up by settings."""
+
+    def __init__(self, known: Knowledge) -> None:
+        self._known = known
+        self.search = Search(known)
+
+    @cached_property
+    def grounds(self) -> str:
+        """What stands behind these numbers, in words."""
+        rates = "predicted" if self._rates_are_known else "predicted with assumed rates"
+        others = "" if self.search.past is None else " and by other studies' probes"
+        return f"{rates} and corrected by the probes{others}"
+
+    def seconds(self, settings: Settings) -> Quantity:
+        """Of an optimizer step of legal settings."""
+        from tuner.planner.candidates import QUANTILE
+
+        index, belief = self._index[settings], self.search.belief
+        mean, error = float(belief.log_seconds[index]), float(belief.error[index])
+        return Quantity(
+            value=exp(mean),
+            low=exp(mean - QUANTILE * error),
+            high=exp(mean + QUANTILE * error),
+            provenance=Provenance.PREDICTED,
+        )
+
+    def is_expected_to_fit(self, settings: Settings) -> bool:
+        """Whether legal settings are, as far as probes and predictions say; and run."""
+        finding = self._known.findings.get(settings)
+        if finding is not None:
+            return self._known.fits(finding)
+        if self._known.is_infeasible(settings) or _is_ruled_out(self._known, settings):
+            return False
+        return float(self.search.belief.fits[self._index[settings]]) >= EXPECTED
+
+    def effects(self, best: Settings, knob: str, values: Sequence[Any]) -> Iterator[Effect]:
+        """What other values of a knob do to the step time, over all that is expected to fit.
+
+        Only the knob itself changes; accumulation makes up the global batch. Values of which no
+        pair is expected to fit are left out.
+        """
+        for value in values:
+            pairs = list(self._pairs(knob, getattr(best, knob), value))
+            if pairs:
+                change = self._mean_change(pairs)
+                yield Effect(knob=knob, value=value, change=change, pairs=len(pairs))
+
+    def _pairs(self, knob: str, mine: Any, other: Any) -> Iterator[tuple[int, int]]:
+        """Places in the space of settings that differ in ``knob`` alone, and may both fit."""
+        column = list(KNOBS).index(knob)
+        places: dict[tuple[Any, ...], int] = {}
+        for place in self._fitting:
+            row = self._rows[place]
+            if row[column] == mine:
+                places[_without(row, column)] = place
+        for place in self._fitting:
+            row = self._rows[place]
+            if row[column] == other and (first := places.get(_without(row, column))) is not None:
+                yield first, place
+
+    def _mean_change(self, pairs: Sequence[tuple[int, int]]) -> Change:
+        """The mean over pairs; all are taken to be wrong together.
+
+        Two settings are wrong together as far as they are alike: the kernel is taken for the
+        correlation of their errors.
+        """
+        import numpy as np
+
+        from tuner.planner.candidates import QUANTILE
+
+        belief, points = self.search.belief, self.search.prior.features
+        one, other = np.array(pairs, dtype=np.intp).T
+        alike = np.exp(-0.5 * ((points[one] - points[other]) ** 2).sum(1))
+        a, b = belief.error[one], belief.error[other]
+        error = np.sqrt(np.maximum(a**2 + b**2 - 2 * alike * a * b, 0.0))
+        middle = float((belief.log_seconds[other] - belief.log_seconds[one]).mean())
+        half = QUANTILE * float(error.mean())
+        return Change(ratio=exp(middle), low=exp(middle - half), high=exp(middle + half))
+
+    @cached_property
+    def _index(self) -> dict[Settings, int]:
+        return {settings: place for place, settings in enumerate(self.search.prior.settings)}
+
+    @cached_property
+    def _rows(self) -> list[tuple[Any, ...]]:
+        return [tuple(getattr(s, knob) for knob in KNOBS) for s in self.search.prior.settings]
+
+    @cached_property
+    def _fitting(self) -> list[int]:
+        return [place for s, place in self._index.items() if self.is_expected_to_fit(s)]
+
+    @cached_property
+    def _rates_are_known(self) -> bool:
+        """Whether the cost model knows the cluster's rates, and did not have to assume any."""
+        study, settings = self._known.study, self._known.space.legal[0]
+        question = study.question
+        found = predict(
+            question.workload,
+            question.cluster,
+            question.framework,
+            settings,
+            limit_bytes=self._known.limit_bytes,
+            calibration=study.calibration,
+        )
+        return found.step_time_s.value is not None
+
+
+def _is_ruled_out(known: Knowledge, settings: Settings) -> bool:
+    """Whether they failed, ran out of time, or their class is refused."""
+    slow, classes = known.slow.get(settings), known.closed_classes
+    ran_out = slow is not None and slow.step_time.value is None
+    return settings in known.closed or ran_out or settings.settings_class in classes
+
+
+def _without(row: tuple[Any, ...], column: int) -> tuple[Any, ...]:
+    """A row of knobs without one, and without accumulation, which follows from the others."""
+    return tuple(v for place, v in enumerate(row) if place not in (column, ACCUMULATION))

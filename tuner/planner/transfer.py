@@ -1,0 +1,224 @@
+"""Predicted speeds, corrected by what other studies measured.
+
+A search asks which settings are faster than others (:mod:`tuner.search.excess`); this asks how long
+they take. What a prediction is off by, as a logarithm, is a Gaussian process of three parts: what
+studies of similar workloads share, for all settings and for similar ones; what one study has for
+itself; and what single settings have. How large they are, the studies themselves decide.
+
+NumPy, which is slow to import: this module is imported where a study has a past.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import exp, log
+
+import numpy as np
+
+from tuner.cost.prediction import Prediction
+from tuner.planner.history import past_of
+from tuner.quantity import Provenance, Quantity
+from tuner.search.features import Array, settings_features, workload_features
+from tuner.search.kernel import alike, log_likelihood, one_thread, regress
+from tuner.search.trials import Past
+from tuner.settings import Settings
+from tuner.study import Study
+
+NEAR = 0.5
+"""Similarity from which a measurement is evidence for other settings: that of workloads of which
+one size differs by a little more than two doublings."""
+LEVEL = 0.35
+"""What predictions are off by before anything was measured, as a standard deviation of their
+logarithm: the interval of those that nothing was fitted on (``low_unfitted`` in costs.toml)."""
+SHAPE = (0.05, 0.2, 0.8)
+"""What settings may be off by alike in similar workloads, beside that."""
+OWN = (0.03, 0.1, 0.3)
+"""What a whole study may be off by for itself."""
+USUAL_OWN = 0.2
+"""What is usual for that; a past of one study does not say what another may differ by."""
+DOUBT = 4.0
+"""Factor by which it may differ from that, either way, as one standard deviation."""
+SINGLE = (0.03, 0.1, 0.3, 0.8)
+"""What single settings of a study may be off by."""
+QUANTILE = 1.2816
+"""Standard deviations from the middle to each end of an 80% interval."""
+OUTLIER = 1.5
+"""Standard deviations from which a row is weighted down."""
+MEDIAN_TO_DEVIATION = 1.4826
+"""The standard deviation over the median distance, of a normal distribution."""
+PASSES = 5
+"""Of weighting; there is no need for more exactness."""
+MOST_ROWS = 100
+"""Measured settings that are looked at, those of the most similar workloads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Standard deviations of the parts of what predictions are off by."""
+
+    shape: float
+    """Of :data:`SHAPE`."""
+    own: float
+    """Of :data:`OWN`."""
+    single: float
+    """Of :data:`SINGLE`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """What other studies say of the step time of settings."""
+
+    factor: float
+    """What the predicted seconds are multiplied by."""
+    low: float
+    """Lower end of the 80% interval of that factor."""
+    high: float
+    """Upper end."""
+    near: float
+    """Similarity of the measured settings that are most alike, workloads included: 1 if equal."""
+
+    def applied(self, prediction: Prediction) -> Prediction:
+        """A prediction with its speed after this: ``transferred`` where there is evidence near."""
+        step, speed = prediction.step_time_s, prediction.tokens_per_s_per_gpu
+        assert step.value is not None
+        assert speed.value is not None
+        provenance = Provenance.TRANSFERRED if self.near >= NEAR else step.provenance
+        return replace(
+            prediction,
+            step_time_s=Quantity(
+                value=step.value * self.factor,
+                low=step.value * self.low,
+                high=step.value * self.high,
+                provenance=provenance,
+            ),
+            tokens_per_s_per_gpu=Quantity(
+                value=speed.value / self.factor,
+                low=speed.value / self.high,
+                high=speed.value / self.low,
+                provenance=provenance,
+            ),
+        )
+
+
+@one_thread()
+def corrected(study: Study, settings: Sequence[Settings]) -> Mapping[Settings, Corrected]:
+    """What the study's past says of settings; nothing where no study is near.
+
+    All settings of a question are corrected or none, for the order of those that are near and of
+    those that are not would be of no meaning otherwise.
+    """
+    past = past_of(study)
+    rows = None if past is None else _timed(past, _workload(study))
+    if rows is None or not settings:
+        return {}
+    similar = alike(_workload(study)[None, :], rows.workload)
+    features = settings_features(settings, study.question.cluster)
+    near = similar * alike(features, rows.features)
+    if near.max() < NEAR:
+        return {}
+    sizes = _sizes(_Rows(rows))
+    between = _covariance(rows)(sizes)
+    shared = LEVEL**2 * similar + sizes.shape**2 * near
+    whole = LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
+    off = regress(
+        rows.log_excess,
+        between,
+        _noise(rows, between, sizes.single),
+        shared,
+        np.full(len(settings), whole),
+    )
+    width = QUANTILE * np.sqrt(off.variance)
+    found = zip(settings, off.mean, width, near.max(1), strict=True)
+    return {one: _corrected(*map(float, numbers)) for one, *numbers in found}
+
+
+def studies_near(study: Study) -> Iterator[Study]:
+    """The earlier studies whose workload is near and that timed steps; the most similar first."""
+    past = past_of(study)
+    rows = None if past is None else _timed(past, _workload(study))
+    if rows is None:
+        return
+    similar = alike(_workload(study)[None, :], rows.workload)[0]
+    weights = {int(n): float(w) for n, w in zip(rows.study, similar, strict=True)}
+    for number, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        if weight >= NEAR:
+            yield study.past[number]
+
+
+def _corrected(mean: float, width: float, near: float) -> Corrected:
+    return Corrected(factor=exp(mean), low=exp(mean - width), high=exp(mean + width), near=near)
+
+
+def _workload(study: Study) -> Array:
+    return workload_features(study.question.workload, study.question.cluster)
+
+
+def _timed(past: Past, workload: Array) -> Past | None:
+    """At most :data:`MOST_ROWS` trials that were timed, those of the most similar workloads."""
+    known = np.flatnonzero(~np.isnan(past.log_excess))
+    if not len(known):
+        return None
+    distance = ((past.workload[known] - workload) ** 2).sum(1)
+    return past.take(known[np.argsort(distance, kind="stable")[:MOST_ROWS]])
+
+
+def _covariance(rows: Past) -> Callable[[Sizes], Array]:
+    """Of the rows with themselves, shape ``(m, m)``, by the sizes of its parts."""
+    similar = alike(rows.workload, rows.workload)
+    same = np.equal.outer(rows.study, rows.study).astype(float)
+    near = similar * alike(rows.features, rows.features)
+
+    def of(sizes: Sizes) -> Array:
+        return np.asarray(LEVEL**2 * similar + sizes.shape**2 * near + sizes.own**2 * same)
+
+    return of
+
+
+def _noise(rows: Past, between: Array, single: float) -> Array:
+    """Standard deviation of each row for itself, larger for those that fit in with no others.
+
+    A few settings take many times as long as predicted (an exchange stalls, an allocator gives
+    memory back), and would else pull all others along. They are weighted down by the square of
+    their distance in :data:`OUTLIER`, over and again (iteratively reweighted least squares; Huber
+    1981, Robust Statistics, chapter 7, where it is the distance itself).
+    """
+    noise = np.full(rows.size, single)
+    for _ in range(PASSES):
+        fit = regress(rows.log_excess, between, noise, between, np.diag(between))
+        distance = np.abs(rows.log_excess - fit.mean)
+        usual = max(float(np.median(distance)) * MEDIAN_TO_DEVIATION, SINGLE[0])
+        noise = single * np.maximum(1.0, distance / (OUTLIER * usual))
+    return noise
+
+
+class _Rows:
+    """Trials as a key, by their contents."""
+
+    def __init__(self, rows: Past) -> None:
+        self.rows = rows
+        arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
+        self._contents = tuple(array.tobytes() for array in arrays)
+
+    def __hash__(self) -> int:
+        return hash(self._contents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rows) and self._contents == other._contents
+
+
+# A study is planned and answered several times in a process, and its past stays the same.
+@lru_cache(maxsize=4)
+def _sizes(key: _Rows) -> Sizes:
+    """What makes the past most likely; a few studies hardly say what another may differ by."""
+    rows = key.rows
+    covariance = _covariance(rows)
+    own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)
+
+    def fit(choice: Sizes) -> float:
+        noise = np.full(rows.size, choice.single)
+        usual = -0.5 * (log(choice.own / USUAL_OWN) / log(DOUBT)) ** 2
+        return usual + log_likelihood(rows.log_excess, covariance(choice), noise)
+
+    choices = [Sizes(shape=a, own=b, single=c) for a, b, c in product(SHAPE, own, SINGLE)]
+    return max(choices, key=fit)
