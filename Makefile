@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all check format clean
 .PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes
+.PHONY: bench-search bench-replay-costs
 .PHONY: bench-extrapolation bench-gpu evidence
 
 help:  ## this list
@@ -42,7 +43,7 @@ format: $(INSTALLED)  ## mend style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: bench-cli bench-predict bench-suggest  ## all benchmarks of this machine
+bench: bench-cli bench-predict bench-search bench-suggest  ## all benchmarks of this machine
 
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
 	@$(BIN)/python benchmarks/cli.py
@@ -55,6 +56,17 @@ bench-predict: $(INSTALLED)  ## how good and how fast predictions are (under 15 
 bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)
 	@$(BIN)/python benchmarks/cpu_probes.py
 	@$(BIN)/python benchmarks/profiled_peaks.py
+
+# One thread for each process: matrices are small, and replays run side by side. Where the rivals'
+# packages cannot be had, their lines are left out, and the report says so.
+bench-search: $(INSTALLED)  ## how few probes the search needs, against its rivals
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[bench]' || true
+	@OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/search.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-replay-costs: $(INSTALLED)  ## fit again what bench-search predicts with (half an hour)
+	@$(BIN)/python benchmarks/replay_costs.py
 
 bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (an hour)
 	@$(BIN)/python benchmarks/extrapolation.py

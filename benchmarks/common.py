@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 COMMIT = "BENCH_COMMIT"
 """Environment variable that names the commit where there is no git."""
-PACKAGES = ("torch", "transformers", "accelerate", "optuna", "sqlalchemy", "typer", "rich")
+PACKAGES = (
+    "torch", "transformers", "accelerate", "numpy", "optuna", "scipy", "sqlalchemy", "typer",
+    "rich", "xgboost-cpu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,9 +63,14 @@ def time_loss(runs: list[Run], costs: Costs) -> float:
     return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
 
 
-def search(table: str, names: tuple[str, ...], loss: Callable[[Costs], float]) -> Costs:
-    """Coordinate search from the constants as they are."""
-    costs, step = default_costs(), 0.16
+def search(
+    table: str,
+    names: tuple[str, ...],
+    loss: Callable[[Costs], float],
+    start: Costs | None = None,
+) -> Costs:
+    """Coordinate search from ``start``, by default from the constants as they are."""
+    costs, step = default_costs() if start is None else start, 0.16
     best = loss(costs)
     while step > 0.01:
         before = best

@@ -32,13 +32,8 @@ class Found:
     """Which."""
     seconds: float | None
     """Of an optimizer step; ``None`` where none was timed."""
-    need_bytes: int | None
-    """That one device needed; ``None`` where that is not known."""
-    at_least: bool = False
-    """Whether it ran out of memory there, and may need more."""
-    ran: bool | None = None
-    """Whether its steps were done; ``None`` where memory or time ran out, which says nothing of
-    settings that have enough of both."""
+    ran: bool
+    """Whether its steps were done."""
 
 
 def past_of(study: Study) -> Past | None:
@@ -82,11 +77,9 @@ def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
         study=np.full(len(found), float(number)),
         features=settings_features([one.settings for one in found], question.cluster),
         workload=np.tile(workload_features(question.workload, question.cluster), (len(found), 1)),
-        log_excess=np.array([_excess(one.seconds, seconds) for one, (seconds, _) in rows]),
-        log_need_excess=np.array([_need_excess(one, need) for one, (_, need) in rows]),
-        ran=np.array([float(one.ran is True) for one in found]),
-        # Of those that ran out of memory or time nothing was expected, and nothing is missing.
-        expected=np.array([0.0 if one.ran is None else candidates.RUNS for one in found]),
+        log_excess=np.array([_excess(one.seconds, seconds) for one, seconds in rows]),
+        ran=np.array([float(one.ran) for one in found]),
+        expected=np.full(len(found), candidates.RUNS),
     )
 
 
@@ -105,33 +98,22 @@ def found_in(study: Study) -> tuple[Found, ...]:
 
 
 def _found(settings: Settings, measurements: Sequence[Measurement]) -> Found | None:
-    """Of all repetitions together; one that ran says that the settings run."""
+    """Of all repetitions together; one that ran says that the settings run.
+
+    Those that ran out of memory or time say nothing of settings that have enough of both.
+    """
     ran = [m for m in measurements if m.outcome is Outcome.OK]
     if ran:
-        needs = [m.memory.allocated_bytes + m.memory.overhead_bytes for m in ran if m.memory]
-        return Found(
-            settings=settings,
-            seconds=step_time(ran, settings.gradient_accumulation_steps).value,
-            need_bytes=max(needs, default=None),
-            ran=True,
-        )
-    short = [m.oom.needed_bytes for m in measurements if m.oom]
-    if short:
-        return Found(settings=settings, seconds=None, need_bytes=max(short), at_least=True)
+        seconds = step_time(ran, settings.gradient_accumulation_steps).value
+        return Found(settings=settings, seconds=seconds, ran=True)
     if any(m.outcome in BROKEN for m in measurements):
-        return Found(settings=settings, seconds=None, need_bytes=None, ran=False)
+        return Found(settings=settings, seconds=None, ran=False)
     return None
 
 
 def _excess(seen: float | None, predicted: float) -> float:
     """Logarithm of what was seen over what was predicted; ``nan`` where one is not known."""
     return log(seen / predicted) if seen and predicted > 0 else nan
-
-
-def _need_excess(found: Found, predicted: float) -> float:
-    """The same of bytes. That it needs at least less than is predicted says nothing."""
-    excess = _excess(found.need_bytes, predicted)
-    return nan if found.at_least and excess <= 0 else excess
 
 
 class _Asked:
@@ -150,8 +132,7 @@ class _Asked:
 
 # A study is planned again after every probe, and its past stays the same.
 @lru_cache(maxsize=1024)
-def _predicted(asked: _Asked, settings: Settings) -> tuple[float, float]:
-    """Seconds of a step and bytes needed; ``nan`` where they are unknown."""
-    question = asked.question
-    (log_need, _), step = candidates.predicted(question, settings, asked.calibration)
-    return step.value or nan, float(np.exp(log_need))
+def _predicted(asked: _Asked, settings: Settings) -> float:
+    """Seconds of a step; ``nan`` where they are unknown."""
+    _, step = candidates.predicted(asked.question, settings, asked.calibration)
+    return step.value or nan

@@ -61,7 +61,7 @@ def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> 
     trials = sorted(trials, key=lambda t: (t.index, t.result.value, t.seconds or 0.0))
     past = None if past is None or not past.size else nearest(past, prior.workload)
     time = _speed(prior, trials, past)
-    need = _memory(prior, trials, past)
+    need = _memory(prior, trials)
     log_need, need_error = prior.log_need + need.mean, np.sqrt(need.variance + 1e-6)
     fits = normal_cdf((prior.log_limit - log_need) / need_error)
     common = 0.0 if any(t.seconds for t in trials) else SPEED.offset**2
@@ -110,8 +110,11 @@ def _speed(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterio
     return learn(prior, _seen([*rows[Result.RAN], *slower]), SPEED, past, off)
 
 
-def _memory(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterior:
-    """What predicted needs are off by; a trial that ran out of memory needs more than it had."""
+def _memory(prior: Prior, trials: Sequence[Trial]) -> Posterior:
+    """What predicted needs are off by; a trial that ran out of memory needs more than it had.
+
+    Earlier searches are not asked: only what ran has a measured need, which is then too low.
+    """
     usual = float(np.median(prior.need_error))
     rows = []
     for trial in (t for t in trials if t.need_bytes):
@@ -121,8 +124,7 @@ def _memory(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posteri
         elif trial.result is Result.TOO_LARGE and off > 0:
             rows.append((trial.index, off + usual / 2, usual / 2))
     assumed = Assumed(offset=usual / 2**0.5, own=usual / 2**0.5)
-    earlier = None if past is None else past.log_need_excess
-    found = learn(prior, _seen(rows), assumed, past, earlier)
+    found = learn(prior, _seen(rows), assumed, None, None)
     # Some are predicted less exactly than others, and stay so until they are tried.
     return replace(found, variance=found.variance * (prior.need_error / usual) ** 2)
 

@@ -47,8 +47,6 @@ class Past:
     """Shape ``(p, w)``: their searches'."""
     log_excess: Array
     """Shape ``(p,)``: logarithm of seconds over those predicted for them; ``nan`` if not timed."""
-    log_need_excess: Array
-    """Shape ``(p,)``: the same of bytes; ``nan`` where they are not known."""
     ran: Array
     """Shape ``(p,)``: 1 where the steps were done, 0 where not."""
     expected: Array

@@ -48,7 +48,6 @@ def make_past(prior: Prior, excess: Sequence[float], *, studies: int = 2) -> Pas
         features=np.tile(prior.features, (studies, 1)),
         workload=np.tile(prior.workload, (studies * count, 1)),
         log_excess=np.tile(np.array(excess), studies) + noise,
-        log_need_excess=np.full(studies * count, np.nan),
         ran=np.ones(studies * count),
         expected=np.full(studies * count, 0.95),
     )

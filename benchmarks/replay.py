@@ -1,0 +1,216 @@
+"""Searches replayed on published tables: a row is revealed only when it is probed.
+
+A workload is one model on one number of GPUs, with one global batch. Its candidates are the
+distinct settings of its rows. Where settings occur twice, probing them reveals the first row; the
+best of a workload is the best of all its rows, so chance may leave a regret that no search avoids.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log
+from typing import Any
+
+import numpy as np
+from sweep import Run
+
+from tuner.cost.constants import Costs
+from tuner.cost.pipeline_memory import refused, stage_memory
+from tuner.cost.prediction import Prediction, predict
+from tuner.framework import FrameworkName
+from tuner.planner.candidates import QUANTILE, RUNS
+from tuner.planner.ranking import complexity
+from tuner.search.belief import normal_cdf
+from tuner.search.features import Array, Mask, Rows, settings_features, workload_features
+from tuner.search.prior import Prior
+from tuner.search.trials import Past, Result, Trial, joined
+from tuner.settings import Settings
+
+LENGTH = 10
+"""Probes of a replay, or as many as there are candidates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """One workload's table, and what is predicted of its candidates."""
+
+    name: str
+    """The workload's."""
+    prior: Prior
+    """The candidates."""
+    legal: Mask
+    """Which of them the product's space holds, shape ``(n,)``: it never proposes the others."""
+    need_off: Array
+    """Logarithm of measured over predicted memory, ``nan`` where it is not known, ``(n,)``."""
+    runs: Sequence[Run]
+    """The row that probing each candidate reveals."""
+    best_tokens_per_s: float
+    """Of one GPU, over all rows."""
+
+    def trial(self, index: int) -> Trial:
+        """What probing a candidate tells. The tables do not say why a run failed."""
+        run = self.runs[index]
+        if not run.ok:
+            return Trial(index=index, result=Result.FAILED)
+        off = self.need_off[index]
+        need = None if np.isnan(off) else float(np.exp(self.prior.log_need[index] + off))
+        return Trial(index=index, result=Result.RAN, seconds=run.step_time_s, need_bytes=need)
+
+    def take(self, rows: Rows) -> "Case":
+        """Some of the candidates, by index; the best is the best of these."""
+        runs = [self.runs[i] for i in rows]
+        return replace(
+            self,
+            prior=part_of(self.prior, rows),
+            legal=self.legal[rows],
+            need_off=self.need_off[rows],
+            runs=runs,
+            best_tokens_per_s=max(run.tokens_per_s for run in runs if run.ok),
+        )
+
+
+BY_CANDIDATE = ("features", "log_seconds", "log_need", "need_error", "runs", "simplicity")
+"""Arrays of a prior with a row for each candidate."""
+
+
+def part_of(prior: Prior, rows: Rows) -> Prior:
+    """Some of the candidates, by index."""
+    arrays: dict[str, Any] = {name: getattr(prior, name)[rows] for name in BY_CANDIDATE}
+    return replace(prior, settings=[prior.settings[i] for i in rows], **arrays)
+
+
+class Replay:
+    """One search on one case: what it has probed, and the regret after each probe."""
+
+    def __init__(self, case: Case, length: int = LENGTH) -> None:
+        self.case = case
+        """Searches look at its prior; of its runs they see :attr:`trials` alone."""
+        self.trials: list[Trial] = []
+        """In the order of the probes."""
+        self.regrets: list[float] = []
+        """After each probe: 1 - best found / best of the workload."""
+        self.open = np.ones(len(case.runs), dtype=bool)
+        """What was not probed, shape ``(n,)``."""
+        self._left = min(length, len(case.runs))
+
+    @property
+    def going(self) -> bool:
+        """Whether a probe is left."""
+        return self._left > 0
+
+    def probe(self, index: int) -> Trial:
+        """Reveal a candidate's row.
+
+        Raises:
+            ValueError: it was probed before, or no probe is left.
+        """
+        if not self.going or not self.open[index]:
+            raise ValueError(f"{index} cannot be probed")
+        self._left -= 1
+        self.open[index] = False
+        trial, run = self.case.trial(index), self.case.runs[index]
+        reached = run.tokens_per_s / self.case.best_tokens_per_s if run.ok else 0.0
+        self.trials.append(trial)
+        self.regrets.append(min(self.regrets[-1] if self.regrets else 1.0, 1 - reached))
+        return trial
+
+    def curve(self, length: int = LENGTH) -> list[float]:
+        """Regrets after 1 to ``length`` probes; a search that has ended keeps its last."""
+        kept = self.regrets or [1.0]
+        return [kept[min(k, len(kept) - 1)] for k in range(length)]
+
+
+def workloads(runs: Iterable[Run], least: int) -> dict[str, list[Run]]:
+    """Rows by workload, of its most frequent global batch; at least so many that succeeded.
+
+    The global batch is an invariant of a question: rows of another one answer another question.
+    """
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.name].append(run)
+    for name, rows in found.items():
+        batches = Counter(run.workload.global_batch_size for run in rows)
+        (batch, _), *_ = batches.most_common(1)
+        found[name] = [run for run in rows if run.workload.global_batch_size == batch]
+    return {name: rows for name, rows in found.items() if sum(r.ok for r in rows) >= least}
+
+
+def case_of(name: str, rows: Sequence[Run], costs: Costs, *, rules: bool) -> Case:
+    """One workload's case.
+
+    Args:
+        name: the workload's.
+        rows: of one workload and global batch.
+        costs: the cost model's constants.
+        rules: whether nanotron's rules hold for these rows: then what they refuse is not legal.
+    """
+    first: dict[Settings, Run] = {}
+    for run in rows:
+        first.setdefault(run.settings, run)
+    runs, told = [*first.values()], [_told(run, costs) for run in first.values()]
+    return Case(
+        name=name,
+        prior=_prior(runs, told, memory=any(run.memory_gib for run in rows)),
+        legal=np.array([not (rules and refused(run.workload, run.settings)) for run in runs]),
+        need_off=np.array([_need_off(run, costs) for run in runs]),
+        runs=runs,
+        best_tokens_per_s=max(run.tokens_per_s for run in rows if run.ok),
+    )
+
+
+def _told(run: Run, costs: Costs) -> Prediction:
+    """Without headroom: the tables' runs had the whole device."""
+    return predict(
+        run.workload, run.cluster, FrameworkName.NANOTRON, run.settings, headroom=0.0, costs=costs
+    )
+
+
+def _need_off(run: Run, costs: Costs) -> float:
+    """What is printed is the first stage's memory, so the like of it is looked at."""
+    if not run.memory_gib:
+        return np.nan
+    found = stage_memory(run.workload, run.settings, run.gpus, costs).reserved_bytes
+    return log(run.memory_gib * 2**30 / found)
+
+
+def _prior(runs: Sequence[Run], told: Sequence[Prediction], *, memory: bool) -> Prior:
+    """As the planner makes it (``tuner/planner/candidates.py``), from other constants."""
+    settings, cluster = [run.settings for run in runs], runs[0].cluster
+    needs = [p.needed_bytes for p in told]
+    return Prior(
+        settings=settings,
+        features=settings_features(settings, cluster),
+        log_seconds=np.log([p.step_time_s.value for p in told]),
+        log_need=np.log([need.value for need in needs]),
+        need_error=np.array([log(need.high / need.low) / (2 * QUANTILE) for need in needs]),
+        runs=np.full(len(runs), RUNS),
+        simplicity=np.array([-complexity(one) for one in settings], dtype=float),
+        log_limit=log(told[0].limit_bytes) if memory else inf,
+        workload=workload_features(runs[0].workload, cluster),
+    )
+
+
+def past_of(cases: Iterable[Case]) -> Past:
+    """All rows of other workloads, as the history of a search."""
+    found = joined([_past(number, case) for number, case in enumerate(cases)])
+    assert found is not None
+    return found
+
+
+def _past(number: int, case: Case) -> Past:
+    prior, n = case.prior, len(case.runs)
+    seconds = [log(run.step_time_s) if run.step_time_s else np.nan for run in case.runs]
+    fits = normal_cdf((prior.log_limit - prior.log_need) / prior.need_error)
+    return Past(
+        study=np.full(n, float(number)),
+        features=prior.features,
+        workload=np.repeat(prior.workload[None], n, 0),
+        log_excess=np.array(seconds) - prior.log_seconds,
+        ran=np.array([float(run.ok) for run in case.runs]),
+        expected=fits * prior.runs * np.where(case.legal, 1.0, 0.0),
+    )
+
+
+def cases_of(rows: Mapping[str, Sequence[Run]], costs: Costs, *, rules: bool) -> dict[str, Case]:
+    """All workloads with the same constants."""
+    return {name: case_of(name, runs, costs, rules=rules) for name, runs in rows.items()}

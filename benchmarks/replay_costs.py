@@ -1,0 +1,167 @@
+"""Constants for replays, from other rows than are replayed: ``make bench-replay-costs``.
+
+It writes ``data/replay_costs.json``, and takes 10 minutes. The catalogue's own constants are
+fitted on half of nanotron's sweep, so no replay of that sweep may use them. There are instead
+
+- ``physics``: counted and usual values, with nothing fitted; each has its reason below;
+- ``vtrain``: those, with what vTrain can show fitted to it (one node of A100s);
+- ``sweep``: for each workload of the sweep, ``vtrain`` fitted further to all other workloads;
+- ``vtrain_folds``: for each of a few groups of vTrain's workloads, the catalogue's constants fitted
+  further to the other groups.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from common import write
+from fit_costs import MEMORY, TIME, memory_loss, search, time_loss
+from sweep import DATA, nanotron_runs, vtrain_runs
+
+from tuner.cost.constants import Costs, default_costs
+
+FILE = DATA / "replay_costs.json"
+FOLDS = 6
+"""Groups of vTrain's workloads: one is held back, the others are fitted on."""
+PHYSICS_MEMORY = {
+    "passing_bytes": 2.0,  # counted: bf16 gradients
+    "activation_factor": 1.0,  # counted
+    "tp_factor": 0.0,  # nothing beside what is counted
+    "fragment_factor": 0.0,  # the same
+    "gathered_bytes": 0.0,  # the same
+    "in_flight_sharded_bytes": 0.0,  # the same
+    "logit_bytes": 12.0,  # counted: bf16 and fp32 of logits and of their gradients
+    "in_flight_bytes": 4.0,  # counted: a micro-batch's input and output of a stage in bf16
+    "low": 0.8,  # assumed: one part in five or four either way
+    "high": 1.25,
+}
+PHYSICS_TIME = {
+    "matmul_efficiency": 0.7,  # usual of large products
+    "small_dim": 128.0,  # a tile of matrix units
+    "traffic_factor": 6.0,  # each kept activation is written and read forward, backward twice that
+    "logit_traffic": 24.0,  # the 12 bytes of memory, written and read
+    "layer_host_s": 0.0015,  # 150 kernels of 10 us, as the catalogue assumes of transformers
+    "pipelined_host_s": 0.0,  # nothing beside it
+    "tp_exposed": 1.0,  # tensor parallelism's collectives are waited for
+    "inter_efficiency": 0.8,  # as of links within a node
+    "inter_step_s": 2e-5,  # two kernels' launches and a few hops of 2 us
+    "scale_exponent": 0.0,  # rings reach their rate at any size
+    "data_exposed": 0.5,  # half of the backward pass is there to hide behind
+    "stall_s": 0.0,  # no stalls
+}
+SHOWN_BY_VTRAIN = (
+    "matmul_efficiency", "small_dim", "traffic_factor", "logit_traffic", "layer_host_s",
+    "tp_exposed", "data_exposed",
+)  # fmt: skip
+STARTS_MEMORY = {
+    "tp_factor": 0.05,
+    "fragment_factor": 0.1,
+    "gathered_bytes": 20.0,
+    "in_flight_sharded_bytes": 4.0,
+}
+"""The fit goes by factors, so it never leaves zero: small shares of what is counted."""
+STARTS_TIME = {
+    "stall_s": 0.2,
+    "stall_ranks_log2": 8.0,
+    "scale_exponent": 0.2,
+    "pipelined_host_s": 0.001,
+    "matmul_efficiency": 0.7,
+    "small_dim": 128.0,
+    "logit_traffic": 24.0,
+}
+"""The same; and what vTrain's A100s say of matrix products is not kept for H100s."""
+
+
+def physics() -> Costs:
+    """Nothing fitted."""
+    return _with(default_costs(), {"memory": PHYSICS_MEMORY, "time": PHYSICS_TIME})
+
+
+def by_vtrain() -> Costs:
+    """Physics, and what vTrain shows."""
+    runs = vtrain_runs()
+    return search("time", SHOWN_BY_VTRAIN, partial(time_loss, runs), physics())
+
+
+def by_other_workloads(name: str, start: Costs) -> Costs:
+    """Fitted on all workloads of the sweep but one."""
+    runs = [run for run in nanotron_runs() if run.ok and run.name != name]
+    small = [run for run in runs if run.gpus <= 64]
+    start = _with(start, {"memory": STARTS_MEMORY, "time": STARTS_TIME})
+    costs = search("memory", MEMORY, partial(memory_loss, small), start)
+    return search("time", TIME, partial(time_loss, runs), costs)
+
+
+def by_other_folds(fold: int) -> Costs:
+    """Fitted on all groups of vTrain but one."""
+    runs = [run for run in vtrain_runs() if fold_of(run.name) != fold]
+    return search("time", SHOWN_BY_VTRAIN, partial(time_loss, runs), default_costs())
+
+
+@cache
+def _order() -> Mapping[str, int]:
+    """Of vTrain's workloads in its file."""
+    return {name: i for i, name in enumerate(dict.fromkeys(run.name for run in vtrain_runs()))}
+
+
+def fold_of(name: str) -> int:
+    """The group of a workload of vTrain's: neighbors in its file are in different ones."""
+    return _order()[name] % FOLDS
+
+
+def _with(costs: Costs, values: Mapping[str, Mapping[str, float]]) -> Costs:
+    changed: dict[str, Any] = {
+        table: replace(getattr(costs, table), **those) for table, those in values.items()
+    }
+    return replace(costs, **changed)
+
+
+def _stated(costs: Costs) -> dict[str, dict[str, float]]:
+    """What was changed or fitted, to four digits."""
+    names = {"memory": {**PHYSICS_MEMORY, **dict.fromkeys(MEMORY)},
+             "time": {**PHYSICS_TIME, **dict.fromkeys(TIME)}}  # fmt: skip
+    return {
+        table: {name: float(f"{getattr(costs, table)[name]:.4g}") for name in of}
+        for table, of in names.items()
+    }
+
+
+@cache
+def load() -> Mapping[str, Any]:
+    """What the file holds, as constants, by the names above."""
+    found = json.loads(FILE.read_text(encoding="utf-8"))
+    whole = default_costs()
+    return {
+        "physics": _with(whole, found["physics"]),
+        "vtrain": _with(whole, found["vtrain"]),
+        "sweep": {name: _with(whole, one) for name, one in found["sweep"].items()},
+        "vtrain_folds": [_with(whole, one) for one in found["vtrain_folds"]],
+    }
+
+
+def fit_all(names: Sequence[str], workers: int) -> dict[str, Any]:
+    """All fits, as the file has them."""
+    start = by_vtrain()
+    with ProcessPoolExecutor(workers) as pool:
+        folds = pool.map(by_other_folds, range(FOLDS))
+        others = pool.map(partial(by_other_workloads, start=start), names)
+        return {
+            "physics": _stated(physics()),
+            "vtrain": _stated(start),
+            "sweep": {name: _stated(c) for name, c in zip(names, others, strict=True)},
+            "vtrain_folds": [_stated(costs) for costs in folds],
+        }
+
+
+def main() -> None:
+    """Fit, and write."""
+    names = list(dict.fromkeys(run.name for run in nanotron_runs()))
+    write(FILE, json.dumps(fit_all(names, workers=2), indent=1) + "\n")
+    print(f"written: {FILE}")
+
+
+if __name__ == "__main__":
+    main()

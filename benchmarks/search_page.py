@@ -1,0 +1,85 @@
+"""The benchmark's tables in ``docs/search.md``: written by it, so that page and file agree."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import markdown
+from common import ROOT
+from search_table import PROBES, percents
+
+PAGE = ROOT / "docs" / "search.md"
+Row = Mapping[str, Any]
+
+
+def write(result: Row) -> None:
+    """Put the result's tables into the page, each between its two markers."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+
+
+def filled(text: str, result: Row) -> str:
+    """The page's text with all sections anew.
+
+    Raises:
+        ValueError: a marker is missing, or there twice.
+    """
+    for name, lines in SECTIONS.items():
+        text = markdown.between(text, name, lines(result))
+    return text
+
+
+def searches(result: Row) -> list[str]:
+    """Mean and median regrets of all searches, a table for each file."""
+    found = []
+    for name in dict.fromkeys(row["table"] for row in result["rows"]):
+        own = [row for row in result["rows"] if row["table"] == name]
+        head = ("search", "knows", *(f"mean, {k}" for k in PROBES),
+                *(f"median, {k}" for k in PROBES), "largest, 3", "largest, 8")  # fmt: skip
+        found += [f"**{name}**", "", *markdown.table(head, _cells(own)), ""]
+    for name, why in result["not_run"].items():
+        found += [f"Not run: {name}, for {why}.", ""]
+    return found[:-1]
+
+
+def workloads(result: Row) -> list[str]:
+    """Each workload of the sweep; vTrain's are too many, and are in the result file."""
+    own = [row for row in result["workloads"] if row["table"] == "sweep"]
+    head = ("workload", "rows", "left out", "candidates", "ran",
+            *(f"no history, {k}" for k in PROBES), *(f"history, {k}" for k in PROBES))  # fmt: skip
+    return markdown.table(head, _cells(own))
+
+
+def differences(result: Row) -> list[str]:
+    """What is kept less each other search."""
+    found = []
+    for name in dict.fromkeys(row["table"] for row in result["differences"]):
+        own = [row for row in result["differences"] if row["table"] == name]
+        head = ("kept", "against", *(f"{k}" for k in PROBES))
+        found += [f"**{name}**", "", *markdown.table(head, _cells(own)), ""]
+    return found[:-1]
+
+
+def stability(result: Row) -> list[str]:
+    """Random parts of the sweep's tables."""
+    head = ("search", "knows", *(f"{k}{of}" for k in PROBES for of in ("", ", standard error")))
+    return markdown.table(head, _cells(result["stability"]))
+
+
+def asks(result: Row) -> list[str]:
+    """Seconds of one ask."""
+    return markdown.table([*result["asks"][0]], [list(row.values()) for row in result["asks"]])
+
+
+def _cells(rows: Sequence[Row]) -> list[list[object]]:
+    """In percent, without the name of the table."""
+    return [[value for name, value in row.items() if name != "table"] for row in percents(rows)]
+
+
+SECTIONS: Mapping[str, Callable[[Row], list[str]]] = {
+    "goals": markdown.goals,
+    "searches": searches,
+    "workloads": workloads,
+    "differences": differences,
+    "stability": stability,
+    "asks": asks,
+}
+"""What is between markers of the same names."""
