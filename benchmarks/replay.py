@@ -190,6 +190,18 @@ def _prior(runs: Sequence[Run], told: Sequence[Prediction], *, memory: bool) -> 
     )
 
 
+def mean_of(one: Case, other: Case) -> Case:
+    """The same workload with the mean of two predictions, of their logarithms."""
+    ours, theirs = one.prior, other.prior
+    prior = replace(
+        ours,
+        log_seconds=(ours.log_seconds + theirs.log_seconds) / 2,
+        log_need=(ours.log_need + theirs.log_need) / 2,
+        need_error=(ours.need_error + theirs.need_error) / 2,
+    )
+    return replace(one, prior=prior, need_off=(one.need_off + other.need_off) / 2)
+
+
 def past_of(cases: Iterable[Case]) -> Past:
     """All rows of other workloads, as the history of a search."""
     found = joined([_past(number, case) for number, case in enumerate(cases)])

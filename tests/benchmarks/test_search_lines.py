@@ -29,7 +29,7 @@ def test_no_replay_of_the_sweep_uses_constants_of_the_catalogue(lines) -> None:
 def test_a_line_without_history_has_constants_from_elsewhere(lines) -> None:
     for name in ("sweep", "vTrain"):
         for line in lines.lines(name):
-            assert line.history or line.source != lines.FITTED
+            assert line.history or line.source not in (lines.FITTED, lines.BOTH)
 
 
 def test_a_past_leaves_the_replayed_workload_out(lines) -> None:
@@ -70,3 +70,14 @@ def test_searches_without_their_package_are_left_out_with_the_reason(lines, monk
     names = {line.name for line in lines.lines("sweep")}
     assert "DeepSpeed model-based" not in names
     assert "DeepSpeed grid" in names
+
+
+def test_both_is_the_mean_of_two_forecasts(lines) -> None:
+    table = lines.table("sweep")
+    name = next(iter(table.rows))
+    one, other, both = (
+        lines.known(table, source, name)[name].prior.log_seconds
+        for source in (lines.OTHER["sweep"], lines.FITTED, lines.BOTH)
+    )
+    assert not np.allclose(one, other)
+    assert both == pytest.approx((one + other) / 2)
