@@ -56,11 +56,11 @@ def prior_of(question: Question, calibration: Calibration | None, limit_bytes: i
     Raises:
         UsageError: the question has no legal settings.
     """
-    key = _Key(question, calibration)
+    key = Asked(question, calibration)
     return replace(_prior(key), log_limit=log(limit_bytes))
 
 
-class _Key:
+class Asked:
     """A question and rates by what identifies them: questions hold mappings."""
 
     def __init__(self, question: Question, calibration: Calibration | None) -> None:
@@ -71,12 +71,12 @@ class _Key:
         return hash(self._identity)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._identity == other._identity
+        return isinstance(other, Asked) and self._identity == other._identity
 
 
 # A study is planned again after every probe, and its arithmetic is the same.
 @lru_cache(maxsize=2)
-def _prior(key: _Key) -> Prior:
+def _prior(key: Asked) -> Prior:
     question = key.question
     legal = enumerate_space(question).legal
     needs, seconds = [], []

@@ -18,7 +18,7 @@ from tuner.planner.timing import step_time
 from tuner.search.features import settings_features, workload_features
 from tuner.search.trials import Past, joined
 from tuner.settings import Settings
-from tuner.study import Question, Study
+from tuner.study import Study
 
 BROKEN = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
 """Outcomes after which settings that had memory enough did not run."""
@@ -70,7 +70,7 @@ def _past_of(key: _Key) -> Past | None:
 
 def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
     question, found = study.question, found_in(study)
-    asked = _Asked(question, calibration)
+    asked = candidates.Asked(question, calibration)
     predicted = [_predicted(asked, one.settings) for one in found]
     rows = list(zip(found, predicted, strict=True))
     return Past(
@@ -116,23 +116,9 @@ def _excess(seen: float | None, predicted: float) -> float:
     return log(seen / predicted) if seen and predicted > 0 else nan
 
 
-class _Asked:
-    """A question and rates by what identifies them: questions hold mappings."""
-
-    def __init__(self, question: Question, calibration: Calibration | None) -> None:
-        self.question, self.calibration = question, calibration
-        self._identity = (question.identity, calibration)
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self._identity == other._identity
-
-
 # A study is planned again after every probe, and its past stays the same.
 @lru_cache(maxsize=1024)
-def _predicted(asked: _Asked, settings: Settings) -> float:
+def _predicted(asked: candidates.Asked, settings: Settings) -> float:
     """Seconds of a step; ``nan`` where they are unknown."""
     _, step = candidates.predicted(asked.question, settings, asked.calibration)
     return step.value or nan
