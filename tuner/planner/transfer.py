@@ -20,7 +20,7 @@ from tuner.cost.prediction import Prediction
 from tuner.planner.history import past_of
 from tuner.quantity import Provenance, Quantity
 from tuner.search.features import Array, settings_features, workload_features
-from tuner.search.kernel import alike, log_likelihood, one_thread, regress
+from tuner.search.kernel import ByContents, alike, log_likelihood, one_thread, regress
 from tuner.search.trials import Past
 from tuner.settings import Settings
 from tuner.study import Study
@@ -117,7 +117,8 @@ def corrected(study: Study, settings: Sequence[Settings]) -> Mapping[Settings, C
     near = similar * alike(features, rows.features)
     if near.max() < NEAR:
         return {}
-    sizes = _sizes(_Rows(rows))
+    arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
+    sizes = _sizes(ByContents(rows, *arrays))
     between = _covariance(rows)(sizes)
     shared = LEVEL**2 * similar + sizes.shape**2 * near
     whole = LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
@@ -192,26 +193,11 @@ def _noise(rows: Past, between: Array, single: float) -> Array:
     return noise
 
 
-class _Rows:
-    """Trials as a key, by their contents."""
-
-    def __init__(self, rows: Past) -> None:
-        self.rows = rows
-        arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
-        self._contents = tuple(array.tobytes() for array in arrays)
-
-    def __hash__(self) -> int:
-        return hash(self._contents)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rows) and self._contents == other._contents
-
-
 # A study is planned and answered several times in a process, and its past stays the same.
 @lru_cache(maxsize=4)
-def _sizes(key: _Rows) -> Sizes:
+def _sizes(key: ByContents[Past]) -> Sizes:
     """What makes the past most likely; a few studies hardly say what another may differ by."""
-    rows = key.rows
+    rows = key.value
     covariance = _covariance(rows)
     own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)
 

@@ -6,13 +6,14 @@ searches share, which fades with the distance of their workloads too.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import log
 
 import numpy as np
 
 from tuner.search.features import Array, Rows
-from tuner.search.kernel import Posterior, alike, log_likelihood, regress
+from tuner.search.kernel import ByContents, Posterior, alike, log_likelihood, regress
 from tuner.search.prior import Prior
 from tuner.search.trials import Past
 
@@ -94,7 +95,8 @@ def _alone(prior: Prior, seen: Seen, assumed: Assumed) -> Posterior:
 
 def _with_past(prior: Prior, seen: Seen, assumed: Assumed, past: Past, off: Array) -> Posterior:
     near = alike(prior.features, prior.features[seen.index])
-    shared = _shared(past, off, assumed)
+    key = ByContents((past, off), past.study, past.features, past.workload, off)
+    shared = _shared(key, assumed)
     shape = assumed.offset**2 + assumed.own**2 * near
     common = shared.amplitude**2 * near
     stretch = _stretch(seen, shape[seen.index])
@@ -155,24 +157,14 @@ def _past_covariance(past: Past, assumed: Assumed, amplitude: float) -> Array:
     return np.asarray(alone + amplitude**2 * near * alike(past.workload, past.workload))
 
 
-_kept: dict[tuple[int, int, Assumed], Shared] = {}
-"""The last answer of :func:`_shared`: at every ask of a search its past is the same."""
-
-
-def _shared(past: Past, off: Array, assumed: Assumed) -> Shared:
+# At every ask of a search its past is the same.
+@lru_cache(maxsize=16)
+def _shared(key: ByContents[tuple[Past, Array]], assumed: Assumed) -> Shared:
     """How much searches have in common: what makes the past most likely.
 
     A past of one search says nothing of that, and the second of the choices is taken.
     """
-    key = (hash(past.features.tobytes()), hash(off.tobytes()), assumed)
-    if key not in _kept:
-        if len(_kept) > 16:
-            _kept.clear()
-        _kept[key] = _likeliest(past, off, assumed)
-    return _kept[key]
-
-
-def _likeliest(past: Past, off: Array, assumed: Assumed) -> Shared:
+    past, off = key.value
     if len(set(past.study.tolist())) < 2:
         return Shared(amplitude=SHARED[1], error=PAST_ERROR[1])
     alone = _past_covariance(past, assumed, 0.0)

@@ -6,17 +6,34 @@ Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorith
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from tuner.search.features import Array
 
+T = TypeVar("T")
+
 
 def alike(one: Array, other: Array) -> Array:
     """Squared-exponential similarity, shape ``(len(one), len(other))``; 1 for equal rows."""
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2 * one @ other.T
     return np.asarray(np.exp(-0.5 * np.maximum(squares, 0.0)))
+
+
+class ByContents(Generic[T]):
+    """A value as the key of a cache: equal where the arrays that stand for it are."""
+
+    def __init__(self, value: T, *arrays: Array) -> None:
+        self.value = value
+        self._contents = tuple(array.tobytes() for array in arrays)
+
+    def __hash__(self) -> int:
+        return hash(self._contents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByContents) and self._contents == other._contents
 
 
 @contextmanager

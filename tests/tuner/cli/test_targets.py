@@ -62,7 +62,7 @@ def test_files_and_command_go_with_the_answer(study: Study, tmp_path: Path) -> N
     text = launch["files"][str(path)]
     assert yaml.safe_load(text)["fsdp_config"]["fsdp_version"] == 2
     assert "study st-0123456789ab" in text
-    assert "1,281 tokens/s per rank (1,2" in text
+    assert "1,281 tokens/s per rank (1,242 to 1,321)" in text
     assert "20.0 MiB allocated per rank, of " in text
 
 

@@ -33,10 +33,10 @@ def test_it_waits_for_a_probe_on_its_way(lab: SimpleNamespace, state: ProbeState
     assert next_probe(study) == Wait()
 
 
-@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("most", [1, 2, 5, 6, 10])
 def test_a_small_budget_is_spent_to_the_last_probe(lab: SimpleNamespace, most: int) -> None:
     machine = lab.Machine(lab.question(), noise=0.02)
-    study, stop = machine.play(lab.study(max_probes=most))
+    study, stop = machine.play(lab.study(max_probes=most, tolerance=0.0))
     assert len(study.probes) == most
     assert stop.reason == f"the budget of {most} probe{'' if most == 1 else 's'} is spent"
     assert stop.nothing_fits == ""
@@ -44,9 +44,9 @@ def test_a_small_budget_is_spent_to_the_last_probe(lab: SimpleNamespace, most: i
 
 def test_earlier_askings_do_not_count(lab: SimpleNamespace) -> None:
     machine = lab.Machine(lab.question())
-    study, _ = machine.play(lab.study(max_probes=4))
+    study, _ = machine.play(lab.study(max_probes=4, tolerance=0.0))
     more, _ = machine.play(replace(study, probes_before=4))
-    assert 4 < len(more.probes) <= 8
+    assert len(more.probes) == 8
     assert len({p.request.settings for p in searches(more)}) == len(searches(more))
 
 
@@ -149,7 +149,8 @@ def test_long_accumulation_is_cut_short_and_the_leader_verified(lab: SimpleNames
 def test_a_verification_that_takes_too_long_is_left_out(lab: SimpleNamespace) -> None:
     question = lab.question(batch=512, micro_batch_size=(4,), activation_checkpointing=("none",))
     study, stop = lab.Machine(question).play(lab.study(question, max_probes=50, wall_s=500.0))
-    assert not isinstance(stop, ProbeRequest)
+    assert stop.reason == "no probe is expected to gain 1% or more"
+    assert answer(study).best is not None
     assert all(p.request.repetition == 0 for p in study.probes)
 
 
