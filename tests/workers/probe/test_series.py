@@ -105,7 +105,9 @@ def assert_as_much(mine: dict[str, Any], other: dict[str, Any], *, exactly: bool
     """The same memory.
 
     A rank alone takes the same to the byte. Real ranks wait for each other, and free gathered
-    blocks at moments that differ from run to run: their peaks may differ by 1%.
+    blocks at moments that differ from run to run: their peaks may differ by a layer's gathered
+    weights, which are 4% of what these small models take. What a probe left behind is counted
+    exactly, by :data:`COUNTS`.
     """
     if exactly:
         assert mine == other
@@ -113,7 +115,7 @@ def assert_as_much(mine: dict[str, Any], other: dict[str, Any], *, exactly: bool
     assert mine.keys() == other.keys()
     peak = other["peak_allocated_bytes"]
     for name, value in other.items():
-        assert mine[name] == pytest.approx(value, abs=0.01 * peak), name
+        assert mine[name] == pytest.approx(value, abs=0.05 * peak), name
 
 
 def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""A device that is lost in mid-probe, simulated: real ranks, of which one is told so by torch."""
+"""Real ranks, of which one fails in mid-step while the other waits for it in a collective."""
 
 import sys
 import time
@@ -19,24 +19,33 @@ from workers.launchers.local import check_argv, series_argv
 from workers.warm import Kind, Probed, WarmRanks
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
-LOSES = """
-import os, torch
+BREAKS = """
+import os, signal, time, torch
 from workers.probe import run
 from workers.probe.__main__ import main
+from workers.probe.tracker import MemoryLimitError
 usual, steps = run.optimizer_step, []
+def lose_device():
+    error = torch.AcceleratorError("CUDA error: unspecified launch failure")
+    error.error_code = 719
+    raise error
+def run_out():
+    raise MemoryLimitError(requested_bytes=2**30, allocated_bytes=2**20, limit_bytes=2**29)
+def hang():
+    time.sleep(3600)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 def step(stack, batches, enter, **more):
     steps.append(None)
-    def lost(name):
+    def breaking(name):
         enter(name)
         if os.environ["RANK"] == "1" and len(steps) == 2 and name == "backward":
-            error = torch.AcceleratorError("CUDA error: unspecified launch failure")
-            error.error_code = 719
-            raise error
-    return usual(stack, batches, lost, **more)
+            {fault}()
+    return usual(stack, batches, breaking, **more)
 run.optimizer_step = step
 main()
 """
-"""The probe program, whose second rank loses its device in the second step's backward."""
+"""The probe program, whose second rank fails in the second step's backward; the first waits."""
 GONE = """
 import torch
 from workers.probe import check
@@ -70,10 +79,38 @@ def spec(question: Question) -> dict[str, Any]:
     }
 
 
-def measure(ranks: WarmRanks, spec: dict[str, Any]) -> Probed:
+def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 120.0) -> Probed:
     return ranks.measure(
-        TWO, spec, deadline_s=120.0, pause=lambda seconds: time.sleep(seconds) or ""
+        TWO, spec, deadline_s=deadline_s, pause=lambda seconds: time.sleep(seconds) or ""
     )
+
+
+@pytest.mark.parametrize(
+    ("fault", "deadline_s", "outcome", "detail"),
+    [
+        ("run_out", 120.0, Outcome.OOM, "rank 1 ran out of memory in backward: 1.00 GiB more"),
+        ("hang", 20.0, Outcome.TIMEOUT, "20 s"),
+        ("die", 120.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL"),
+    ],
+)
+def test_a_rank_that_fails_while_the_other_waits(
+    tmp_path: Path,
+    spec: dict[str, Any],
+    alive: Callable[[str], list[psutil.Process]],
+    fault: str,
+    deadline_s: float,
+    outcome: Outcome,
+    detail: str,
+) -> None:
+    with WarmRanks(
+        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault=fault)),
+        folder=tmp_path,
+    ) as ranks:
+        found = measure(ranks, spec, deadline_s).measurement
+        assert found.outcome is outcome, found.detail
+        assert detail in found.detail
+        assert not ranks.alive
+        assert not alive(str(tmp_path))
 
 
 def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
@@ -82,7 +119,7 @@ def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
     alive: Callable[[str], list[psutil.Process]],
 ) -> None:
     with WarmRanks(
-        argv=lambda place: in_place(series_argv(place), LOSES),
+        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault="lose_device")),
         check_argv=lambda place, device: in_place(check_argv(place, device), GONE),
         folder=tmp_path,
     ) as ranks:
