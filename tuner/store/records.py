@@ -30,6 +30,14 @@ class EventKind(StrEnum):
     PROBE = "probe"  # a probe moved: {"probe", "settings", "repetition", "state", "attempt", ...}
 
 
+class Scope(StrEnum):
+    """What a key allows; each one allows what those before it do."""
+
+    READ = "read"  # see studies
+    SUBMIT = "submit"  # ask questions, and cancel studies
+    ADMIN = "admin"  # see metrics and who did what
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """The right to run one probe, until the lease runs out."""

@@ -5,8 +5,7 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 :class:`tuner.errors.UsageError` with the field ``db`` when it cannot be written.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
@@ -25,8 +24,6 @@ from tuner.store.engine import (
     is_sqlite,
     make_engine,
     parse_url,
-    translated,
-    writing,
 )
 from tuner.store.identity import WorkerIdentity
 from tuner.store.records import Claim, Event, EventKind, StudySummary
@@ -41,6 +38,7 @@ from tuner.store.rows import (
 )
 from tuner.store.similar import MOST_SIMILAR, read_study_with_past, similar_studies
 from tuner.store.tables import EventRow, ProbeRow, StudyRow
+from tuner.store.transactions import Transactions
 from tuner.store.verdicts import keep_verdict, read_verdicts
 from tuner.study import (
     STUDY_TRANSITIONS,
@@ -89,17 +87,17 @@ class Store:
     """An open database, at this version's schema. A context manager; see :func:`open_store`."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._writer = writing(engine)
+        self.transactions = Transactions(engine)
+        """For what has tables of its own beside studies and probes."""
 
     @property
     def url(self) -> str:
         """The address, whole: a file's absolute path, or with the password."""
-        return self._engine.url.render_as_string(hide_password=False)
+        return self.transactions.engine.url.render_as_string(hide_password=False)
 
     def close(self) -> None:
         """Closes all connections."""
-        self._engine.dispose()
+        self.transactions.engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +115,7 @@ class Store:
         they were planned on the old terms.
         """
         self.reap()
-        with self._write() as session:
+        with self.transactions.write() as session:
             study, new = asked_study(session, question, terms)
             now = clock(session)
             if not new:
@@ -133,7 +131,7 @@ class Store:
 
     def find(self, question: Question) -> Study | None:
         """The study of a question, if it was asked before."""
-        with self._read() as session:
+        with self.transactions.read() as session:
             row = session.scalar(select(StudyRow).where(StudyRow.identity == question.identity))
             return read_study_with_past(session, row) if row else None
 
@@ -143,7 +141,7 @@ class Store:
         Raises:
             UsageError: there is none, or several.
         """
-        with self._read() as session:
+        with self.transactions.read() as session:
             return read_study_with_past(session, named_study(session, study_id))
 
     def similar(self, question: Question, limit: int = MOST_SIMILAR) -> tuple[Study, ...]:
@@ -151,12 +149,12 @@ class Store:
 
         They are of the same stack and kind of cluster, with their finished probes that ran steps.
         """
-        with self._read() as session:
+        with self.transactions.read() as session:
             return similar_studies(session, question, limit)
 
     def studies(self, limit: int = 50) -> list[StudySummary]:
         """The studies that were asked last, newest first."""
-        with self._read() as session:
+        with self.transactions.read() as session:
             return read_summaries(session, limit)
 
     def move(
@@ -187,7 +185,7 @@ class Store:
         Raises:
             UsageError: there is no such study.
         """
-        with self._write() as session:
+        with self.transactions.write() as session:
             study = session.get(StudyRow, study_id, with_for_update=True)
             if study is None:
                 raise unknown_study(session, study_id)
@@ -207,7 +205,7 @@ class Store:
     def events(self, study_id: str, after: int = 0) -> list[Event]:
         """What happened to a study since the event ``after``, oldest first."""
         newer = (EventRow.study_id == study_id, EventRow.id > after)
-        with self._read() as session:
+        with self.transactions.read() as session:
             rows = session.scalars(select(EventRow).where(*newer).order_by(EventRow.id))
             return [event_of(row) for row in rows]
 
@@ -217,7 +215,7 @@ class Store:
         self, study_id: str, revision: int, request: ProbeRequest, memory_limit_bytes: int | None
     ) -> Probe | None:
         """Queues a probe that was planned at ``revision``; ``None`` when the study moved on."""
-        with self._write() as session:
+        with self.transactions.write() as session:
             study = _planned_at(session, study_id, revision)
             if study is None:
                 return None
@@ -246,7 +244,7 @@ class Store:
             measurement: its result, from a dry run that is kept.
             memory_limit_bytes: the limit of the study's terms.
         """
-        with self._write() as session:
+        with self.transactions.write() as session:
             study = _planned_at(session, study_id, revision)
             if study is None:
                 return None
@@ -273,12 +271,12 @@ class Store:
         Returns:
             ``None`` when none is queued, or the study is at its end.
         """
-        with self._write() as session:
+        with self.transactions.write() as session:
             return queue.claim(session, study_id, worker, fidelity)
 
     def beat(self, claim: Claim) -> bool:
         """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
-        with self._write() as session:
+        with self.transactions.write() as session:
             return queue.beat(session, claim)
 
     def record(self, claim: Claim, measurement: Measurement) -> bool:
@@ -288,12 +286,12 @@ class Store:
         Returns:
             ``False``, and nothing is changed, when the claim was lost.
         """
-        with self._write() as session:
+        with self.transactions.write() as session:
             return queue.record(session, claim, measurement)
 
     def give_back(self, claim: Claim, why: str) -> bool:
         """Queues the probe again, without counting this attempt; ``False`` as in ``record``."""
-        with self._write() as session:
+        with self.transactions.write() as session:
             return queue.give_back(session, claim, why)
 
     def reap(self) -> int:
@@ -305,16 +303,16 @@ class Store:
         Returns:
             How many attempts were lost.
         """
-        with self._read() as session:
+        with self.transactions.read() as session:
             suspects = queue.suspects(session)
         lost = 0
         for attempt_id in suspects:  # one transaction each: locks are taken in one order
-            with self._write() as session:
+            with self.transactions.write() as session:
                 lost += queue.lose(session, attempt_id)
-        with self._read() as session:
+        with self.transactions.read() as session:
             orphans = queue.orphans(session)
         for orphan in orphans:
-            with self._write() as session:
+            with self.transactions.write() as session:
                 queue.put_back(session, orphan)
         return lost
 
@@ -322,24 +320,24 @@ class Store:
 
     def dry_runs(self, keys: Collection[str]) -> "dict[str, DryRun]":
         """The dry runs of these keys that are kept, by key."""
-        with self._read() as session:
+        with self.transactions.read() as session:
             return read_dry_runs(session, keys)
 
     def keep_dry_run(self, dry_run: "DryRun") -> None:
         """Keeps a dry run for all studies. The first of a key stays, unless it had failed."""
-        with self._write() as session:
+        with self.transactions.write() as session:
             keep_dry_run(session, dry_run)
 
     # Verdicts of the guard
 
     def verdicts(self, family: str | None = None) -> "dict[str, Verdict]":
         """The verdicts of one family, or of all, by key, oldest first."""
-        with self._read() as session:
+        with self.transactions.read() as session:
             return read_verdicts(session, family)
 
     def keep_verdict(self, verdict: "Verdict") -> None:
         """Keeps a verdict for all studies; one that was not reached replaces none that was."""
-        with self._write() as session:
+        with self.transactions.write() as session:
             keep_verdict(session, verdict)
 
     # Calibrations
@@ -353,25 +351,13 @@ class Store:
             cluster: whose rates are wanted.
             versions: of packages; rates are of a release of torch, where it is stated.
         """
-        with self._read() as session:
+        with self.transactions.read() as session:
             return read_calibration(session, cluster, versions)
 
     def keep_calibration(self, calibration: Calibration) -> None:
         """Keeps rates for all studies on such devices."""
-        with self._write() as session:
+        with self.transactions.write() as session:
             keep_calibration(session, calibration)
-
-    # Transactions
-
-    @contextmanager
-    def _read(self) -> Iterator[Session]:
-        with translated(self._engine.url), Session(self._engine) as session:
-            yield session
-
-    @contextmanager
-    def _write(self) -> Iterator[Session]:
-        with translated(self._engine.url), Session(self._writer) as session, session.begin():
-            yield session
 
 
 def _planned_at(session: Session, study_id: str, revision: int) -> StudyRow | None:

@@ -1,11 +1,15 @@
 """The tables. A change here needs a migration beside it; tests compare the two.
 
 studies ──< probes ──< attempts        one running attempt per probe, by a partial unique index
+   │          │           └──< devices    held by a running attempt, each by one only
    │          └──── measurements       one per probe
-   └──< events
+   ├──< events
+   └──< requests                       answered before, by their idempotency keys
 dry_runs                               kept for all studies; their measurements name them
 guards                                 verdicts, kept for all studies
 calibrations                           kept for all studies of such devices
+workers                                processes that serve studies, as they last said
+keys, audit                            who may use the service, and what they did
 """
 
 import json
@@ -38,7 +42,7 @@ from sqlalchemy.types import TypeDecorator
 
 from tuner.guard.ruling import Ruling
 from tuner.measurement import Fidelity, Outcome
-from tuner.store.records import AttemptState, EventKind
+from tuner.store.records import AttemptState, EventKind, Scope
 from tuner.study import ProbeState, StudyState
 
 VERSION_TABLE = "tuner_alembic_version"
@@ -136,7 +140,7 @@ class StudyRow(Base):
     """A question and the terms on which it was asked last."""
 
     __tablename__ = "studies"
-    __table_args__ = (Index(None, "asked_at"),)
+    __table_args__ = (Index(None, "asked_at", "id"), Index(None, "state", "pool"))
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     identity: Mapped[str] = mapped_column(String(64), unique=True)
@@ -146,6 +150,8 @@ class StudyRow(Base):
     terms: Mapped[dict[str, Any]] = mapped_column(JsonText)
     state: Mapped[StudyState] = mapped_column(_status(StudyState, "state"))
     reason: Mapped[str] = mapped_column(Text)
+    pool: Mapped[str] = mapped_column(String(64), server_default="")
+    """Label of the workers that may be at it; empty for any."""
     revision: Mapped[int]
     seed: Mapped[int]
     probes_before: Mapped[int]
@@ -216,6 +222,16 @@ def _make_partial_on_postgresql(table: Table, connection: Connection, **_: Any) 
     if connection.dialect.name == "postgresql":
         for index in table.indexes:
             index.dialect_kwargs["postgresql_where"] = text(_RUNNING)
+
+
+class DeviceRow(Base):
+    """A device while a running attempt holds it. No device is held twice."""
+
+    __tablename__ = "devices"
+
+    device: Mapped[str] = mapped_column(String(128), primary_key=True)
+    """A GPU's UUID, or the machine's name before ``/cpu``."""
+    attempt_id: Mapped[int] = mapped_column(_parent("attempts.id"), index=True)
 
 
 class MeasurementRow(Base):
@@ -297,4 +313,69 @@ class EventRow(Base):
     study_id: Mapped[str] = mapped_column(_parent("studies.id"))
     kind: Mapped[EventKind] = mapped_column(_status(EventKind, "kind"))
     at: Mapped[datetime] = mapped_column(UtcTime)
+    data: Mapped[dict[str, Any]] = mapped_column(JsonText)
+
+
+class RequestRow(Base):
+    """A request that was answered: sent again with the same key, it has the same answer."""
+
+    __tablename__ = "requests"
+
+    owner: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """Id of the key that it came with; empty where none is needed."""
+    idempotency_key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(String(64))
+    """SHA-256, in hex, of what was asked."""
+    study_id: Mapped[str] = mapped_column(_parent("studies.id"), index=True)
+    created_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
+
+
+class WorkerRow(Base):
+    """A process that serves studies."""
+
+    __tablename__ = "workers"
+    __table_args__ = (_KEEP_IDS,)
+
+    id: Mapped[int] = _row_id()
+    name: Mapped[str] = mapped_column(Text)
+    identity: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    """``WorkerIdentity.as_dict()``."""
+    pools: Mapped[list[str]] = mapped_column(JsonText)
+    """Labels of studies that it serves, beside those that name none."""
+    devices: Mapped[list[str]] = mapped_column(JsonText)
+    """What it has, for people: such as ``cuda:0 NVIDIA H100 80GB HBM3``."""
+    started_at: Mapped[datetime] = mapped_column(UtcTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
+    stopped_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class KeyRow(Base):
+    """A key to the service. The key itself is nowhere kept."""
+
+    __tablename__ = "keys"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    """For people."""
+    hash: Mapped[str] = mapped_column(String(64))
+    """SHA-256, in hex, of its secret, which is 256 random bits."""
+    scope: Mapped[Scope] = mapped_column(_status(Scope, "scope"))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcTime)
+
+
+class AuditRow(Base):
+    """One thing that somebody did or was refused; never changed."""
+
+    __tablename__ = "audit"
+    __table_args__ = (_KEEP_IDS,)
+
+    id: Mapped[int] = _row_id()
+    at: Mapped[datetime] = mapped_column(UtcTime, index=True)
+    actor: Mapped[str] = mapped_column(String(64))
+    """Id of a key, or ``local``."""
+    action: Mapped[str] = mapped_column(String(64))
+    """Such as ``tune.submit``."""
+    study_id: Mapped[str] = mapped_column(String(32), server_default="")
     data: Mapped[dict[str, Any]] = mapped_column(JsonText)

@@ -189,7 +189,7 @@ def run_out(store: Store) -> Callable[[], None]:
     """Lets all leases run out, and all signs of workers be old."""
 
     def run_out() -> None:
-        with Session(store._writer) as session, session.begin():
+        with Session(store.transactions.writer) as session, session.begin():
             now = clock(session)
             # locked in one order, so that two of these do not wait for each other
             session.execute(select(AttemptRow.id).order_by(AttemptRow.id).with_for_update())

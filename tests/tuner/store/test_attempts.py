@@ -31,7 +31,7 @@ def begin(
     def claim(seconds: float, who: WorkerIdentity = worker) -> Claim:
         made = store.claim(study.id, who)
         assert made is not None
-        with Session(store._writer) as session, session.begin():
+        with Session(store.transactions.writer) as session, session.begin():
             row = session.get_one(AttemptRow, made.attempt_id)
             row.started_at = clock(session) - timedelta(seconds=seconds)
         return made
@@ -42,7 +42,7 @@ def begin(
 @pytest.fixture(autouse=True)
 def long_ago(store: Store, study: Study) -> None:
     """It was asked an hour ago."""
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         then = clock(session) - timedelta(hours=1)
         session.execute(update(StudyRow).values(asked_at=then))
 
@@ -72,7 +72,7 @@ def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(
     store: Store, study: Study, begin: Begin
 ) -> None:
     lost = begin(500, ELSEWHERE)
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         row = session.get_one(AttemptRow, lost.attempt_id)
         row.lease_until = row.started_at + timedelta(seconds=30 + LEASE_S)
     assert store.reap() == 1
@@ -91,7 +91,7 @@ def test_another_fidelity_is_not_charged(
     store: Store, study: Study, question: Question, begin: Begin
 ) -> None:
     store.give_back(begin(20), "Ctrl-C")
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         row = session.scalars(select(AttemptRow)).one()
         row.started_at = row.ended_at = clock(session) + timedelta(hours=1)
         row.ended_at += timedelta(seconds=20)

@@ -59,7 +59,7 @@ def test_one_of_another_format_is_as_if_it_were_not_there(store: Store) -> None:
     cluster, older = parse_cluster("8xh100-80gb"), measured("8xh100-80gb")
     store.keep_calibration(older)
     store.keep_calibration(replace(older, at="2026-11-22T10:00:00+00:00"))
-    with store._write() as session:
+    with store.transactions.write() as session:
         newest = "(SELECT max(id) FROM calibrations)"
         session.execute(
             text(f"UPDATE calibrations SET record = '{{\"format\": 0}}' WHERE id = {newest}")
@@ -72,7 +72,7 @@ def test_that_all_are_of_another_format_is_said_once(
 ) -> None:
     calibrations._warn_once.cache_clear()
     store.keep_calibration(measured("8xh100-80gb"))
-    with store._write() as session:
+    with store.transactions.write() as session:
         session.execute(text("UPDATE calibrations SET record = '{\"format\": 0}'"))
     for _ in range(2):
         assert store.calibration(parse_cluster("8xh100-80gb"), TORCH) is None

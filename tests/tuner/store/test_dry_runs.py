@@ -50,7 +50,7 @@ def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(
     store: Store, dry_run: DryRun
 ) -> None:
     store.keep_dry_run(dry_run)
-    with store._write() as session:
+    with store.transactions.write() as session:
         session.execute(text("UPDATE dry_runs SET record = '{\"format\": 0}'"))
     assert store.dry_runs([dry_run.key]) == {}
     store.keep_dry_run(dry_run)

@@ -231,7 +231,7 @@ def test_postgresql_without_psycopg_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_sqlite_is_set_up_to_lose_nothing(sqlite_url: str) -> None:
-    with open_store(sqlite_url) as store, store._engine.connect() as connection:
+    with open_store(sqlite_url) as store, store.transactions.engine.connect() as connection:
 
         def pragma(name: str) -> object:
             return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -265,7 +265,7 @@ import os, signal, sys
 from sqlalchemy import text
 from tuner.store import open_store
 store = open_store(sys.argv[1])
-with store._writer.begin() as connection:
+with store.transactions.writer.begin() as connection:
     connection.execute(text("UPDATE studies SET reason = 'half', revision = 1000"))
     connection.execute(text("DELETE FROM events"))
     os.kill(os.getpid(), signal.SIGKILL)

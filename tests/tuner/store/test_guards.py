@@ -70,6 +70,6 @@ def test_a_verdict_of_another_format_is_as_if_it_were_not_there(
     store: Store, verdict: Verdict
 ) -> None:
     store.keep_verdict(verdict)
-    with store._write() as session:
+    with store.transactions.write() as session:
         session.execute(text("UPDATE guards SET record = '{\"format\": 0}'"))
     assert store.verdicts() == {}

@@ -28,6 +28,11 @@ TABLES = {
     "dry_runs",
     "guards",
     "calibrations",
+    "devices",
+    "requests",
+    "workers",
+    "keys",
+    "audit",
 }
 
 ON_ONE_SERVER = pytest.mark.xdist_group("postgresql")
@@ -149,7 +154,7 @@ def test_tables_of_others_beside_ours_are_no_difference(empty_url: str, engine: 
 @ON_ONE_SERVER
 def test_check_tells_that_a_database_is_not_migrated(new_postgresql: object) -> None:
     url = new_postgresql()  # type: ignore[operator]
-    assert migrate.check(url) == ["empty: its schema is at none, this version's is 0006"]
+    assert migrate.check(url) == [f"empty: its schema is at none, this version's is {migrate.HEAD}"]
     with pytest.raises(StoreError, match="run tuner db upgrade"):
         open_store(url)
     migrate.upgrade(url)
@@ -180,7 +185,8 @@ def test_a_database_of_a_newer_version_is_refused(empty_url: str, engine: Engine
     for use in (open_store, migrate.upgrade):
         with pytest.raises(StoreError, match=r"written by a newer version of tuner .*9999"):
             use(empty_url)
-    assert migrate.check(empty_url) == ["newer: its schema is at 9999, this version's is 0006"]
+    newer = f"newer: its schema is at 9999, this version's is {migrate.HEAD}"
+    assert migrate.check(empty_url) == [newer]
 
 
 def test_tables_of_another_program_are_left_alone(empty_url: str, engine: Engine) -> None:
@@ -210,19 +216,25 @@ def test_a_migration_may_fill_a_table_anew(sqlite_url: str, question: Question) 
     """SQLite changes a table so, and rows that point to it must stay."""
     with open_store(sqlite_url) as store:
         study = store.ask(question, Terms())
-        with migrate.migration_lock(store._engine) as connection:
+        with migrate.migration_lock(store.transactions.engine) as connection:
             connection.execute(text("CREATE TABLE anew AS SELECT * FROM studies"))
             connection.execute(text("DROP TABLE studies"))
             connection.execute(text("ALTER TABLE anew RENAME TO studies"))
             connection.execute(text("CREATE UNIQUE INDEX key ON studies (id)"))
         assert len(store.events(study.id)) == 1
-        with store._engine.connect() as connection:
+        with store.transactions.engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
 
 
+STUDY_COLUMNS = (
+    "id, identity, model_name, cluster_name, question, terms, state, reason, revision, seed,"
+    " probes_before, worker, worker_seen_at, created_at, asked_at"
+)
+"""Of the first schema, which has no others."""
 OF_THE_FIRST_SCHEMA = (
-    "INSERT INTO studies VALUES ('st-1', 'abc', 'm', 'c', '{}', '{}', 'done', '', 3, 1, 0, NULL,"
-    " NULL, '2026-01-01', '2026-01-01')",
+    f"INSERT INTO studies ({STUDY_COLUMNS})"
+    " VALUES ('st-1', 'abc', 'm', 'c', '{}', '{}', 'done', '', 3, 1, 0, NULL, NULL,"
+    " '2026-01-01', '2026-01-01')",
     "INSERT INTO probes VALUES (7, 'st-1', 'a', 'measured', 0, '[]', NULL, 'done', 'ok',"
     " '2026-01-01', '2026-01-01')",
     "INSERT INTO attempts VALUES (5, 7, 1, 'done', 'ok', '', '{}', '2026-01-01', '2026-01-01',"
@@ -241,8 +253,11 @@ def upgraded_to(engine: Engine, revision: str) -> None:
 
 
 def rows_of(connection: Connection) -> dict[str, list[Any]]:
-    tables = ("studies", "probes", "attempts", "measurements")
-    found = {name: connection.execute(text(f"SELECT * FROM {name}")).all() for name in tables}
+    of_first = {"studies": STUDY_COLUMNS, "probes": "*", "attempts": "*", "measurements": "*"}
+    found = {
+        name: connection.execute(text(f"SELECT {columns} FROM {name}")).all()
+        for name, columns in of_first.items()
+    }
     return {name: [tuple(row) for row in rows] for name, rows in found.items()}
 
 
@@ -252,7 +267,7 @@ def test_a_database_of_the_first_schema_keeps_its_data(empty_url: str, engine: E
         for statement in OF_THE_FIRST_SCHEMA:
             connection.execute(text(statement))
         before = rows_of(connection)
-    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005", "0006"]
+    assert migrate.upgrade(empty_url) == list(migrate.REVISIONS[1:])
     assert migrate.check(empty_url) == []
     with engine.begin() as connection:
         assert rows_of(connection) == before
@@ -308,7 +323,7 @@ def test_going_back_drops_what_earlier_versions_do_not_know(empty_url: str, engi
         command.downgrade(migrate.alembic_config(connection), "0001")
     with engine.begin() as connection:
         assert rows_of(connection) == before
-    assert migrate.upgrade(empty_url) == ["0002", "0003", "0004", "0005", "0006"]
+    assert migrate.upgrade(empty_url) == list(migrate.REVISIONS[1:])
 
 
 OPEN_AND_ASK_NOTHING = """

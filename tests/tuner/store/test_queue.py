@@ -91,7 +91,11 @@ def test_many_who_claim_at_once_get_each_probe_once(
 
 
 def test_a_probe_has_one_running_attempt_at_most(store: Store, claim: Claim) -> None:
-    with pytest.raises(IntegrityError), Session(store._writer) as session, session.begin():
+    with (
+        pytest.raises(IntegrityError),
+        Session(store.transactions.writer) as session,
+        session.begin(),
+    ):
         row = session.get_one(AttemptRow, claim.attempt_id)
         second = AttemptRow(
             probe_id=row.probe_id,
@@ -107,7 +111,7 @@ def test_a_probe_has_one_running_attempt_at_most(store: Store, claim: Claim) -> 
 
 def test_statuses_are_checked_by_the_database(store: Store, study: Study) -> None:
     statement = "UPDATE studies SET state = 'lost'"
-    with pytest.raises(IntegrityError), store._writer.begin() as connection:
+    with pytest.raises(IntegrityError), store.transactions.writer.begin() as connection:
         connection.exec_driver_sql(statement)
 
 
@@ -218,7 +222,7 @@ def test_those_who_do_anything_at_once_break_nothing(
         list(pool.map(work, range(6)))
     study = store.find(question)
     assert study is not None
-    with Session(store._engine) as session:
+    with Session(store.transactions.engine) as session:
         running = session.scalars(
             select(AttemptRow.probe_id).where(AttemptRow.state == AttemptState.RUNNING)
         ).all()
@@ -245,10 +249,10 @@ def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(
     enter(store, study, requests(1))
     claim = claimed(store, study, ELSEWHERE)
     run_out()
-    with store._read() as session:
+    with store.transactions.read() as session:
         assert queue.suspects(session) == [claim.attempt_id]
     assert store.beat(claim)
-    with store._write() as session:
+    with store.transactions.write() as session:
         assert not queue.lose(session, claim.attempt_id)
     assert store.study(study.id).probes[0].state is ProbeState.RUNNING
 

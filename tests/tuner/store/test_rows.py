@@ -89,7 +89,7 @@ def test_the_figures_of_a_measurement_can_be_queried(
     store: Store, claim: Claim, found: Measurement
 ) -> None:
     store.record(claim, found)
-    with Session(store._engine) as session:
+    with Session(store.transactions.engine) as session:
         row = session.scalars(select(MeasurementRow)).one()
     assert (row.allocated_bytes, row.reserved_bytes, row.device_bytes) == (300, 400, 500)
     # The median of the largest count that was run, 2 of 4 micro-batches: half of a step's tokens.
@@ -147,7 +147,7 @@ def test_reading_takes_as_many_queries_whatever_is_stored(
 
 
 def test_a_study_of_a_version_that_cannot_be_read_is_an_error(store: Store, study: Study) -> None:
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         session.execute(update(StudyRow).values(question={"workload": {}}))
     with pytest.raises(StoreError, match=f"study {study.id} cannot be read"):
         store.study(study.id)

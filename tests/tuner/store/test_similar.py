@@ -151,7 +151,7 @@ def test_those_asked_last_come_first_and_are_not_too_many(
     store: Store, question: Question, plant: Plant
 ) -> None:
     ids = [plant(other_batch(question, 8 * 2**i)).id for i in range(1, 5)]
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         for year, study_id in enumerate(ids, start=2001):
             row = session.get(StudyRow, study_id)
             assert row is not None
@@ -176,7 +176,7 @@ def test_a_study_that_cannot_be_read_is_left_out(
     store: Store, question: Question, plant: Plant
 ) -> None:
     broken, sound = plant(other_batch(question, 16)), plant(other_batch(question, 32))
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         other = update(StudyRow).where(StudyRow.id == broken.id)
         session.execute(other.values(terms={"format": "of another version"}))
     assert [one.id for one in store.similar(question)] == [sound.id]
@@ -191,9 +191,9 @@ def statements(store: Store) -> Iterator[list[str]]:
         if statement.lstrip().upper().startswith("SELECT"):
             seen.append(statement)
 
-    event.listen(store._engine, "before_cursor_execute", note)
+    event.listen(store.transactions.engine, "before_cursor_execute", note)
     yield seen
-    event.remove(store._engine, "before_cursor_execute", note)
+    event.remove(store.transactions.engine, "before_cursor_execute", note)
 
 
 def test_any_number_of_studies_takes_two_queries(

@@ -132,7 +132,7 @@ def test_two_who_ask_at_once_make_one_study(url: str, question: Question) -> Non
 def test_another_question_with_the_same_id_is_refused(
     store: Store, study: Study, question: Question
 ) -> None:
-    with Session(store._writer) as session, session.begin():
+    with Session(store.transactions.writer) as session, session.begin():
         session.execute(update(StudyRow).values(identity="0" * 64))
     with pytest.raises(StoreError, match="belongs to another question"):
         store.ask(question, Terms())
@@ -144,7 +144,7 @@ def test_another_question_with_the_same_id_is_refused(
 def test_a_study_moves_as_the_table_allows(store: Store, study: Study) -> None:
     cursor = store.events(study.id)[-1].id
     for before, to in itertools.product(StudyState, StudyState):
-        with Session(store._writer) as session, session.begin():
+        with Session(store.transactions.writer) as session, session.begin():
             session.execute(update(StudyRow).values(state=before, reason=""))
         allowed = to in STUDY_TRANSITIONS[before]
         assert store.move(study.id, to, "because") is allowed, (before, to)
