@@ -160,7 +160,7 @@ def _heading(study: Study) -> Text:
 def _fastest(rows: Sequence[Row], study: Study) -> Settings | None:
     """The fastest so far that fits; the answer may prefer one that is tied with it."""
     limit = study.terms.limit_bytes(study.question.cluster)
-    fitting = [row for row in rows if row.is_ok and (row.needed_bytes or 0) <= limit]
+    fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
     timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
     return timed[0].settings if timed else None
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.measurement import Measurement, Outcome
+from tuner.measurement import RAN, Measurement, Outcome
 from tuner.planner import speed_of, step_time
 from tuner.planner.repricing import repriced
 from tuner.quantity import Quantity
@@ -36,9 +36,9 @@ class Row:
     """What went wrong, for people."""
 
     @property
-    def is_ok(self) -> bool:
-        """Whether its steps were done."""
-        return self.outcome == Outcome.OK
+    def ran(self) -> bool:
+        """Whether steps were done and timed, be it few of them."""
+        return self.outcome in RAN
 
 
 def rows_of(study: Study) -> tuple[Row, ...]:
@@ -78,8 +78,9 @@ def differing(settings: Sequence[Settings]) -> tuple[str, ...]:
 def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Row:
     done = [p.measurement for p in probes if p.state is ProbeState.DONE and p.measurement]
     good = [m for m in done if m.outcome is Outcome.OK]
-    shown = good or done[-1:]
-    time = step_time(good, settings.gradient_accumulation_steps)
+    timed = good or [m for m in done if m.outcome in RAN]
+    shown = timed or done[-1:]
+    time = step_time(timed, settings.gradient_accumulation_steps)
     memory, at_least = _memory(shown)
     return Row(
         ids=tuple(probe.id for probe in probes),

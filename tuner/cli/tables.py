@@ -24,8 +24,11 @@ TITLES = {
     "cpu_offload": "off-\nload",
 }
 """Column heads of the knobs."""
-SHORT: Mapping[str, str] = {Outcome.COMMUNICATION_ERROR: "comm error"}
-"""Outcomes that would make the table too wide."""
+SHORT: Mapping[str, str] = {
+    Outcome.COMMUNICATION_ERROR: "comm error",
+    Outcome.STOPPED_EARLY: "ended early",
+}
+"""Outcomes that would make the table too wide, or read like a failure."""
 PENDING = frozenset(ProbeState) - {ProbeState.DONE}
 
 
@@ -106,4 +109,4 @@ def _style(row: Row, chosen: bool) -> str:
         return "bold green"
     if row.outcome in PENDING:
         return "cyan"
-    return "" if row.is_ok else "red"
+    return "" if row.ran else "red"

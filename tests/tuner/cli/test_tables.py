@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,21 @@ def test_rows_tell_outcome_and_lower_bounds(study: Study) -> None:
     assert rows[5].outcome == "running"
     assert rows[6].outcome == Outcome.CRASHED
     assert rows[6].detail == "rank 0 raised RuntimeError: no such kernel"
+
+
+def test_a_probe_that_ended_early_shows_its_step_and_is_no_failure(lab: SimpleNamespace) -> None:
+    ended = replace(lab.ok(0.3, 24), outcome=Outcome.STOPPED_EARLY)
+    settings = "sharding=full_shard,micro_batch_size=2"
+    study = lab.study(("sharding=ddp,micro_batch_size=4", lab.ok(0.1, 40)), (settings, ended))
+    row = rows_of(study)[1]
+    assert (row.outcome, row.ran, row.needed_bytes) == (Outcome.STOPPED_EARLY, True, 24 * 2**20)
+    assert row.step_time.value == pytest.approx(0.3, rel=0.01)
+    table = probes_table(rows_of(study), ("sharding",), width=64)
+    assert not table.rows[1].style
+    assert drawn(study, 64)[-1].endswith("ended early")
+    both = rows_of(lab.study((settings, lab.ok(0.2, 20)), (settings, ended)))[0]
+    assert both.outcome == Outcome.OK
+    assert both.step_time.value == pytest.approx(0.2, rel=0.01)
 
 
 def test_the_table_is_sorted_and_marked(study: Study) -> None:
