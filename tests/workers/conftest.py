@@ -74,7 +74,7 @@ def alive() -> Callable[[str], list[psutil.Process]]:
 def eventually() -> Callable[..., None]:
     """Wait until a condition holds; fail after some seconds."""
 
-    def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, "it did not come to pass"

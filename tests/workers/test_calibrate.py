@@ -33,7 +33,10 @@ def options(tmp_path: Path) -> Options:
     return Options(folder=tmp_path / "folders", lock=tmp_path / "lock", quick=True)
 
 
-@pytest.mark.parametrize("name", ["cpu:1", "2x1xcpu", "cpu:2"])
+@pytest.mark.parametrize(
+    "name",
+    ["cpu:2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpu:1", "2x1xcpu"))],
+)
 def test_cpu_ranks_are_calibrated(name: str, options: Options) -> None:
     found = calibrate(parse_cluster(name), StopRequest(), options=options)
     links = {"cpu:1": set(), "2x1xcpu": {"inter"}, "cpu:2": {"intra"}}

@@ -100,6 +100,7 @@ def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
         assert TOLERANCE[Precision.FP32] < verdict.worst < TOLERANCE[precision]
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_steps_on_every_micro_batch(check: Check) -> None:
     each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
     assert (each.ruling, each.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
@@ -123,6 +124,7 @@ def test_a_knob_that_always_acts(check: Check) -> None:
     assert last.detail.startswith("sync_each_batch acts as true: ")
 
 
+@pytest.mark.slow
 def test_buffers_that_are_used_again_before_backward_reads_them(check: Check) -> None:
     texts = (f"{TENSOR}={recomputes},activation_checkpointing=none" for recomputes in (True, False))
     verdicts = check("reuses_buffers", *texts)
@@ -149,6 +151,7 @@ def test_each_fault_of_buffers_is_one_settings_own(
     assert right.ruling is Ruling.PASSED
 
 
+@pytest.mark.slow
 def test_checkpointing_that_does_not_act(check: Check) -> None:
     texts = (f"{SYNC}=false,activation_checkpointing={value}" for value in ("full", "none"))
     full, none = check("ignores_checkpointing", *texts)

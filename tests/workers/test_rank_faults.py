@@ -89,8 +89,10 @@ def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 120.0) -
     ("fault", "deadline_s", "outcome", "detail"),
     [
         ("run_out", 120.0, Outcome.OOM, "rank 1 ran out of memory in backward: 1.00 GiB more"),
-        ("hang", 20.0, Outcome.TIMEOUT, "20 s"),
-        ("die", 120.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL"),
+        pytest.param("hang", 20.0, Outcome.TIMEOUT, "20 s", marks=pytest.mark.slow),
+        pytest.param(
+            "die", 120.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rank_that_fails_while_the_other_waits(

@@ -134,6 +134,7 @@ def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> Non
             assert {key: mine[key] for key in EXACT} == {key: other[key] for key in EXACT}
 
 
+@pytest.mark.slow
 def test_measured_probes_after_others(tmp_path: Path, spec: Spec) -> None:
     """Meshes of one shape follow each other, dropout draws, weights are cast."""
     tensor_parallel = {"tp_size": 2, "tp_recompute_allgather": True}

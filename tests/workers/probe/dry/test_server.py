@@ -89,12 +89,14 @@ def test_the_dry_runs_of_a_class_share_their_cpu_time(jobs: int) -> None:
         assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 1.0, "")
 
 
+@pytest.mark.slow
 def test_the_dry_runs_of_a_class_share_their_wall_time() -> None:
     words = ["sleep:1", "sleep:2", "sleep:3"]
     found = served(lines(*words, **{"class": "c"}), 1.0, 2.0, 1)
     assert [found[word]["error"]["operator"] for word in words] == ["aten.sleep", "", ""]
 
 
+@pytest.mark.slow
 def test_a_class_that_is_asked_for_again_has_its_time_again() -> None:
     asked = lines("spin", **{"class": "c"}) + lines("sleep", **{"class": "d"})
     program = subprocess.Popen(
@@ -125,6 +127,7 @@ def test_nothing_is_left_of_a_program_whose_starter_is_killed() -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_nobody_reads_the_answers() -> None:
     program = subprocess.Popen(
         [sys.executable, "-P", "-c", PROGRAM, "--jobs", "2"],
