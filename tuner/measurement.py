@@ -1,8 +1,9 @@
 """What one probe found: its outcome and the evidence, as the workers record it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Any
 
 
@@ -46,6 +47,9 @@ TRIED_AGAIN: Mapping[Outcome, int] = {
 
 RAN = frozenset({Outcome.OK, Outcome.STOPPED_EARLY})
 """Outcomes of probes whose steps ran: their memory is known, and the time of some steps."""
+
+BROKEN = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
+"""Outcomes after which settings that had device memory enough did not run: they are closed."""
 
 CLOSES_CLASS = frozenset({Outcome.INVALID, Outcome.KNOB_INACTIVE, Outcome.WRONG_RESULT})
 """Outcomes that say something about every micro-batch size of the same class."""
@@ -217,6 +221,41 @@ class Measurement:
         for name in ("losses", "gradient_norms"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
+
+
+def believable(found: Measurement) -> Measurement:
+    """What was measured, if its times are times; else ``crashed`` without them, which says why.
+
+    A step takes a finite time above zero, and the whole a finite one that is not below. Nothing
+    can be learned from any other, and a single one would spoil all means.
+    """
+    wrong = next(_wrong_times(found), "")
+    if not wrong:
+        return found
+    return Measurement(
+        outcome=Outcome.CRASHED,
+        detail=f"a time that cannot be: {wrong}",
+        versions=found.versions,
+        wall_s=found.wall_s if _is_duration(found.wall_s) else 0.0,
+        device_s=found.device_s if _is_duration(found.device_s) else 0.0,
+    )
+
+
+def _wrong_times(found: Measurement) -> Iterator[str]:
+    computed = found.emulation.compute_s if found.emulation else {}
+    for count, steps in found.step_times_s.items():
+        wrong = [seconds for seconds in steps if not seconds or not _is_duration(seconds)]
+        yield from (f"step of {count} micro-batches in {seconds:g} s" for seconds in wrong)
+    for count, steps in computed.items():
+        wrong = [seconds for seconds in steps if not _is_duration(seconds)]
+        yield from (f"computing of {count} micro-batches in {seconds:g} s" for seconds in wrong)
+    for what, seconds in (("probe", found.wall_s), ("devices", found.device_s)):
+        if not _is_duration(seconds):
+            yield f"{what} in {seconds:g} s"
+
+
+def _is_duration(seconds: float) -> bool:
+    return isfinite(seconds) and seconds >= 0
 
 
 def _memory(values: Mapping[str, Any]) -> Memory:

@@ -1,9 +1,12 @@
 """A number of an answer: value, interval and where it comes from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+QUANTILE = 1.2816
+"""Standard deviations from the middle of a normal distribution to each end of an 80% interval."""
 
 
 class Provenance(StrEnum):
@@ -62,6 +65,11 @@ class Quantity:
             "high": self.high,
             "provenance": str(self.provenance),
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Quantity":
+        """The reverse of :meth:`as_dict`."""
+        return cls(**{**values, "provenance": Provenance(values["provenance"])})
 
 
 UNKNOWN = Quantity(value=None, low=None, high=None, provenance=Provenance.UNKNOWN)

@@ -4,7 +4,7 @@ The planner keeps nothing between two calls. It reads the study's probes, says w
 under today's memory limit, and decides; whoever calls it enters the decision into the store.
 """
 
-from tuner.planner.answer import answer
+from tuner.planner.answer import answer, is_answered, why_unprobed
 from tuner.planner.guarding import to_guard
 from tuner.planner.next import next_probe
 from tuner.planner.plans import Stop, Wait
@@ -18,6 +18,7 @@ __all__ = [
     "answer",
     "fits",
     "has_predicted_answer",
+    "is_answered",
     "next_probe",
     "probe_as_dict",
     "speed_of",
@@ -25,4 +26,5 @@ __all__ = [
     "to_guard",
     "what_is_needed",
     "why_no_speed",
+    "why_unprobed",
 ]

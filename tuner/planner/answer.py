@@ -1,16 +1,19 @@
 """The suggestion that a study's probes support so far."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from tuner.measurement import Fidelity, Memory
+from tuner.planner.contenders import fair
 from tuner.planner.explain import explain
+from tuner.planner.foreseen import foreseen_answer, standing
 from tuner.planner.guarding import guard_of
-from tuner.planner.knowledge import Finding, Knowledge, learn, total_measured
+from tuner.planner.knowledge import Finding, Knowledge, learn
 from tuner.planner.other_fidelity import others_too
 from tuner.planner.outlook import MemoryOutlook
-from tuner.planner.predicted import predicted_answer
-from tuner.planner.ranking import choose, pareto
+from tuner.planner.predicted import has_predicted_answer, predicted_answer
+from tuner.planner.probes import outcomes
+from tuner.planner.ranking import Choice, choose, pareto
+from tuner.planner.spending import cost
 from tuner.planner.timing import speed_of
 from tuner.quantity import Quantity
 from tuner.study import Study
@@ -20,43 +23,60 @@ from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestio
 def answer(study: Study) -> Suggestion:
     """The answer from what is known so far, at its terms' fidelity; a pure function of the study.
 
-    ``best`` is ``None`` when nothing was seen to fit; the explanation says why.
+    Until a probe shows settings that fit, the answer to be measured or emulated is what is
+    predicted, and says so: ``best.basis`` is ``None`` only where memory was measured or emulated.
+    ``best`` is ``None`` where nothing is known to fit, or no speed is known; the explanation says
+    why.
 
     Raises:
         UsageError: the question has no legal settings.
     """
     if study.terms.fidelity is Fidelity.PREDICTED:
         return predicted_answer(study)
-    return _probed_answer(study)
+    known = learn(study.at(study.terms.fidelity), study)
+    choice = choose(known.fitting, study.terms.tolerance)
+    return foreseen_answer(study, known) if choice is None else _probed_answer(study, known, choice)
 
 
-def _probed_answer(whole: Study) -> Suggestion:
-    study = whole.at(whole.terms.fidelity)
-    known = learn(study)
-    fitting = known.fitting
-    choice = choose(fitting, study.terms.tolerance)
-    others = [f for f in fitting if choice is None or f is not choice.best]
-    wall_s, device_s = total_measured(probe.measurement for probe in study.probes)
+def is_answered(study: Study) -> bool:
+    """Whether :func:`answer` has best settings that stand on what was asked for: on probes, where
+    it is to be measured or emulated; on predictions that another asking would not look into again.
+    """
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        return has_predicted_answer(study)
+    return bool(learn(study.at(study.terms.fidelity)).fitting)
+
+
+def why_unprobed(study: Study) -> str:
+    """Why a study that is to be measured or emulated has nothing that fits, and how to go on."""
+    return " ".join(standing(study, learn(study.at(study.terms.fidelity))))
+
+
+def _probed_answer(whole: Study, known: Knowledge, choice: Choice[Finding]) -> Suggestion:
+    study = known.study
+    others = [f for f in known.fitting if f is not choice.best]
+    spent = cost(study)
     return Suggestion(
         study_id=study.id,
         state=str(study.state),
         workload=study.question.workload.as_dict(),
         cluster=study.question.cluster.as_dict(),
         framework=study.question.framework.as_dict(),
-        best=_candidate(known, choice.best) if choice else None,
+        best=_candidate(known, choice.best),
         alternatives=tuple(_candidate(known, f) for f in others[:MOST_ALTERNATIVES]),
-        pareto=tuple(_candidate(known, f) for f in pareto(fitting)),
+        pareto=tuple(_candidate(known, f) for f in pareto(known.fitting)),
         dead_knobs=known.space.dead_knobs,
         legal=len(known.space.legal),
         predicted_to_fit=_predicted_to_fit(known),
-        probes=_outcomes(study),
-        wall_s=wall_s,
-        device_s=device_s,
+        probes=outcomes(study.probes),
+        wall_s=spent.wall_s,
+        device_s=spent.device_s,
         explanation=(*explain(known, choice), *others_too(whole, known)),
     )
 
 
 def _candidate(known: Knowledge, finding: Finding) -> Candidate:
+    finding = fair(known)[finding.settings]  # it was looked at for its speed
     memories = finding.memories
     return Candidate(
         settings=finding.settings,
@@ -99,8 +119,3 @@ def _predicted_to_fit(known: Knowledge) -> int:
         for s in known.space.legal
         if not known.is_infeasible(s)
     )
-
-
-def _outcomes(study: Study) -> dict[str, int]:
-    counts = Counter(str(p.measurement.outcome) for p in study.probes if p.measurement)
-    return dict(sorted(counts.items()))

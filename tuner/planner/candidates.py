@@ -1,5 +1,6 @@
 """A question's legal settings as the candidates of a search, with what is predicted of each."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import log, nan
@@ -11,10 +12,10 @@ from tuner.cluster import Cluster, Device, Link
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
 from tuner.cost.memory import memory_bound
-from tuner.cost.prediction import predict
+from tuner.cost.prediction import Profile, predict
 from tuner.cost.step_time import step_time
 from tuner.planner.ranking import complexity
-from tuner.quantity import Quantity
+from tuner.quantity import QUANTILE, Quantity
 from tuner.search.features import settings_features, workload_features
 from tuner.search.prior import Prior
 from tuner.settings import Settings
@@ -25,8 +26,9 @@ RUNS = 0.95
 """Probability that settings which fit run: published sweeps have failures of other kinds too."""
 UNSURE = 0.1
 """Standard deviation of the logarithm of a need that the cost model does not cover."""
-QUANTILE = 1.2816
-"""Standard deviations from the middle to each end of an 80% interval."""
+
+LEAST_ERROR = 0.001
+"""Of a need that was dry-run: allocators free blocks at other moments from run to run."""
 
 ASSUMED_GPU = {
     "dense_bf16_flops_per_s": 3e14,
@@ -74,6 +76,26 @@ class Asked:
         return isinstance(other, Asked) and self._identity == other._identity
 
 
+class Shown:
+    """What dry runs say of classes, by what identifies it: profiles hold mappings."""
+
+    def __init__(self, keys: Mapping[Settings, str], profiles: Mapping[Settings, Profile]) -> None:
+        """What they say.
+
+        Args:
+            keys: of the dry runs, by class.
+            profiles: what these say, by class.
+        """
+        self.profiles = profiles
+        self._identity = frozenset(keys.items())
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shown) and self._identity == other._identity
+
+
 # A study is planned again after every probe, and its arithmetic is the same.
 @lru_cache(maxsize=2)
 def _prior(key: Asked) -> Prior:
@@ -97,16 +119,49 @@ def _prior(key: Asked) -> Prior:
     )
 
 
+def with_dry_runs(prior: Prior, asked: Asked, shown: Shown) -> Prior:
+    """The prior of a question with what dry runs of some classes say that these need."""
+    if not shown.profiles:
+        return prior
+    log_need, need_error = prior.log_need.copy(), prior.need_error.copy()
+    for place, (mean, error) in _shown_needs(asked, shown).items():
+        log_need[place], need_error[place] = mean, error
+    return replace(prior, log_need=log_need, need_error=need_error)
+
+
+@lru_cache(maxsize=2)
+def _shown_needs(asked: Asked, shown: Shown) -> dict[int, tuple[float, float]]:
+    """Logarithms of the needs of classes that were dry-run, with their errors, by place."""
+    needs = {}
+    for place, settings in enumerate(_prior(asked).settings):
+        profile = shown.profiles.get(settings.settings_class)
+        if profile is not None:
+            mean, error = predicted(asked.question, settings, asked.calibration, profile)[0]
+            needs[place] = mean, max(error, LEAST_ERROR)
+    return needs
+
+
 def predicted(
-    question: Question, settings: Settings, calibration: Calibration | None
+    question: Question,
+    settings: Settings,
+    calibration: Calibration | None,
+    profile: Profile | None = None,
 ) -> tuple[tuple[float, float], Quantity]:
-    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be."""
+    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be.
+
+    Args:
+        question: whose settings.
+        settings: which.
+        calibration: rates measured on such devices.
+        profile: dry runs of the settings' class, in the place of arithmetic.
+    """
     found = predict(
         question.workload,
         question.cluster,
         question.framework,
         settings,
         limit_bytes=_NO_LIMIT,
+        profile=profile,
         calibration=calibration,
     )
     step = found.step_time_s
@@ -132,7 +187,7 @@ def _assumed(cluster: Cluster) -> Cluster:
     missing: dict[str, Any] = {n: rate for n, rate in rates.items() if getattr(gpu, n) is None}
     return replace(
         cluster,
-        gpu=replace(gpu, device=Device.CUDA, **missing),
+        gpu=replace(gpu, device=Device.CUDA, processor="", cores=0, **missing),
         intra_node=_assumed_link(cluster.intra_node, device),
         inter_node=_assumed_link(cluster.inter_node, device),
     )

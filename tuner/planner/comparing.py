@@ -5,7 +5,9 @@ from math import exp, hypot, log
 from typing import Protocol
 
 from tuner.measurement import Outcome
+from tuner.planner.contenders import fair
 from tuner.planner.knowledge import Finding, Knowledge, outcome_of
+from tuner.planner.timing import logs
 from tuner.planner.words import change_range_text, change_text, probes_text
 from tuner.quantity import Quantity
 from tuner.settings import Settings
@@ -69,6 +71,11 @@ def timed_settings(known: Knowledge) -> dict[Settings, Timed]:
                 ended_early=True,
             )
     return found
+
+
+def compared_settings(known: Knowledge) -> dict[Settings, Timed]:
+    """As :func:`timed_settings`, with intervals for comparing what was chosen for its speed."""
+    return timed_settings(known) | {s: timed(finding) for s, finding in fair(known).items()}
 
 
 def timed(finding: Finding) -> Timed:
@@ -142,7 +149,7 @@ def change_of(one: Quantity, other: Quantity) -> Change:
     The interval of a difference is made of those of its terms, here of the logarithms (Zou and
     Donner, Statistics in Medicine 27, 2008).
     """
-    first, second = _logs(one), _logs(other)
+    first, second = logs(one), logs(other)
     middle = second[0] - first[0]
     return Change(
         ratio=exp(middle),
@@ -151,15 +158,7 @@ def change_of(one: Quantity, other: Quantity) -> Change:
     )
 
 
-def _logs(quantity: Quantity) -> tuple[float, float, float]:
-    """Of value, low and high."""
-    assert quantity.value
-    assert quantity.low
-    assert quantity.high
-    return log(quantity.value), log(quantity.low), log(quantity.high)
-
-
 def _of_model(finding: HasTime) -> tuple[float, float]:
     """How far the cost model's part may move a step time, down (negative) and up, in logarithms."""
-    whole, timed = _logs(finding.step_time), _logs(finding.spread)
+    whole, timed = logs(finding.step_time), logs(finding.spread)
     return min(whole[1] - timed[1], 0.0), max(whole[2] - timed[2], 0.0)

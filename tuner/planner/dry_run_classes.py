@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from tuner.dryrun import Profile
 from tuner.measurement import Outcome
-from tuner.planner.knowledge import TEACHES_NOTHING, probes_of_asking
+from tuner.planner.knowledge import TEACHES_NOTHING
+from tuner.planner.spending import probes_of_asking
 from tuner.settings import Settings
 from tuner.study import Probe, ProbeState, Study
 

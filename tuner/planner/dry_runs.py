@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from tuner.measurement import Fidelity
 from tuner.planner.budget import spent
 from tuner.planner.estimates import Estimate, Forecast, forecast
-from tuner.planner.knowledge import probes_of_asking
 from tuner.planner.plans import Stop
 from tuner.planner.ranking import choose_predicted
+from tuner.planner.spending import probes_of_asking
 from tuner.study import ProbeRequest, Study
 
 MOST_CLASSES = 3

@@ -168,7 +168,16 @@ class Forecast:
     @property
     def unknown(self) -> str:
         """Why no speed is known, so that none is the fastest; empty when some are."""
-        if self.timed or not self.estimates:
+        return "" if self.timed else self._no_rate
+
+    @property
+    def at_assumed_rates(self) -> bool:
+        """Whether times are known from other studies alone, for want of rates to predict by."""
+        return bool(self.timed) and bool(self._no_rate)
+
+    @cached_property
+    def _no_rate(self) -> str:
+        if not self.estimates:
             return ""
         settings = next(iter(self.estimates))
         return _why_no_speed(self.study.question, settings, self.study.calibration)
@@ -243,7 +252,9 @@ def forecast(study: Study) -> Forecast:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
         estimates = {s: _corrected(e, seen) for s, e in estimates.items()}
     if study.past and not seen.factors:  # its own probes are nearer than those of others
-        estimates = _transferred(study, estimates)
+        from tuner.planner.transferring import transferred  # imports NumPy
+
+        estimates = dict(transferred(study, estimates))
     return Forecast(
         study=study,
         space=_space(asked),
@@ -270,20 +281,6 @@ def _corrected(found: Estimate, seen: Corrections) -> Estimate:
     if why and prediction.fits:
         prediction = replace(prediction, fits=False, why=why)
     return replace(found, prediction=prediction, factor=factor)
-
-
-def _transferred(study: Study, estimates: Mapping[Settings, Estimate]) -> dict[Settings, Estimate]:
-    """Estimates after what other studies measured, where there are some of such questions."""
-    from tuner.planner.transfer import corrected  # imports NumPy
-
-    timed = [s for s, e in estimates.items() if e.step_time.value is not None]
-    found = corrected(study, timed)
-    return {
-        s: replace(e, prediction=of.applied(e.prediction), factor=of.factor, near=of.near)
-        if (of := found.get(s))
-        else e
-        for s, e in estimates.items()
-    }
 
 
 def _by_need(found: Estimate) -> tuple[int, str]:

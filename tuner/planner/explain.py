@@ -9,25 +9,53 @@
 from collections.abc import Iterator
 
 from tuner.planner.explain_best import extrapolation, runner_up, tie, why_this
-from tuner.planner.explain_failures import coverage, failures, out_of_memory, stopped_early
+from tuner.planner.explain_failures import (
+    coverage,
+    failures,
+    finished,
+    out_of_memory,
+    stopped_early,
+)
 from tuner.planner.explain_knobs import knob_effects
 from tuner.planner.explain_worth import more_probes, paid_for_itself
 from tuner.planner.knowledge import Finding, Knowledge
-from tuner.planner.outlook import MemoryOutlook
+from tuner.planner.other_fidelity import earlier_texts
 from tuner.planner.ranking import Choice
 from tuner.planner.speed_outlook import SpeedOutlook
 from tuner.planner.verdicts import wrong_ones
-from tuner.sizes import size_text
 
 
-def explain(known: Knowledge, choice: Choice[Finding] | None) -> tuple[str, ...]:
-    """Sentences for people, most important first."""
+def explain(known: Knowledge, choice: Choice[Finding]) -> tuple[str, ...]:
+    """Sentences for people on an answer that was probed, most important first."""
     outlook = SpeedOutlook(known)
-    sentences = _of_best(known, choice, outlook) if choice else _of_nothing(known)
-    failed = (*out_of_memory(known), *stopped_early(known), *failures(known))
     wrong = wrong_ones(known.study, known.space.legal)
-    more = more_probes(known, outlook) if known.repetitions else ()
-    return (*sentences, *failed, *wrong, *more, *coverage(known))
+    sentences = *_of_best(known, choice, outlook), *what_failed(known), *wrong
+    return (*sentences, *what_is_left(known, outlook))
+
+
+def what_failed(known: Knowledge) -> Iterator[str]:
+    """Which probes came to nothing."""
+    yield from out_of_memory(known)
+    yield from stopped_early(known)
+    yield from failures(known)
+
+
+def what_is_left(known: Knowledge, outlook: SpeedOutlook | None = None) -> Iterator[str]:
+    """What more probes may gain, and how much was seen."""
+    if finished(known):
+        outlook = outlook or SpeedOutlook(known)
+        yield from more_probes(known, outlook)
+        yield from _others(known, outlook)
+    yield from coverage(known)
+
+
+def _others(known: Knowledge, outlook: SpeedOutlook) -> Iterator[str]:
+    """Which other studies correct what is predicted, and when and with what these ran."""
+    if outlook.others:
+        count = len(outlook.others)
+        counted = "1 study" if count == 1 else f"{count} studies"
+        named = earlier_texts(known.study.question, outlook.others)
+        yield f"Other studies' probes are those of {counted} on such devices: {named}."
 
 
 def _of_best(known: Knowledge, choice: Choice[Finding], outlook: SpeedOutlook) -> Iterator[str]:
@@ -38,12 +66,3 @@ def _of_best(known: Knowledge, choice: Choice[Finding], outlook: SpeedOutlook) -
     yield from extrapolation(best)
     yield from knob_effects(known, best, outlook)
     yield from paid_for_itself(known, best, outlook)
-
-
-def _of_nothing(known: Knowledge) -> Iterator[str]:
-    if not known.repetitions:
-        yield "Nothing was probed yet, so there is no answer."
-        return
-    yield f"None of the settings probed was seen to fit in {size_text(known.limit_bytes)}."
-    if need := MemoryOutlook(known).smallest_need():
-        yield f"{need[0].upper()}{need[1:]}."

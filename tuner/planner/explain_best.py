@@ -3,22 +3,20 @@
 from collections.abc import Iterator
 
 from tuner.measurement import Measurement
-from tuner.planner.comparing import change_between
+from tuner.planner.comparing import Change, change_between
+from tuner.planner.contenders import fair
 from tuner.planner.knowledge import Finding, Knowledge
 from tuner.planner.ranking import LIGHTER, Choice
 from tuner.planner.timing import SHORT_COUNTS
-from tuner.planner.words import describe, interval_text, probes_text, seconds_text
+from tuner.planner.words import MOST_NAMED, describe, interval_text, probes_text, seconds_text
 from tuner.sizes import size_text
-
-MOST_NAMED = 3
-"""Probes of tied settings that one sentence names."""
 
 
 def why_this(known: Knowledge, best: Finding) -> str:
     """The answer's speed and memory."""
     return (
         f"{describe(best.settings)} takes {seconds_text(best.seconds)} for an optimizer step"
-        f" ({interval_text(best.step_time)}) and needs"
+        f" ({interval_text(fair(known)[best.settings].step_time)}) and needs"
         f" {size_text(best.needed_bytes)} of {size_text(known.limit_bytes)} on one device"
         f" (probe {ids(best)}; {_provenance(best)})."
     )
@@ -31,7 +29,7 @@ def tie(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
     if best is not fastest:
         yield (
             f"Its speed {_as_good(known, choice)} that of the fastest,"
-            f" {describe(fastest.settings)} with {_against(best, fastest)}"
+            f" {describe(fastest.settings)} with {_against(known, best, fastest)}"
             f" (probe {ids(fastest)}); {choice.reason}."
         )
     elif others:
@@ -51,7 +49,7 @@ def runner_up(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
         yield "No other settings that fit were timed."
     elif second is not choice.fastest:  # which was named as what the answer is tied with
         yield (
-            f"Next comes {describe(second.settings)} with {_against(best, second)}"
+            f"Next comes {describe(second.settings)} with {_against(known, best, second)}"
             f" (probe {ids(second)})."
         )
 
@@ -77,15 +75,21 @@ def ids(finding: Finding) -> str:
 
 def _as_good(known: Knowledge, choice: Choice[Finding]) -> str:
     """Why the best is tied with the fastest: by their intervals, or by the tolerance alone."""
-    if change_between(choice.best, choice.fastest).is_clear:
+    if _change(known, choice.best, choice.fastest).is_clear:
         return f"is within the tolerance ({known.study.terms.tolerance:.1%}) of"
     return "cannot be told apart from"
 
 
-def _against(best: Finding, other: Finding) -> str:
+def _against(known: Knowledge, best: Finding, other: Finding) -> str:
     """Another's speed and memory."""
-    change = change_between(best, other)
+    change = _change(known, best, other)
     return f"{seconds_text(other.seconds)} ({change}) and {size_text(other.needed_bytes)}"
+
+
+def _change(known: Knowledge, best: Finding, other: Finding) -> Change:
+    """From what was chosen for its speed to another that fits."""
+    found = fair(known)
+    return change_between(found[best.settings], found[other.settings])
 
 
 def _provenance(best: Finding) -> str:

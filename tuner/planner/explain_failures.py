@@ -3,14 +3,10 @@
 from collections.abc import Iterator
 
 from tuner.measurement import Outcome
-from tuner.planner.knowledge import Knowledge
-from tuner.planner.words import describe, seconds_text
+from tuner.planner.knowledge import Knowledge, outcome_of
+from tuner.planner.words import MOST_NAMED, describe, seconds_text
 from tuner.sizes import size_text
 from tuner.study import Probe
-
-MOST_NAMED = 3
-"""Failed probes that one sentence names."""
-
 
 _TOLD_ELSEWHERE = frozenset({Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY})
 
@@ -49,15 +45,17 @@ def stopped_early(known: Knowledge) -> Iterator[str]:
 
 def coverage(known: Knowledge) -> Iterator[str]:
     """How much of the space was probed."""
-    probed = sum(1 for s in known.space.legal if s in known.repetitions)
+    tried = known.tried
+    probed = sum(1 for s in known.space.legal if s in tried)
     total, count = len(known.space.legal), len(finished(known))
     probes = "1 probe" if count == 1 else f"{count} probes"
     yield f"{probed} of the {total} legal settings were probed, in {probes}."
 
 
 def finished(known: Knowledge) -> list[Probe]:
-    """Probes that have an outcome, oldest first."""
-    return sorted((p for p in known.study.probes if p.measurement), key=lambda p: p.id)
+    """Probes that have an outcome, oldest first; what was withdrawn by another asking has none."""
+    found = (p for p in known.study.probes if outcome_of(p) not in (None, Outcome.CANCELLED))
+    return sorted(found, key=lambda p: p.id)
 
 
 def _oom_text(probe: Probe) -> str:

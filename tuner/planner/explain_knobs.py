@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from tuner.planner.comparing import Timed, change_between, timed, timed_settings
-from tuner.planner.explain_best import MOST_NAMED
+from tuner.planner.comparing import Timed, change_between, compared_settings, timed_settings
 from tuner.planner.knowledge import Finding, Knowledge, Need
 from tuner.planner.ranking import near
 from tuner.planner.speed_outlook import Effect, SpeedOutlook
 from tuner.planner.timing import alike
-from tuner.planner.words import change_text, listed, probes_text, seconds_text
+from tuner.planner.words import MOST_NAMED, change_text, listed, probes_text, seconds_text
 from tuner.settings import KNOBS, Settings
 from tuner.sizes import size_text
 from tuner.space.dead import show
@@ -37,13 +36,15 @@ def knob_effects(known: Knowledge, best: Finding, outlook: SpeedOutlook) -> Iter
         yield str(only)
     pairs = _Pairs(known)
     paired = {knob: pairs.nearest(best.settings, knob) for knob in CHOSEN}
-    found = [pairs.compared(timed(best), s, knob) for knob in CHOSEN for s in paired[knob]]
+    mine = pairs.timed[best.settings]
+    found = [pairs.compared(mine, s, knob) for knob in CHOSEN for s in paired[knob]]
     yield from (text for _, text in sorted(found, key=lambda pair: (-pair[0], pair[1])))
     elsewhere = _elsewhere(pairs, best, [knob for knob in HEADLINE if not paired[knob]])
     yield from elsewhere.values()
     told = {only.knob, *only.without_effect, *only.confounded} if only else set[str]()
     told |= {knob for knob in CHOSEN if paired[knob]} | elsewhere.keys()
-    yield from _believed(known, best, outlook, [knob for knob in CHOSEN if knob not in told])
+    rest = [knob for knob in CHOSEN if knob not in told and _is_live(known, best.settings, knob)]
+    yield from _believed(known, best, outlook, rest, "other knobs" if told else "knobs")
 
 
 # -- one knob only ----------------------------------------------------------------------------
@@ -125,9 +126,14 @@ def _group_text(knob: str, value: object, group: Sequence[Timed]) -> str:
     low, high = min(f.seconds for f in group), max(f.seconds for f in group)
     texts = " to ".join(dict.fromkeys((seconds_text(low), seconds_text(high))))
     numbers = sorted(number for one in group for number in one.probes)
+    early = sorted(number for one in group if one.ended_early for number in one.probes)
+    ended = f"; {_some(early)} ended early" if early else ""
+    return f"a step takes {texts} with {knob}={show(value)} (probe {_some(numbers)}{ended})"
+
+
+def _some(numbers: Sequence[int]) -> str:
     more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
-    named = f"probe {probes_text(numbers[:MOST_NAMED])}{more}"
-    return f"a step takes {texts} with {knob}={show(value)} ({named})"
+    return f"{probes_text(numbers[:MOST_NAMED])}{more}"
 
 
 # -- pairs of probes --------------------------------------------------------------------------
@@ -138,7 +144,7 @@ class _Pairs:
 
     def __init__(self, known: Knowledge) -> None:
         self.known = known
-        self.timed = timed_settings(known)
+        self.timed = compared_settings(known)
         seen = (known.findings, known.too_large, self.timed)
         self._probed = [s for s in known.space.legal if any(s in found for found in seen)]
 
@@ -154,9 +160,7 @@ class _Pairs:
 
     def differing(self, best: Settings, knob: str) -> list[Settings]:
         """Probed settings that differ from ``best`` in ``knob`` only, the global batch kept."""
-        same = [name for name in CHOSEN if name != knob]
-        others = (s for s in self._probed if s != best)
-        return [s for s in others if all(getattr(s, k) == getattr(best, k) for k in same)]
+        return [s for s in self._probed if _differs_in(knob, s, best)]
 
     def compared(
         self, best: Timed, other: Settings, knob: str, where: str = "With"
@@ -177,6 +181,13 @@ class _Pairs:
         )
 
 
+def _differs_in(knob: str, one: Settings, other: Settings) -> bool:
+    """Whether settings differ in one knob only, and in the accumulation that follows from it."""
+    return one != other and all(
+        getattr(one, name) == getattr(other, name) for name in CHOSEN if name != knob
+    )
+
+
 def _micro(settings: Settings) -> int:
     return settings.micro_batch_size
 
@@ -193,7 +204,7 @@ def _elsewhere(pairs: _Pairs, best: Finding, knobs: Sequence[str]) -> dict[str, 
         for finding in (f for f in pairs.known.fitting if f is not best):
             others = [s for s in pairs.differing(finding.settings, knob) if s in pairs.timed]
             if others:
-                one = timed(finding)
+                one = pairs.timed[finding.settings]
                 found[knob] = pairs.compared(one, others[0], knob, "Elsewhere, with")[1]
                 break
     return found
@@ -203,7 +214,7 @@ def _elsewhere(pairs: _Pairs, best: Finding, knobs: Sequence[str]) -> dict[str, 
 
 
 def _believed(
-    known: Knowledge, best: Finding, outlook: SpeedOutlook, knobs: Sequence[str]
+    known: Knowledge, best: Finding, outlook: SpeedOutlook, knobs: Sequence[str], called: str
 ) -> Iterator[str]:
     """What knobs do of which no pair of probes tells, the largest effect first."""
     found = [
@@ -215,9 +226,14 @@ def _believed(
         found.sort(key=lambda e: (-e.change.size, e.knob, str(e.value)))
         texts = "; ".join(_effect_text(best.settings, effect) for effect in found)
         yield (
-            "No two probes tell what other knobs do to the answer. On average over the settings"
+            f"No two probes tell what {called} do to the answer. On average over the settings"
             f" that are expected to fit, {outlook.grounds}, a step takes {texts}."
         )
+
+
+def _is_live(known: Knowledge, best: Settings, knob: str) -> bool:
+    """Whether a knob acts in the answer: for all but sizes, whether it alone can be changed."""
+    return KNOBS[knob] is int or any(_differs_in(knob, s, best) for s in known.space.legal)
 
 
 def _others(known: Knowledge, best: Settings, knob: str) -> list[Any]:

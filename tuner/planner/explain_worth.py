@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import ceil, inf, log
 from statistics import median
 
-from tuner.planner.budget import devices_held
-from tuner.planner.comparing import Change, change_between, change_of, timed_settings
+from tuner.planner.comparing import Change, change_between, change_of, compared_settings
 from tuner.planner.explain_failures import finished
-from tuner.planner.knowledge import Finding, Knowledge, total_measured
+from tuner.planner.knowledge import Finding, Knowledge
 from tuner.planner.ranking import complexity
 from tuner.planner.speed_outlook import SpeedOutlook
+from tuner.planner.spending import cost, devices_held
 from tuner.planner.words import (
     describe,
     devices_text,
@@ -19,6 +19,7 @@ from tuner.planner.words import (
     share_text,
 )
 from tuner.settings import Settings
+from tuner.study import OPEN, Study
 
 MORE = 3
 """Probes whose gain is told."""
@@ -26,7 +27,10 @@ NOTHING = 0.001
 """Gain in speed below which none is expected."""
 JOB_S = 86_400.0
 """Length of the job that is told as an example."""
-RULE = "the least model parallelism, then the largest micro-batch that fits"
+RULE = (
+    "the least model parallelism, then the fewest knobs off their default, then the largest"
+    " micro-batch, of what is expected to fit"
+)
 """What one would launch without tuning, in short."""
 
 
@@ -44,6 +48,13 @@ def more_probes(known: Knowledge, outlook: SpeedOutlook) -> Iterator[str]:
         )
     else:
         yield _gain_text(known, outlook, min(MORE, left), proposed.settings)
+        yield from why_ended(known.study)
+
+
+def why_ended(study: Study) -> Iterator[str]:
+    """Why nothing more is probed, of a study that is at its end."""
+    if study.state not in OPEN and study.reason:
+        yield f"The study has ended: {study.reason}."
 
 
 def _left(outlook: SpeedOutlook) -> int:
@@ -66,6 +77,7 @@ def _gain_text(known: Knowledge, outlook: SpeedOutlook, count: int, first: Setti
         gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"
     else:
         gain = f"could gain up to {share_text(most)} in speed ({share_text(mean)} on average)"
+        gain += " over the fastest known"
     return (
         f"{count} more {'probe' if count == 1 else 'probes'}, about"
         f" {duration_text(count * each_s)} on {devices}, {gain}, {outlook.grounds}; the first"
@@ -102,25 +114,31 @@ def rule_of_thumb(known: Knowledge, outlook: SpeedOutlook) -> Settings | None:
 
 def paid_for_itself(known: Knowledge, best: Finding, outlook: SpeedOutlook) -> Iterator[str]:
     """What the tuning has cost, and after how many steps it has saved that."""
-    wall_s, device_s = total_measured(probe.measurement for probe in known.study.probes)
-    cost = f"{duration_text(wall_s)} and {device_s:,.0f} device-seconds so far"
+    spent = cost(known.study)
+    wall_s = spent.wall_s
+    said = f"{duration_text(wall_s)} and {spent.device_s:,.0f} device-seconds so far"
     settings = rule_of_thumb(known, outlook)
     if settings is None or not wall_s:
         return
     if settings == best.settings:
-        yield f"The rule of thumb, {RULE}, leads to the same settings: tuning, {cost}, confirms it."
+        yield f"The rule of thumb, {RULE}, leads to the same settings: tuning, {said}, confirms it."
         return
     rule = _rule(known, best, settings, outlook)
     yield (
         f"The rule of thumb, {RULE}, leads to {describe(settings)}, which takes {rule.text}."
-        f" {_break_even(wall_s, cost, best.seconds, rule.change)}"
+        f" {_break_even(wall_s, said, best.seconds, rule.change)}"
     )
 
 
 def _rule(known: Knowledge, best: Finding, settings: Settings, outlook: SpeedOutlook) -> Rule:
-    found = timed_settings(known).get(settings)
+    compared = compared_settings(known)
+    found = compared.get(settings)
     if found is not None:
-        change, seconds, source = change_between(best, found), found.seconds, found.source
+        change, seconds, source = (
+            change_between(compared[best.settings], found),
+            found.seconds,
+            found.source,
+        )
     else:
         believed = outlook.seconds(settings)
         assert believed.value is not None
@@ -149,14 +167,20 @@ def _steps(count: float) -> str:
 
 
 def _saved(wall_s: float, change: Change) -> str:
-    """What a long job saves; empty when that is not long enough."""
+    """What a long job saves, or loses where it is not long enough."""
     saved, low, high = (
-        max(JOB_S * (ratio - 1) - wall_s, 0.0) for ratio in (change.ratio, change.low, change.high)
+        JOB_S * (ratio - 1) - wall_s for ratio in (change.ratio, change.low, change.high)
     )
-    if not saved:
-        return ""
-    least = duration_text(low) if low else "nothing"
+    verb = "saves" if saved >= 0 else "loses"
+    ends = f"{_gained(low)} to {_gained(high)}"
+    if saved < 0 and high < 0:
+        ends = f"{duration_text(-high)} to {duration_text(-low)}"
     return (
-        f"; a job of {duration_text(JOB_S)} saves {duration_text(saved)}"
-        f" (80% interval {least} to {duration_text(high)}), what tuning took deducted"
+        f"; a job of {duration_text(JOB_S)} {verb} {duration_text(abs(saved))}"
+        f" (80% interval {ends}), what tuning took deducted"
     )
+
+
+def _gained(seconds: float) -> str:
+    """Seconds that are saved; a loss is called one."""
+    return duration_text(seconds) if seconds >= 0 else f"a loss of {duration_text(-seconds)}"

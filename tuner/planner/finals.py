@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.measurement import Outcome
+from tuner.planner.knowledge import Finding, Knowledge, outcome_of
 from tuner.planner.ranking import choose, indistinguishable
-from tuner.study import ProbeRequest
+from tuner.study import ProbeRequest, Study
 
 REPEAT_FROM = 6
 """Probes that must be allowed before some are kept for repeating finalists."""
@@ -26,6 +27,19 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
         and (not finding.extrapolated or _affordable(finding, remaining_wall_s))
     ]
     return [_again(known, finding) for finding in wanted]
+
+
+def is_final(study: Study, request: ProbeRequest) -> bool:
+    """Whether a probe repeats what ended well already: its time decides, so it has no neighbours.
+
+    Args:
+        study: with its probes that are done.
+        request: of the probe.
+    """
+    return any(
+        probe.request.settings == request.settings and outcome_of(probe) is Outcome.OK
+        for probe in study.at(request.fidelity).probes
+    )
 
 
 def _leaders(known: Knowledge) -> Iterator[Finding]:

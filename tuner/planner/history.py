@@ -4,24 +4,24 @@ NumPy, which is slow to import: this module is imported where a study has a past
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, nan
 
 import numpy as np
 
+from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration
-from tuner.measurement import PROBED, Measurement, Outcome
+from tuner.measurement import BROKEN, PROBED, Measurement, Outcome
 from tuner.planner import candidates
 from tuner.planner.timing import step_time
 from tuner.search.features import settings_features, workload_features
+from tuner.search.kernel import alike
 from tuner.search.trials import Past, joined
 from tuner.settings import Settings
 from tuner.study import Study
-
-BROKEN = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
-"""Outcomes after which settings that had memory enough did not run."""
+from tuner.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +72,51 @@ def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
     question, found = study.question, found_in(study)
     asked = candidates.Asked(question, calibration)
     predicted = [_predicted(asked, one.settings) for one in found]
-    rows = list(zip(found, predicted, strict=True))
+    return past_trials(number, question.workload, question.cluster, found, predicted)
+
+
+def past_trials(
+    number: int,
+    workload: Workload,
+    cluster: Cluster,
+    found: Sequence[Found],
+    predicted_s: Sequence[float],
+) -> Past:
+    """What was found in one earlier study, as trials of a search.
+
+    Args:
+        number: that tells the study from others.
+        workload: of the study.
+        cluster: of the study.
+        found: what was found.
+        predicted_s: seconds of a step of each of them; ``nan`` where they are unknown.
+    """
+    rows = list(zip(found, predicted_s, strict=True))
     return Past(
         study=np.full(len(found), float(number)),
-        features=settings_features([one.settings for one in found], question.cluster),
-        workload=np.tile(workload_features(question.workload, question.cluster), (len(found), 1)),
+        features=settings_features([one.settings for one in found], cluster),
+        workload=np.tile(workload_features(workload, cluster), (len(found), 1)),
         log_excess=np.array([_excess(one.seconds, seconds) for one, seconds in rows]),
         ran=np.array([float(one.ran) for one in found]),
         expected=np.full(len(found), candidates.RUNS),
     )
+
+
+def studies_alike(study: Study, past: Past, least: float) -> Iterator[Study]:
+    """The earlier studies with trials in ``past`` whose workload is at least so much alike.
+
+    Args:
+        study: with its past.
+        past: trials of it.
+        least: similarity from which a study is told; the most similar ones come first.
+    """
+    question = study.question
+    here = workload_features(question.workload, question.cluster)
+    similar = alike(here[None, :], past.workload)[0]
+    weights = {int(n): float(w) for n, w in zip(past.study, similar, strict=True)}
+    for number, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        if weight >= least:
+            yield study.past[number]
 
 
 def found_in(study: Study) -> tuple[Found, ...]:

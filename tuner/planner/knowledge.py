@@ -1,14 +1,14 @@
 """What a study's probes have taught about its settings, under today's memory limit."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import fsum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tuner.measurement import CLOSES_CLASS, Measurement, Memory, Outcome
+from tuner.measurement import BROKEN, CLOSES_CLASS, Measurement, Memory, Outcome
+from tuner.planner.bounds import Family, family, heavier
 from tuner.planner.luck import Luck, seen_luck
 from tuner.planner.repricing import repriced
+from tuner.planner.spending import probes_of_asking
 from tuner.planner.timing import is_extrapolated, step_time
 from tuner.planner.verdicts import failed
 from tuner.quantity import Provenance, Quantity
@@ -25,9 +25,6 @@ TEACHES_NOTHING = frozenset(
     }
 )
 """Outcomes that say nothing of the settings: a later asking may try them again."""
-
-Family = tuple[Settings, bool]
-"""A class, and whether it accumulates: within one, memory grows with the micro-batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +95,8 @@ class Knowledge:
 
     study: Study
     """Whose probes."""
+    whole: Study
+    """The same with probes of other fidelities, which change the order of a search alone."""
     space: Space
     """Its legal settings."""
     limit_bytes: int
@@ -118,6 +117,11 @@ class Knowledge:
     """The smallest micro-batch size of a family at which it, or a lighter one, does not fit."""
     repetitions: Mapping[Settings, int] = field(default_factory=dict)
     """How often settings were probed already."""
+
+    @property
+    def tried(self) -> frozenset[Settings]:
+        """Settings of probes that are done."""
+        return frozenset(p.request.settings for p in self.study.probes if p.measurement)
 
     @property
     def fitting(self) -> tuple[Finding, ...]:
@@ -168,18 +172,17 @@ class Knowledge:
         ]
 
 
-def family(settings: Settings) -> Family:
-    """The family of settings; see :data:`Family`."""
-    return settings.settings_class, settings.gradient_accumulation_steps > 1
-
-
-def learn(study: Study) -> Knowledge:
+def learn(study: Study, whole: Study | None = None) -> Knowledge:
     """Everything that the study's finished probes say today. Their order does not matter.
+
+    Args:
+        study: with its probes of one fidelity.
+        whole: the same with those of all fidelities, where these are known.
 
     Raises:
         UsageError: the question has no legal settings.
     """
-    study = repriced(study)
+    whole, study = whole or study, repriced(study)
     space = enumerate_space(study.question)
     limit = study.terms.limit_bytes(study.question.cluster)
     probes = [p for p in study.probes if p.state is ProbeState.DONE and p.measurement]
@@ -187,10 +190,11 @@ def learn(study: Study) -> Knowledge:
     needs = [need for p in probes if (need := _need_of_oom(p, limit))]
     needs += [_need_of(f) for f in findings.values() if f.needed_bytes > limit]
     slow = _slow(probes, findings)
-    needs += [need for p in probes if (need := _need_of_slow(p, slow, limit))]
+    needs += [need for p in probes if (need := _need_of_slow(p, limit))]
     legal = frozenset(space.legal)
     return Knowledge(
         study=study,
+        whole=whole,
         space=space,
         limit_bytes=limit,
         findings={s: f for s, f in findings.items() if s in legal},
@@ -201,7 +205,7 @@ def learn(study: Study) -> Knowledge:
         failed=frozenset(
             p.request.settings
             for p in probes
-            if outcome_of(p) in _CLOSED_BY and p.request.settings not in findings
+            if outcome_of(p) in BROKEN and p.request.settings not in findings
         ),
         smallest_too_large=_smallest(needs),
         repetitions=_repetitions(study.probes),
@@ -293,24 +297,9 @@ def _smallest(needs: Iterable[Need]) -> dict[Family, int]:
     found: dict[Family, int] = {}
     for need in needs:
         micro = need.settings.micro_batch_size
-        for key in _heavier(need.settings):
+        for key in heavier(need.settings):
             found[key] = min(micro, found.get(key, micro))
     return found
-
-
-def _heavier(settings: Settings) -> Iterator[Family]:
-    """The family of settings, and those that need no less at the same micro-batch size.
-
-    Deferred synchronisation keeps whole gradients between micro-batches, and gathered activations
-    that are not gathered again stay until backward.
-    """
-    key, accumulates = family(settings)
-    syncs = {key.sync_each_batch, False} if accumulates else {key.sync_each_batch}
-    for sync, again in product(sorted(syncs), sorted({key.tp_recompute_allgather, False})):
-        yield replace(key, sync_each_batch=sync, tp_recompute_allgather=again), accumulates
-
-
-_CLOSED_BY = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
 
 
 def _closed(
@@ -321,7 +310,7 @@ def _closed(
     return {
         probe.request.settings: str(outcome)
         for probe in sorted(probes, key=lambda p: p.id)
-        if (outcome := outcome_of(probe)) in _CLOSED_BY
+        if (outcome := outcome_of(probe)) in BROKEN
         or (
             outcome in TEACHES_NOTHING
             and probe.id in now
@@ -333,11 +322,6 @@ def _closed(
 def _by_guard(study: Study, legal: Iterable[Settings]) -> dict[Settings, str]:
     """Settings whose twin trains something else than one process, whatever their probes say."""
     return {one: str(verdict.outcome) for one, verdict in failed(study, legal).items()}
-
-
-def probes_of_asking(study: Study) -> tuple[Probe, ...]:
-    """The probes that the latest asking has spent, oldest first."""
-    return tuple(sorted(study.probes, key=lambda p: p.id))[study.probes_before :]
 
 
 def _closed_classes(probes: Iterable[Probe]) -> dict[Settings, str]:
@@ -369,17 +353,15 @@ def _slow_of(settings: Settings, ended: Sequence[Measurement]) -> Slow:
     )
 
 
-def _need_of_slow(probe: Probe, slow: Mapping[Settings, Slow], limit_bytes: int) -> Need | None:
+def _need_of_slow(probe: Probe, limit_bytes: int) -> Need | None:
     """What a probe that was stopped early needed, if that does not fit."""
-    found = slow.get(probe.request.settings)
-    if found is None or found.needed_bytes is None or found.needed_bytes <= limit_bytes:
+    memory = probe.measurement.memory if probe.measurement else None
+    if outcome_of(probe) is not Outcome.STOPPED_EARLY or memory is None:
         return None
-    return Need(
-        settings=probe.request.settings,
-        bytes=found.needed_bytes,
-        at_least=False,
-        probe_id=probe.id,
-    )
+    needed = memory.allocated_bytes + memory.overhead_bytes
+    if needed <= limit_bytes:
+        return None
+    return Need(settings=probe.request.settings, bytes=needed, at_least=False, probe_id=probe.id)
 
 
 def _repetitions(probes: Iterable[Probe]) -> dict[Settings, int]:
@@ -389,9 +371,3 @@ def _repetitions(probes: Iterable[Probe]) -> dict[Settings, int]:
         settings = probe.request.settings
         found[settings] = max(found.get(settings, 0), probe.request.repetition + 1)
     return found
-
-
-def total_measured(measurements: Iterable[Measurement | None]) -> tuple[float, float]:
-    """Seconds and device-seconds that measurements took, in any order the same."""
-    known = [m for m in measurements if m]
-    return fsum(m.wall_s for m in known), fsum(m.device_s for m in known)

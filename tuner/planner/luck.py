@@ -13,6 +13,7 @@ from math import fsum, log, sqrt
 from statistics import median
 
 from tuner.measurement import Measurement
+from tuner.quantity import QUANTILE
 
 ASSUMED = 0.01
 """Standard deviation of the logarithm of a run's time, worth one repetition that was seen.
@@ -23,8 +24,6 @@ the noise of one short probe, and take repetitions to be told.
 
 STUDENT = (3.0777, 1.8856, 1.6377, 1.5332)
 """The 90% quantiles of Student's t with 1, 2, 3 and 4 degrees of freedom."""
-NORMAL = 1.2816
-"""That of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +35,14 @@ class Luck:
     freedom: int = 1
     """Degrees of freedom of that sum."""
 
+    @property
+    def variance(self) -> float:
+        """Of the logarithm of one run's time, by the best estimate."""
+        return self.squares / self.freedom
+
     def half_width(self, runs: int) -> float:
         """Half of the 80% interval of the mean of ``runs``, of the logarithm of their time."""
-        return _student(self.freedom) * sqrt(self.squares / self.freedom / runs)
+        return _student(self.freedom) * sqrt(self.variance / runs)
 
 
 def seen_luck(probes: Iterable[Iterable[Measurement]]) -> Luck:
@@ -70,6 +74,6 @@ def _student(freedom: int) -> float:
     """Its 90% quantile; beyond the table by the expansion of Cornish and Fisher."""
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1]
-    z = NORMAL
+    z = QUANTILE
     first = (z**3 + z) / (4 * freedom)
     return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -3,14 +3,14 @@
 Others are those of the same question at other fidelities, and those of other questions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tuner.measurement import PROBED, Fidelity, Outcome
 from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learn
-from tuner.planner.words import describe, probes_text, seconds_text
+from tuner.planner.words import MOST_NAMED, describe, probes_text, seconds_text
 from tuner.sizes import size_text
-from tuner.study import Study
+from tuner.study import Question, Study
 
 
 def probed_too(study: Study, known: Forecast) -> Iterator[str]:
@@ -55,9 +55,19 @@ def others_too(study: Study, known: Knowledge) -> Iterator[str]:
         )
 
 
-def earlier_text(study: Study) -> str:
-    """Another study as evidence: ``st-1 (llama on 8xh100-80gb, ...: 5 settings measured ...)``."""
-    workload = study.question.workload
+def earlier_texts(question: Question, studies: Sequence[Study]) -> str:
+    """Other studies as evidence for a question: some by name, and how many more."""
+    named = "; ".join(_earlier_text(question, study) for study in studies[:MOST_NAMED])
+    return named + (f"; and {len(studies) - MOST_NAMED} more" if len(studies) > MOST_NAMED else "")
+
+
+def _earlier_text(question: Question, study: Study) -> str:
+    """``st-1 (llama on 8xh100-80gb, ...: 5 settings measured ...)``; an optimizer or a format of
+    reduction is named where it differs."""
+    workload, mine = study.question.workload, question.workload
+    differs = f", {workload.optimizer}" if workload.optimizer is not mine.optimizer else ""
+    if workload.reduce_dtype is not mine.reduce_dtype:
+        differs += f", gradients reduced in {workload.reduce_dtype}"
     counts = []
     for fidelity in PROBED:
         found = study.at(fidelity).probes
@@ -65,8 +75,8 @@ def earlier_text(study: Study) -> str:
         counts += [f"{len(ran)} settings {fidelity}"] if ran else []
     return (
         f"{study.id} ({workload.model.name} on {study.question.cluster.name}, global batch"
-        f" {workload.global_batch_size}, sequence {workload.sequence_length}:"
-        f" {' and '.join(counts)} {ran_text(study)})"
+        f" {workload.global_batch_size}, sequence {workload.sequence_length}{differs}:"
+        f" {' and '.join(counts) or 'nothing ran'} {ran_text(study)})"
     )
 
 

@@ -1,13 +1,15 @@
 """What settings that were not probed are expected to need, from arithmetic and from probes."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import median_low
 
-from tuner.cost.memory import memory_bound
+from tuner.cluster import Cluster
+from tuner.cost.memory import MemoryBound, memory_bound
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.words import describe
 from tuner.settings import Settings
 from tuner.sizes import size_text
+from tuner.workload import Workload
 
 
 class MemoryOutlook:
@@ -17,8 +19,7 @@ class MemoryOutlook:
         self._known = known
         self._workload = known.study.question.workload
         self._cluster = known.study.question.cluster
-        self._totals: dict[Settings, int] = {}
-        self._floors: dict[Settings, int] = {}
+        self._bounds = _bounds(self._workload, self._cluster)
 
     def expected_bytes(self, settings: Settings) -> float:
         """The estimate, scaled by the class's probes, or else by what is typical so far."""
@@ -27,8 +28,7 @@ class MemoryOutlook:
 
     def floor_bytes(self, settings: Settings) -> int:
         """What the settings need at least, by arithmetic."""
-        self._total(settings)
-        return self._floors[settings]
+        return self._bound(settings).floor_bytes
 
     def cannot_fit(self, settings: Settings) -> bool:
         """Whether arithmetic alone says so."""
@@ -69,8 +69,16 @@ class MemoryOutlook:
         return median_low(self._factors.values()) if self._factors else 1.0
 
     def _total(self, settings: Settings) -> int:
-        if settings not in self._totals:
-            bound = memory_bound(self._workload, settings, self._cluster)
-            self._totals[settings] = bound.total_bytes
-            self._floors[settings] = bound.floor_bytes
-        return self._totals[settings]
+        return self._bound(settings).total_bytes
+
+    def _bound(self, settings: Settings) -> MemoryBound:
+        if settings not in self._bounds:
+            self._bounds[settings] = memory_bound(self._workload, settings, self._cluster)
+        return self._bounds[settings]
+
+
+# A study is planned again after every probe, and its arithmetic is the same.
+@lru_cache(maxsize=2)
+def _bounds(workload: Workload, cluster: Cluster) -> dict[Settings, MemoryBound]:
+    """Those of a workload on a cluster, empty at first."""
+    return {}

@@ -1,13 +1,14 @@
 """The suggestion that predictions support: arithmetic, corrected by the dry runs made so far."""
 
-from collections import Counter
+from dataclasses import replace
 
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.guarding import guard_of
-from tuner.planner.knowledge import total_measured
 from tuner.planner.predicted_words import explain_prediction
+from tuner.planner.probes import outcomes
 from tuner.planner.ranking import Choice, choose_predicted, pareto
+from tuner.planner.spending import cost
 from tuner.study import Study
 from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
 
@@ -23,8 +24,24 @@ def predicted_answer(study: Study) -> Suggestion:
     """
     known = forecast(study)
     choice = predicted_choice(known)
+    found = suggested(study, known, choice)
+    return replace(found, explanation=explain_prediction(study, known, choice))
+
+
+def suggested(
+    study: Study, known: Forecast, choice: Choice[Estimate] | None, spent_on: Study | None = None
+) -> Suggestion:
+    """What is predicted, as a suggestion that is not explained yet.
+
+    Args:
+        study: with the probes of all fidelities.
+        known: what is predicted of it.
+        choice: the answer.
+        spent_on: the study with the probes that are counted, by default its dry runs.
+    """
     best = choice.best if choice else None
-    wall_s, device_s = total_measured(probe.measurement for probe in known.study.probes)
+    counted = spent_on or known.study
+    spent = cost(counted)
     return Suggestion(
         study_id=study.id,
         state=str(study.state),
@@ -37,10 +54,9 @@ def predicted_answer(study: Study) -> Suggestion:
         dead_knobs=known.space.dead_knobs,
         legal=len(known.space.legal),
         predicted_to_fit=sum(e.may_fit for e in known.estimates.values()),
-        probes=_outcomes(known.study),
-        wall_s=wall_s,
-        device_s=device_s,
-        explanation=explain_prediction(study, known, choice),
+        probes=outcomes(counted.probes),
+        wall_s=spent.wall_s,
+        device_s=spent.device_s,
     )
 
 
@@ -117,8 +133,3 @@ def _guard(study: Study, found: Estimate) -> Guard:
         return guard_of(study, found.settings, {}, None)
     versions, date = found.probe.measurement.versions, found.probe.finished_at
     return guard_of(study, found.settings, versions, date)
-
-
-def _outcomes(study: Study) -> dict[str, int]:
-    counts = Counter(str(p.measurement.outcome) for p in study.probes if p.measurement)
-    return dict(sorted(counts.items()))

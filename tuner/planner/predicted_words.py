@@ -9,20 +9,19 @@ from tuner.cost.calibration import calibrated_text
 from tuner.cost.explain import explain_memory
 from tuner.cost.padding import padding_words
 from tuner.framework import FrameworkName, same_release
+from tuner.measurement import Fidelity
 from tuner.planner.dry_runs import leading
 from tuner.planner.estimates import Estimate, Forecast
-from tuner.planner.other_fidelity import earlier_text, probed_too
+from tuner.planner.other_fidelity import earlier_texts, probed_too
 from tuner.planner.ranking import Choice, near
 from tuner.planner.verdicts import wrong_ones
-from tuner.planner.words import change_text, describe, describe_class, seconds_text
+from tuner.planner.words import MOST_NAMED, change_text, describe, describe_class, seconds_text
 from tuner.quantity import Provenance
 from tuner.settings import Settings
 from tuner.sizes import size_text
 from tuner.study import Probe, Question, Study
 from tuner.workload import Precision
 
-MOST_NAMED = 3
-"""Failed dry runs that one sentence names."""
 CLEARLY = 0.01
 """Part of the memory by which the upper end of its interval must exceed it to be told."""
 
@@ -43,15 +42,21 @@ def explain_prediction(
         known: what is predicted of it.
         choice: the answer.
     """
-    sentences = list(_of_best(known, choice) if choice else _of_nothing(known))
-    wrong = wrong_ones(known.study, known.space.legal)
-    return (*sentences, *_failures(known), *wrong, *_grounds(known), *probed_too(study, known))
+    return (*why_predicted(known, choice), *probed_too(study, known))
+
+
+def why_predicted(known: Forecast, choice: Choice[Estimate] | None) -> Iterator[str]:
+    """The same without what was measured or emulated."""
+    yield from _of_best(known, choice) if choice else _of_nothing(known)
+    yield from _failures(known)
+    yield from wrong_ones(known.study, known.space.legal)
+    yield from _grounds(known)
 
 
 def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
     best = choice.best
     yield _why_this(known, best)
-    yield from _evidence(best)
+    yield from _evidence(known, best)
     yield from _tight(known, best)
     yield from _tie(choice)
     yield from _runner_up(known, choice)
@@ -102,7 +107,8 @@ def _of_untimed(known: Forecast) -> Iterator[str]:
         f" {size_text(known.limit_bytes)}, but which of them is the fastest is not known:"
         f" {known.unknown}."
     )
-    yield how_to_know_speed(question)
+    if known.study.terms.fidelity is Fidelity.PREDICTED:  # else it is to be measured anyway
+        yield how_to_know_speed(question)
     yield (
         "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
         f" first: {describe(first.settings)} needs {_need(first)}, {_basis(first)}."
@@ -179,14 +185,18 @@ def _need(found: Estimate) -> str:
     return f"{text} (up to {size_text(found.needed_bytes)})"
 
 
-def _evidence(best: Estimate) -> Iterator[str]:
+def _evidence(known: Forecast, best: Estimate) -> Iterator[str]:
     """How near what other studies ran is to the answer."""
     if best.step_time.provenance is Provenance.TRANSFERRED:
         yield (
             "No step of this question was timed. The most similar settings that other studies ran"
             f" are {best.near:.0%} alike, workload included; by these studies the step takes"
-            f" {best.factor:.2f} times what arithmetic says."
+            f" {best.factor:.2f} times what {_arithmetic(known)} says."
         )
+
+
+def _arithmetic(known: Forecast) -> str:
+    return "arithmetic at assumed rates" if known.at_assumed_rates else "arithmetic"
 
 
 def _tight(known: Forecast, best: Estimate) -> Iterator[str]:
@@ -332,13 +342,12 @@ def _from_others(known: Forecast) -> Iterator[str]:
 
     studies = list(studies_near(known.study))
     near = [e.factor for e in known.timed if e.near >= NEAR]
-    named = "; ".join(map(earlier_text, studies[:MOST_NAMED]))
-    more = f"; and {len(studies) - MOST_NAMED} more" if len(studies) > MOST_NAMED else ""
+    named = earlier_texts(known.study.question, studies)
     counted = "1 other study" if len(studies) == 1 else f"{len(studies)} other studies"
     yield (
         f"The times of {len(near)} of {len(known.timed)} settings are transferred:"
-        f" {_range(near)} times what arithmetic says, by the steps that"
-        f" {counted} ran on such devices with the same versions: {named}{more}."
+        f" {_range(near)} times what {_arithmetic(known)} says, by the steps that"
+        f" {counted} ran on such devices with the same versions: {named}."
     )
     if len(near) < len(known.timed):
         yield (

@@ -1,5 +1,7 @@
 """One probe as programs read it: what was tried and measured, and what follows from it."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,3 +53,9 @@ def fits(study: Study, measurement: Measurement) -> bool | None:
         return None
     needed = measurement.memory.allocated_bytes + measurement.memory.overhead_bytes
     return needed <= study.terms.limit_bytes(study.question.cluster)
+
+
+def outcomes(probes: Iterable[Probe]) -> dict[str, int]:
+    """How many probes ended how, by the name of the outcome."""
+    counts = Counter(str(p.measurement.outcome) for p in probes if p.measurement)
+    return dict(sorted(counts.items()))

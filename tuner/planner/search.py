@@ -5,6 +5,7 @@ before any probe, and its probes the trials (:mod:`tuner.search`). Settings that
 to fit are tried only while nothing else is left and nothing is known to fit.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -44,23 +45,50 @@ class Search:
     NumPy and Optuna are imported by what is asked for, for they are slow to import.
     """
 
-    def __init__(self, known: Knowledge) -> None:
+    def __init__(self, known: Knowledge, pending: Collection[Settings] = ()) -> None:
+        """A search.
+
+        Args:
+            known: what the probes that are done have taught.
+            pending: settings of probes on their way. The next one is chosen as if each had taken
+                what is believed of it, so that it is not one more of the same (the "Kriging
+                believer" of Ginsbourger, Le Riche and Carraro 2010).
+        """
         self._known = known
+        self._pending = frozenset(pending)
 
     @cached_property
     def prior(self) -> "Prior":
         """What is predicted of the legal settings, in the space's order."""
+        if not self.asked_elsewhere:
+            return self._arithmetic
+        from tuner.planner.elsewhere import informed
+
+        return informed(self._arithmetic, self._known)
+
+    @cached_property
+    def trials(self) -> "list[Trial]":
+        """What was tried, also at other fidelities."""
+        from tuner.planner.trials import trials_of
+
+        mine = trials_of(self._known)
+        if not self.asked_elsewhere:
+            return mine
+        from tuner.planner.elsewhere import trials_elsewhere
+
+        return [*mine, *trials_elsewhere(self._known)]
+
+    @property
+    def asked_elsewhere(self) -> bool:
+        """Whether there are probes of other fidelities."""
+        return len(self._known.whole.probes) > len(self._known.study.probes)
+
+    @cached_property
+    def _arithmetic(self) -> "Prior":
         from tuner.planner.candidates import prior_of
 
         study = self._known.study
         return prior_of(study.question, study.calibration, self._known.limit_bytes)
-
-    @cached_property
-    def trials(self) -> "list[Trial]":
-        """What was tried."""
-        from tuner.planner.trials import trials_of
-
-        return trials_of(self._known)
 
     @cached_property
     def past(self) -> "Past | None":
@@ -81,8 +109,8 @@ class Search:
         """Which legal settings may be probed: untried, and not ruled out."""
         import numpy as np
 
-        candidates, outlook = set(self._known.candidates()), MemoryOutlook(self._known)
-        large = self.prior.log_need > self.prior.log_limit
+        candidates, outlook = set(self._candidates()), MemoryOutlook(self._known)
+        large = self._arithmetic.log_need > self._arithmetic.log_limit
         return np.array(
             [
                 one in candidates and not (is_large and outlook.cannot_fit(one))
@@ -96,22 +124,36 @@ class Search:
 
         if not self.allowed.any():
             return self._last_resort()
-        found = ask(self.prior, self.trials, self.allowed, self.past)
+        found = ask(self.prior, [*self.trials, *self._lies()], self.allowed, self.past)
         if found.is_hopeless:
             return self._last_resort()
         settings = self.prior.settings[found.index]
         return Proposed(settings=settings, gain=found.gain, succeeds=found.succeeds)
 
+    def _candidates(self) -> list[Settings]:
+        return [one for one in self._known.candidates() if one not in self._pending]
+
+    def _lies(self) -> "list[Trial]":
+        """What is believed of the probes on their way, told as if it had been seen."""
+        from tuner.planner.trials import believed_trials
+
+        return believed_trials(self.prior, self.belief, self._pending) if self._pending else []
+
     def _last_resort(self) -> Proposed | None:
-        """The smallest of what is not expected to fit, while nothing is known to fit."""
-        known, candidates = self._known, set(self._known.candidates())
-        if known.fitting or len(known.repetitions) >= LAST_RESORTS or not candidates:
+        """The smallest of what is not expected to fit, while nothing is known to fit.
+
+        Each is waited for: it may show that others fit.
+        """
+        known, candidates = self._known, self._candidates()
+        if self._pending or known.fitting or len(known.tried) >= LAST_RESORTS:
+            return None
+        if not candidates:
             return None
         needs = dict(zip(self.prior.settings, self.belief.log_need.tolist(), strict=True))
         smallest = min(candidates, key=lambda one: (needs[one], str(one)))
         return Proposed(settings=smallest, gain=float("inf"), succeeds=0.0)
 
 
-def propose(known: Knowledge) -> Proposed | None:
-    """The settings to probe next, or ``None`` when none are worth it."""
-    return Search(known).propose()
+def propose(known: Knowledge, pending: Collection[Settings] = ()) -> Proposed | None:
+    """The settings to probe next, or ``None`` when none are worth it; see :class:`Search`."""
+    return Search(known, pending).propose()

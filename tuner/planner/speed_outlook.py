@@ -10,11 +10,16 @@ from tuner.cost.prediction import predict
 from tuner.planner.comparing import Change
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.search import Search
-from tuner.quantity import Provenance, Quantity
+from tuner.planner.words import listed
+from tuner.quantity import QUANTILE, Provenance, Quantity
 from tuner.settings import KNOBS, Settings
+from tuner.study import Study
 
 EXPECTED = 0.5
 """Probability from which settings are expected to fit."""
+TOLD = 0.1
+"""Similarity of workloads from which another study is said to correct a number; what less similar
+ones say has faded."""
 ACCUMULATION = list(KNOBS).index("gradient_accumulation_steps")
 """Its place among the knobs."""
 
@@ -44,13 +49,24 @@ class SpeedOutlook:
     def grounds(self) -> str:
         """What stands behind these numbers, in words."""
         rates = "predicted" if self._rates_are_known else "predicted with assumed rates"
-        others = "" if self.search.past is None else " and by other studies' probes"
-        return f"{rates} and corrected by the probes{others}"
+        grounds = ["by the probes"]
+        if any(trial.indirect for trial in self.search.trials):
+            grounds.append("by those of other fidelities")
+        if self.others:
+            grounds.append("by other studies' probes")
+        return f"{rates} and corrected {listed(grounds)}"
+
+    @cached_property
+    def others(self) -> tuple[Study, ...]:
+        """Other studies whose probes correct these numbers, the most similar first."""
+        if self.search.past is None:
+            return ()
+        from tuner.planner.history import studies_alike
+
+        return tuple(studies_alike(self._known.study, self.search.past, TOLD))
 
     def seconds(self, settings: Settings) -> Quantity:
         """Of an optimizer step of legal settings."""
-        from tuner.planner.candidates import QUANTILE
-
         index, belief = self._index[settings], self.search.belief
         mean, error = float(belief.log_seconds[index]), float(belief.error[index])
         return Quantity(
@@ -68,6 +84,11 @@ class SpeedOutlook:
         if self._known.is_infeasible(settings) or _is_ruled_out(self._known, settings):
             return False
         return float(self.search.belief.fits[self._index[settings]]) >= EXPECTED
+
+    def runs(self, settings: Settings) -> float:
+        """Probability that legal settings run, if their memory suffices."""
+        belief, place = self.search.belief, self._index[settings]
+        return float(belief.succeeds[place] / max(belief.fits[place], 1e-12))
 
     def effects(self, best: Settings, knob: str, values: Sequence[Any]) -> Iterator[Effect]:
         """What other values of a knob do to the step time, over all that is expected to fit.
@@ -101,8 +122,6 @@ class SpeedOutlook:
         correlation of their errors.
         """
         import numpy as np
-
-        from tuner.planner.candidates import QUANTILE
 
         belief, points = self.search.belief, self.search.prior.features
         one, other = np.array(pairs, dtype=np.intp).T

@@ -77,7 +77,6 @@ def step_time(
     """
     timed = [m for m in measurements if m.step_times_s]
     runs = [m.step_times_s for m in timed]
-    ran = accumulation
     found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
     provenance = weakest(_provenance(m) for m in timed)
     if found is None:
@@ -91,8 +90,9 @@ def step_time(
             (ran, _pooled([run[ran] for run in runs if run.get(ran)])),
             accumulation,
         )
-    repeated = sum(bool(run.get(ran)) for run in runs)
-    found = _with_luck(found, (luck or seen_luck([timed])).half_width(repeated))
+    found = _with_luck(
+        found, (luck or seen_luck([timed])).half_width(runs_timed(timed, accumulation))
+    )
     down, up = _model_error(timed, accumulation) if with_model else (0.0, 0.0)
     return Quantity(
         value=found.value,
@@ -100,6 +100,17 @@ def step_time(
         high=found.high + up,
         provenance=provenance,
     )
+
+
+def runs_timed(measurements: Iterable[Measurement], accumulation: int) -> int:
+    """How many runs stand behind the time of a step of ``accumulation`` micro-batches.
+
+    Those that ran so many; where none did, those that ran the longest step of the others.
+    """
+    runs = [m.step_times_s for m in measurements]
+    counts = {count for run in runs for count, steps in run.items() if steps}
+    ran = accumulation if accumulation in counts else max(counts, default=0)
+    return sum(bool(run.get(ran)) for run in runs)
 
 
 def _provenance(measurement: Measurement) -> Provenance:
@@ -135,6 +146,14 @@ def speed_of(step_time: Quantity, question: Question) -> Quantity:
         high=tokens / low,
         provenance=step_time.provenance,
     )
+
+
+def logs(quantity: Quantity) -> tuple[float, float, float]:
+    """Logarithms of value, low and high of a quantity that is known, and positive."""
+    assert quantity.value
+    assert quantity.low
+    assert quantity.high
+    return log(quantity.value), log(quantity.low), log(quantity.high)
 
 
 def is_extrapolated(measurements: Iterable[Measurement], accumulation: int) -> bool:

@@ -17,8 +17,8 @@ from math import exp, log
 import numpy as np
 
 from tuner.cost.prediction import Prediction
-from tuner.planner.history import past_of
-from tuner.quantity import Provenance, Quantity
+from tuner.planner.history import past_of, studies_alike
+from tuner.quantity import QUANTILE, Provenance, Quantity
 from tuner.search.features import Array, settings_features, workload_features
 from tuner.search.kernel import ByContents, alike, log_likelihood, one_thread, regress
 from tuner.search.trials import Past
@@ -31,6 +31,9 @@ one size differs by a little more than two doublings."""
 LEVEL = 0.35
 """What predictions are off by before anything was measured, as a standard deviation of their
 logarithm: the interval of those that nothing was fitted on (``low_unfitted`` in costs.toml)."""
+RATES = 1.5
+"""What predictions at assumed rates are off by, all of them alike, beside that: a factor of 4.5 is
+one standard deviation. One study tells most of it."""
 SHAPE = (0.05, 0.2, 0.8)
 """What settings may be off by alike in similar workloads, beside that."""
 OWN = (0.03, 0.1, 0.3)
@@ -41,8 +44,6 @@ DOUBT = 4.0
 """Factor by which it may differ from that, either way, as one standard deviation."""
 SINGLE = (0.03, 0.1, 0.3, 0.8)
 """What single settings of a study may be off by."""
-QUANTILE = 1.2816
-"""Standard deviations from the middle to each end of an 80% interval."""
 OUTLIER = 1.5
 """Standard deviations from which a row is weighted down."""
 MEDIAN_TO_DEVIATION = 1.4826
@@ -57,6 +58,8 @@ MOST_ROWS = 100
 class Sizes:
     """Standard deviations of the parts of what predictions are off by."""
 
+    common: float
+    """:data:`RATES` where rates are assumed; else nothing."""
     shape: float
     """Of :data:`SHAPE`."""
     own: float
@@ -101,50 +104,71 @@ class Corrected:
         )
 
 
-@one_thread()
-def corrected(study: Study, settings: Sequence[Settings]) -> Mapping[Settings, Corrected]:
+def corrected(
+    study: Study, settings: Sequence[Settings], *, at_assumed_rates: bool = False
+) -> Mapping[Settings, Corrected]:
     """What the study's past says of settings; nothing where no study is near.
+
+    Args:
+        study: with its past.
+        settings: legal ones of it.
+        at_assumed_rates: whether the predictions that are corrected are at assumed rates of the
+            devices, as those of the past then are too.
+    """
+    past = past_of(study)
+    if past is None or not settings:
+        return {}
+    features = settings_features(settings, study.question.cluster)
+    common = RATES if at_assumed_rates else 0.0
+    found = corrected_by(past, _workload(study), features, common=common)
+    return dict(zip(settings, found, strict=True)) if found else {}
+
+
+@one_thread()
+def corrected_by(
+    past: Past, workload: Array, features: Array, *, common: float = 0.0
+) -> list[Corrected]:
+    """What earlier trials say of settings; nothing where none is near.
 
     All settings of a question are corrected or none, for the order of those that are near and of
     those that are not would be of no meaning otherwise.
+
+    Args:
+        past: the trials.
+        workload: features of the question's workload, shape ``(w,)``.
+        features: of the settings, shape ``(n, d)``.
+        common: what all predictions are off by alike, as a standard deviation of their logarithm.
     """
-    past = past_of(study)
-    rows = None if past is None else _timed(past, _workload(study))
-    if rows is None or not settings:
-        return {}
-    similar = alike(_workload(study)[None, :], rows.workload)
-    features = settings_features(settings, study.question.cluster)
+    rows = _timed(past, workload)
+    if rows is None:
+        return []
+    similar = alike(workload[None, :], rows.workload)
     near = similar * alike(features, rows.features)
     if near.max() < NEAR:
-        return {}
+        return []
     arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
-    sizes = _sizes(ByContents(rows, *arrays))
+    sizes = _sizes(ByContents(rows, *arrays), common)
     between = _covariance(rows)(sizes)
-    shared = LEVEL**2 * similar + sizes.shape**2 * near
-    whole = LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
+    shared = common**2 + LEVEL**2 * similar + sizes.shape**2 * near
+    whole = common**2 + LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
     off = regress(
         rows.log_excess,
         between,
         _noise(rows, between, sizes.single),
         shared,
-        np.full(len(settings), whole),
+        np.full(len(features), whole),
     )
     width = QUANTILE * np.sqrt(off.variance)
-    found = zip(settings, off.mean, width, near.max(1), strict=True)
-    return {one: _corrected(*map(float, numbers)) for one, *numbers in found}
+    found = zip(off.mean, width, near.max(1), strict=True)
+    return [_corrected(*map(float, numbers)) for numbers in found]
 
 
 def studies_near(study: Study) -> Iterator[Study]:
     """The earlier studies whose workload is near and that timed steps; the most similar first."""
     past = past_of(study)
     rows = None if past is None else _timed(past, _workload(study))
-    if rows is None:
-        return
-    similar = alike(_workload(study)[None, :], rows.workload)[0]
-    weights = {int(n): float(w) for n, w in zip(rows.study, similar, strict=True)}
-    for number, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
-        if weight >= NEAR:
-            yield study.past[number]
+    if rows is not None:
+        yield from studies_alike(study, rows, NEAR)
 
 
 def _corrected(mean: float, width: float, near: float) -> Corrected:
@@ -171,7 +195,8 @@ def _covariance(rows: Past) -> Callable[[Sizes], Array]:
     near = similar * alike(rows.features, rows.features)
 
     def of(sizes: Sizes) -> Array:
-        return np.asarray(LEVEL**2 * similar + sizes.shape**2 * near + sizes.own**2 * same)
+        studies = sizes.common**2 + LEVEL**2 * similar + sizes.own**2 * same
+        return np.asarray(studies + sizes.shape**2 * near)
 
     return of
 
@@ -195,7 +220,7 @@ def _noise(rows: Past, between: Array, single: float) -> Array:
 
 # A study is planned and answered several times in a process, and its past stays the same.
 @lru_cache(maxsize=4)
-def _sizes(key: ByContents[Past]) -> Sizes:
+def _sizes(key: ByContents[Past], common: float) -> Sizes:
     """What makes the past most likely; a few studies hardly say what another may differ by."""
     rows = key.value
     covariance = _covariance(rows)
@@ -206,5 +231,7 @@ def _sizes(key: ByContents[Past]) -> Sizes:
         usual = -0.5 * (log(choice.own / USUAL_OWN) / log(DOUBT)) ** 2
         return usual + log_likelihood(rows.log_excess, covariance(choice), noise)
 
-    choices = [Sizes(shape=a, own=b, single=c) for a, b, c in product(SHAPE, own, SINGLE)]
+    choices = [
+        Sizes(common=common, shape=a, own=b, single=c) for a, b, c in product(SHAPE, own, SINGLE)
+    ]
     return max(choices, key=fit)

@@ -1,10 +1,14 @@
 """What a study's probes have taught, as the trials of a search."""
 
-from math import log
+from collections.abc import Collection, Mapping
+from math import exp, log
 
-from tuner.planner.candidates import QUANTILE
-from tuner.planner.knowledge import Knowledge
-from tuner.quantity import Quantity
+from tuner.measurement import Outcome
+from tuner.planner.finals import VERIFICATION_STEPS
+from tuner.planner.knowledge import Knowledge, outcome_of
+from tuner.quantity import QUANTILE, Quantity
+from tuner.search.belief import Belief
+from tuner.search.prior import Prior
 from tuner.search.trials import Result, Trial
 from tuner.settings import Settings
 
@@ -15,14 +19,43 @@ def trials_of(known: Knowledge) -> list[Trial]:
     What closes a class (refused, inactive, wrong) says nothing of others; it is just not proposed
     again. Outcomes that teach nothing are left out.
     """
+    at_least_s = _at_least_s(known)
     return [
         trial
         for index, settings in enumerate(known.space.legal)
-        if (trial := _trial(known, index, settings)) is not None
+        if (trial := _trial(known, at_least_s, index, settings)) is not None
     ]
 
 
-def _trial(known: Knowledge, index: int, settings: Settings) -> Trial | None:
+def believed_trials(prior: Prior, belief: Belief, settings: Collection[Settings]) -> list[Trial]:
+    """Candidates as if each had run in the seconds that are believed; of memory nothing is said."""
+    return [
+        Trial(index=index, result=Result.RAN, seconds=exp(belief.log_seconds[index]))
+        for index, one in enumerate(prior.settings)
+        if one in settings
+    ]
+
+
+def _at_least_s(known: Knowledge) -> dict[Settings, float]:
+    """Seconds that a step takes at least, of settings whose time was up.
+
+    A probe has warm-up and timed steps to do at each of its counts, six at least, and the shortest
+    count takes no longer than the settings' own. Its time is shared among eight, for starting the
+    ranks and building the model take some of it too.
+    """
+    found: dict[Settings, float] = {}
+    for probe in known.study.probes:
+        if probe.measurement and outcome_of(probe) is Outcome.TIMEOUT:
+            counts = max(len(probe.request.accumulation_counts), 1)
+            seconds = probe.measurement.wall_s / (VERIFICATION_STEPS * counts)
+            settings = probe.request.settings
+            found[settings] = max(seconds, found.get(settings, 0.0))
+    return found
+
+
+def _trial(
+    known: Knowledge, at_least_s: Mapping[Settings, float], index: int, settings: Settings
+) -> Trial | None:
     finding, need = known.findings.get(settings), known.too_large.get(settings)
     if finding is not None:
         return Trial(
@@ -32,7 +65,7 @@ def _trial(known: Knowledge, index: int, settings: Settings) -> Trial | None:
             error=_error(finding.step_time),
             need_bytes=max(finding.needed_bytes, need.bytes if need else 0),
         )
-    if (slow := known.slow.get(settings)) is not None:
+    if (slow := known.slow.get(settings)) is not None and slow.needed_bytes is not None:
         return Trial(
             index=index,
             result=Result.SLOW,
@@ -42,6 +75,9 @@ def _trial(known: Knowledge, index: int, settings: Settings) -> Trial | None:
         )
     if need is not None:
         return Trial(index=index, result=Result.TOO_LARGE, need_bytes=need.bytes)
+    if settings in at_least_s:
+        seconds = at_least_s[settings] or None
+        return Trial(index=index, result=Result.TIMED_OUT, seconds=seconds)
     if settings in known.failed:
         return Trial(index=index, result=Result.FAILED)
     return None

@@ -6,6 +6,9 @@ from tuner.cluster import Cluster, Device
 from tuner.quantity import Quantity
 from tuner.settings import Settings
 
+MOST_NAMED = 3
+"""Probes, or studies, that one sentence names."""
+
 _ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
 _BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 _DEFAULTS = Settings().as_dict()

@@ -7,7 +7,7 @@ was assumed, times the successes that were seen nearby over those that were expe
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import erf, log
+from math import erf, hypot, log
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from tuner.search.trials import Past, Result, Trial
 SPEED = Assumed(offset=0.7, own=0.35)
 """What predicted speeds are off by: a factor of 2 in common, and 1.4 beside that, is usual on
 published runs (docs/prediction.md)."""
+INDIRECT = 0.1
+"""Of the time of one candidate that was run in another way, beside what all such share."""
 LEAST_ERROR = 0.02
 """Of one timing, as a standard deviation of its logarithm: runs differ by so much."""
 CLIPPED = (-1.5, 1.0)
@@ -28,6 +30,13 @@ DOUBT = 3.0
 """Trials that the assumed probability to run counts for."""
 MEMORY_DISTANCE = 0.25
 """Logarithm of needs within one length scale, where the cause of a failure is not known."""
+
+HAVE_RUN = frozenset({Result.RAN, Result.SLOW})
+"""After which it is known that candidates run."""
+HAVE_NOT_RUN = frozenset({Result.FAILED, Result.TIMED_OUT})
+"""After which it is known that they do not, whether for want of memory or not."""
+LOWER_BOUNDS = frozenset({Result.SLOW, Result.TIMED_OUT})
+"""After which a step is known to take at least so long."""
 
 _phi = np.vectorize(lambda z: 0.5 * (1 + erf(z / 2**0.5)), otypes=[float])
 
@@ -58,7 +67,7 @@ class Belief:
 @one_thread()
 def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> Belief:
     """The belief after ``trials``; their order does not matter."""
-    trials = sorted(trials, key=lambda t: (t.index, t.result.value, t.seconds or 0.0))
+    trials = sorted(trials, key=lambda t: (t.index, t.indirect, t.result.value, t.seconds or 0.0))
     past = None if past is None or not past.size else nearest(past, prior.workload)
     time = _speed(prior, trials, past)
     need = _memory(prior, trials)
@@ -83,11 +92,26 @@ def _known(values: Array) -> Array:
     return np.where(unknown, np.nanmedian(values), values)
 
 
-def _seen(rows: Sequence[tuple[int, float, float]]) -> Seen:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What one trial was off by."""
+
+    index: int
+    """The candidate."""
+    off: float
+    """Logarithm of what was seen over what was predicted."""
+    error: float
+    """Standard deviation of that."""
+    indirect: bool
+    """As of the trial."""
+
+
+def _seen(rows: Sequence[_Row]) -> Seen:
     return Seen(
-        index=np.array([index for index, _, _ in rows], dtype=np.intp),
-        off=np.array([off for _, off, _ in rows], dtype=float),
-        error=np.array([error for _, _, error in rows], dtype=float),
+        index=np.array([row.index for row in rows], dtype=np.intp),
+        off=np.array([row.off for row in rows], dtype=float),
+        error=np.array([row.error for row in rows], dtype=float),
+        indirect=np.array([row.indirect for row in rows], dtype=float),
     )
 
 
@@ -95,19 +119,28 @@ def _speed(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterio
     """What predicted seconds are off by; a lower bound counts if it says more than the rest."""
     base = _known(prior.log_seconds)
     off = None if past is None else np.clip(past.log_excess, *CLIPPED)
-    rows = {
-        result: [
-            (t.index, log(t.seconds) - base[t.index], max(t.error, LEAST_ERROR))
-            for t in trials
-            if t.seconds and t.result is result
-        ]
-        for result in (Result.RAN, Result.SLOW)
-    }
-    found = learn(prior, _seen(rows[Result.RAN]), SPEED, past, off)
-    slower = [row for row in rows[Result.SLOW] if row[1] > found.mean[row[0]]]
-    if not slower:
-        return found
-    return learn(prior, _seen([*rows[Result.RAN], *slower]), SPEED, past, off)
+    timed = [(t, _timed(t, log(t.seconds) - float(base[t.index]))) for t in trials if t.seconds]
+    ran = [row for t, row in timed if t.result is Result.RAN]
+    found = learn(prior, _seen(ran), SPEED, past, off)
+    slower = [
+        _bounded(t, row, float(found.mean[t.index]))
+        for t, row in timed
+        if t.result in LOWER_BOUNDS and row.off > found.mean[t.index]
+    ]
+    return learn(prior, _seen([*ran, *slower]), SPEED, past, off) if slower else found
+
+
+def _timed(trial: Trial, off: float) -> _Row:
+    error = hypot(trial.error, INDIRECT) if trial.indirect else trial.error
+    return _Row(index=trial.index, off=off, error=max(error, LEAST_ERROR), indirect=trial.indirect)
+
+
+def _bounded(trial: Trial, row: _Row, believed: float) -> _Row:
+    """A step whose time was up may hang, which is no measure of how slow others are."""
+    if trial.result is Result.SLOW:
+        return row
+    most = CLIPPED[1]
+    return replace(row, off=min(row.off, believed + most), error=most)
 
 
 def _memory(prior: Prior, trials: Sequence[Trial]) -> Posterior:
@@ -120,9 +153,12 @@ def _memory(prior: Prior, trials: Sequence[Trial]) -> Posterior:
     for trial in (t for t in trials if t.need_bytes):
         off = log(trial.need_bytes or 1.0) - float(prior.log_need[trial.index])
         if trial.result in (Result.RAN, Result.SLOW):
-            rows.append((trial.index, off, max(usual / 10, 1e-3)))
+            error = max(usual / (2 if trial.indirect else 10), 1e-3)
         elif trial.result is Result.TOO_LARGE and off > 0:
-            rows.append((trial.index, off + usual / 2, usual / 2))
+            off, error = off + usual / 2, usual / 2
+        else:
+            continue
+        rows.append(_Row(index=trial.index, off=off, error=error, indirect=False))
     assumed = Assumed(offset=usual / 2**0.5, own=usual / 2**0.5)
     found = learn(prior, _seen(rows), assumed, None, None)
     # Some are predicted less exactly than others, and stay so until they are tried.
@@ -139,19 +175,12 @@ def _runs(
         near = near * alike(prior.workload[None, :], past.workload)
         seen = (DOUBT + near @ past.ran) / (DOUBT + near @ past.expected)
         runs = runs * np.clip(seen, 0.05, 1.0)
-    told = [t for t in trials if _has_run(t) or t.result is Result.FAILED]
+    told = [t for t in trials if t.result in HAVE_RUN or t.result in HAVE_NOT_RUN]
     if told:
         tried = np.array([t.index for t in told], dtype=np.intp)
-        ran = np.array([float(_has_run(t)) for t in told])
+        ran = np.array([float(t.result in HAVE_RUN) for t in told])
         size = (log_need[:, None] - log_need[tried][None, :]) / MEMORY_DISTANCE
         near = 2 * alike(prior.features, prior.features[tried]) * np.exp(-0.5 * size**2)
         seen = (1 + near @ ran) / (1 + near @ (runs * fits)[tried])
         runs = runs * np.clip(seen, 0.02, 10.0)
     return np.minimum(runs, 0.99)
-
-
-def _has_run(trial: Trial) -> bool:
-    """Whether steps were done; what was ended before its first one is no evidence."""
-    return trial.result is Result.RAN or (
-        trial.result is Result.SLOW and trial.need_bytes is not None
-    )

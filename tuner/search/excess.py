@@ -27,6 +27,9 @@ SHARED = (0.0, 0.15, 0.3, 0.5)
 """What searches may have in common (standard deviation); the past decides, by its likelihood."""
 PAST_ERROR = (0.1, 0.3, 0.6)
 """What else an earlier trial may differ by; decided likewise."""
+SHIFT = 0.2
+"""What all indirect trials may be off by together, as a standard deviation: what is usual between
+studies of one workload (``USUAL_OWN`` of :mod:`tuner.planner.transfer`)."""
 MOST_PAST = 300
 """Earlier trials that are looked at: those of the most similar workloads."""
 
@@ -41,6 +44,13 @@ class Seen:
     """Logarithm of what was seen over what was predicted."""
     error: Array
     """Standard deviation of that."""
+    indirect: Array
+    """1 for trials that were run in another way, which share :data:`SHIFT`; else 0."""
+
+    @property
+    def shared_error(self) -> Array:
+        """Covariance of what they are off by together, shape ``(m, m)``."""
+        return np.asarray(SHIFT**2 * np.outer(self.indirect, self.indirect))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +96,7 @@ def _alone(prior: Prior, seen: Seen, assumed: Assumed) -> Posterior:
     own = np.full(len(near), assumed.offset**2 + assumed.own**2)
     return regress(
         seen.off,
-        stretch**2 * shape[seen.index],
+        stretch**2 * shape[seen.index] + seen.shared_error,
         seen.error,
         stretch**2 * shape,
         stretch**2 * own,
@@ -105,7 +115,7 @@ def _with_past(prior: Prior, seen: Seen, assumed: Assumed, past: Past, off: Arra
     theirs = shared.amplitude**2 * theirs
     between = np.block(
         [
-            [ours[seen.index], theirs[seen.index]],
+            [ours[seen.index] + seen.shared_error, theirs[seen.index]],
             [theirs[seen.index].T, _past_covariance(past, assumed, shared.amplitude)],
         ]
     )
@@ -122,14 +132,15 @@ def _with_past(prior: Prior, seen: Seen, assumed: Assumed, past: Past, off: Arra
 def _stretch(seen: Seen, shape: Array) -> float:
     """The likeliest size of errors, in those assumed, after what was seen.
 
-    The covariance of what was seen is ``factor**2 * shape + noise``; with noise scaled to 1, one
+    The covariance of what was seen is ``factor**2 * shape + noise``; with noise made white, one
     decomposition into eigenvalues gives the likelihood for every factor.
     """
     if not len(seen.off):
         return 1.0
-    scaled = shape / np.outer(seen.error, seen.error)
-    values, vectors = np.linalg.eigh(scaled)
-    off = (vectors.T @ (seen.off / seen.error)) ** 2
+    noise = np.diag(seen.error**2) + seen.shared_error
+    white = np.linalg.inv(np.linalg.cholesky(noise))
+    values, vectors = np.linalg.eigh(white @ shape @ white.T)
+    off = (vectors.T @ (white @ seen.off)) ** 2
 
     def fit(factor: float) -> float:
         variances = factor**2 * np.maximum(values, 0.0) + 1.0

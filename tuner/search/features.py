@@ -5,15 +5,16 @@ scales are assumed, not fitted: a size means something else after five doublings
 (sharding, checkpointing, ...) at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log2
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.cluster import Cluster
-from tuner.settings import Settings
-from tuner.workload import Workload
+from tuner.model_fields import ARCHITECTURES
+from tuner.settings import Settings, Sharding
+from tuner.workload import Optimizer, ReduceDtype, Workload
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -22,7 +23,7 @@ Rows = npt.NDArray[np.intp]
 DOUBLINGS = 2.5
 """Of a size of the settings within one length scale."""
 CHOICES = 1.5
-"""Choices of the settings within one length scale."""
+"""Choices of the settings, or of the workload, within one length scale."""
 WORKLOAD_DOUBLINGS = 2.0
 """Of a size of the workload within one length scale."""
 
@@ -54,22 +55,33 @@ def _row(settings: Settings, cluster: Cluster) -> list[float]:
     return [
         *(log2(size) / DOUBLINGS for size in sizes),
         *(choice / CHOICES for choice in choices),
-        *_one_hot(settings),
+        *_one_hot(settings.sharding, Sharding),
     ]
 
 
-def _one_hot(settings: Settings) -> list[float]:
-    """Two shardings are as far apart as the two values of any other choice."""
+def _one_hot(value: object, kinds: Iterable[object]) -> list[float]:
+    """Any two kinds are as far apart as the two values of any other choice."""
     apart = 1 / CHOICES / 2**0.5
-    return [apart * (settings.sharding is kind) for kind in type(settings.sharding)]
+    return [apart * (value == kind) for kind in kinds]
 
 
 def workload_features(workload: Workload, cluster: Cluster) -> Array:
-    """One point, shape ``(features,)``, in length scales: how alike two studies are."""
+    """One point, shape ``(features,)``, in length scales: how alike two studies are.
+
+    The optimizer, the format of gradient reduction and the model's architecture are choices. They
+    change what a step does, and what of it the cost model may be wrong about.
+    """
     sizes = (
         cluster.world_size,
         workload.model.parameters,
         workload.sequence_length,
         workload.global_batch_size,
     )
-    return np.array([log2(size) / WORKLOAD_DOUBLINGS for size in sizes])
+    return np.array(
+        [
+            *(log2(size) / WORKLOAD_DOUBLINGS for size in sizes),
+            *_one_hot(workload.optimizer, Optimizer),
+            *_one_hot(workload.reduce_dtype, ReduceDtype),
+            *_one_hot(workload.model.model_type, sorted(ARCHITECTURES)),
+        ]
+    )

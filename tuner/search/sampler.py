@@ -129,14 +129,19 @@ def propose(
 
 
 def best_log_seconds(prior: Prior, trials: Sequence[Trial]) -> float | None:
-    """Of the fastest trial that ran within the limit; ``None`` when there is none."""
+    """Of the fastest trial of this search that ran within the limit; ``None`` without any."""
     limit = exp(prior.log_limit)
     found = [
         log(t.seconds)
         for t in trials
-        if t.result is Result.RAN and t.seconds and (t.need_bytes or 0.0) <= limit
+        if _is_value(t) and t.seconds and (t.need_bytes or 0.0) <= limit
     ]
     return min(found, default=None)
+
+
+def _is_value(trial: Trial) -> bool:
+    """Whether its seconds are what this search makes small."""
+    return trial.result is Result.RAN and not trial.indirect and trial.seconds is not None
 
 
 def _distribution(prior: Prior) -> IntDistribution:
@@ -145,8 +150,8 @@ def _distribution(prior: Prior) -> IntDistribution:
 
 
 def _frozen(prior: Prior, trial: Trial) -> FrozenTrial:
-    """A finished trial as Optuna keeps it; what did not run has no value."""
-    ran = trial.result is Result.RAN and trial.seconds is not None
+    """A finished trial as Optuna keeps it; what did not run, or not as here, has no value."""
+    ran = _is_value(trial)
     return create_trial(
         state=TrialState.COMPLETE if ran else TrialState.FAIL,
         value=trial.seconds if ran else None,
@@ -157,6 +162,7 @@ def _frozen(prior: Prior, trial: Trial) -> FrozenTrial:
             "seconds": trial.seconds,
             "error": trial.error,
             "need_bytes": trial.need_bytes,
+            "indirect": trial.indirect,
         },
     )
 
@@ -170,6 +176,7 @@ def _told(found: FrozenTrial) -> Trial:
         seconds=told["seconds"],
         error=told["error"],
         need_bytes=told["need_bytes"],
+        indirect=told["indirect"],
     )
 
 

@@ -14,7 +14,8 @@ class Result(Enum):
 
     RAN = "ran"  # its steps were done, whether it fits the limit or not
     TOO_LARGE = "too_large"  # out of memory
-    SLOW = "slow"  # it was ended before its steps were done
+    SLOW = "slow"  # its steps ran, and it was ended before all were done
+    TIMED_OUT = "timed_out"  # its time was up, and none of its steps are known to have run
     FAILED = "failed"  # it did not run, and nobody knows whether for want of memory
     REFUSED = "refused"  # it does not run, whatever the memory
 
@@ -28,11 +29,14 @@ class Trial:
     result: Result
     """How it ended."""
     seconds: float | None = None
-    """Of an optimizer step where it ran; where it was slow, at least so many, if that is known."""
+    """Of an optimizer step where it ran; where it was slow or timed out, at least so many."""
     error: float = 0.0
     """Standard deviation of the logarithm of ``seconds``."""
     need_bytes: float | None = None
     """That one device needed; where it was too large, at least so many."""
+    indirect: bool = False
+    """Whether it was run in another way than those of this search, so that it is no answer to it,
+    and its time has an error that all such trials share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,6 +4,7 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,8 @@ from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyS
 from tuner.workload import Precision, Workload
 
 MIB = 2**20
+APART_S = 1000
+"""Between the ends of two probes: more than any takes."""
 SIZES = {
     "hidden_size": 288,
     "intermediate_size": 768,
@@ -103,6 +106,12 @@ def make_oom(needed: int, limit: int) -> Measurement:
     return Measurement(outcome=Outcome.OOM, oom=shortage, wall_s=1.0, device_s=2.0)
 
 
+def moment(number: int) -> str:
+    """When a probe was done that no other ran beside."""
+    at = datetime(2026, 1, 1) + timedelta(seconds=(number - 1) * APART_S)
+    return f"{at.isoformat()}Z"
+
+
 def make_probe(
     number: int,
     settings: Settings,
@@ -119,7 +128,7 @@ def make_probe(
         state=state,
         memory_limit_bytes=limit,
         measurement=measurement,
-        finished_at="2026-01-01T00:00:00Z" if measurement else None,
+        finished_at=moment(number) if measurement else None,
     )
 
 
@@ -182,7 +191,7 @@ class Machine:
                 state=ProbeState.DONE,
                 memory_limit_bytes=limit,
                 measurement=self.run(step, limit),
-                finished_at="2026-01-01T00:00:00Z",
+                finished_at=moment(number),
             )
             study = replace(study, probes=(*study.probes, probe))
         raise AssertionError("the planner does not stop")

@@ -12,7 +12,7 @@ from typing import Any
 from tuner.cost.memory import memory_bound
 from tuner.measurement import CLOSES_CLASS, RAN, Measurement, Memory, Outcome, OutOfMemory
 from tuner.planner import Stop, Wait, next_probe
-from tuner.settings import Settings
+from tuner.settings import Checkpointing, Settings
 from tuner.study import Probe, ProbeRequest, ProbeState, Study
 
 Run = Callable[[ProbeRequest, int], Measurement]
@@ -132,6 +132,59 @@ def play(study: Study, run: Run, most: int = 500) -> tuple[Study, Stop]:
     raise AssertionError("the planner does not stop")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A probe that was asked for."""
+
+    before: Study
+    """The study then, with the probes that were on their way."""
+    request: ProbeRequest
+    """Which."""
+
+    @property
+    def pending(self) -> tuple[Probe, ...]:
+        """The probes that were on their way."""
+        return tuple(p for p in self.before.probes if p.state is not ProbeState.DONE)
+
+    @property
+    def is_repetition(self) -> bool:
+        """Whether the settings had ended well already."""
+        return any(
+            p.request.settings == self.request.settings
+            and p.measurement is not None
+            and p.measurement.outcome is Outcome.OK
+            for p in self.before.probes
+        )
+
+
+def play_at_once(
+    study: Study, run: Run, at_once: int, draw: random.Random, most: int = 500
+) -> tuple[Study, Stop, list[Asked]]:
+    """As :func:`play`, with several probes on their way, which end in any order."""
+    limit = study.terms.limit_bytes(study.question.cluster)
+    asked: list[Asked] = []
+    for _ in range(2 * most):
+        pending = [p for p in study.probes if p.state is not ProbeState.DONE]
+        step = next_probe(study, beside=True) if len(pending) < at_once else Wait()
+        if isinstance(step, Stop):
+            assert not pending
+            return study, step, asked
+        if isinstance(step, ProbeRequest):
+            asked.append(Asked(before=study, request=step))
+            state = draw.choice([ProbeState.QUEUED, ProbeState.RUNNING])
+            added = Probe(
+                id=len(study.probes) + 1, request=step, state=state, memory_limit_bytes=limit
+            )
+            study = replace(study, probes=(*study.probes, added))
+            continue
+        assert pending
+        ended = draw.choice(pending)
+        found = done(ended.id, ended.request, run(ended.request, limit), limit)
+        probes = tuple(found if p.id == ended.id else p for p in study.probes)
+        study = replace(study, probes=probes)
+    raise AssertionError("the planner does not stop")
+
+
 # -- what was learned -------------------------------------------------------------------------
 
 
@@ -163,19 +216,22 @@ def ruled_out(probes: Sequence[Probe], asked: Settings, limit_bytes: int) -> str
 
 
 def needs_no_less(one: Settings, other: Settings) -> bool:
-    """Whether settings need no less memory than others that differ in three knobs only."""
+    """Whether settings need no less memory than others that differ in four knobs only."""
     accumulates = [s.gradient_accumulation_steps > 1 for s in (one, other)]
     same = replace(
         one.settings_class,
         sync_each_batch=other.sync_each_batch,
         tp_recompute_allgather=other.tp_recompute_allgather,
+        activation_checkpointing=other.activation_checkpointing,
     )
+    kept = Checkpointing.NONE, other.activation_checkpointing
     return (
         same == other.settings_class
         and accumulates[0] == accumulates[1]
         and one.micro_batch_size >= other.micro_batch_size
         and one.sync_each_batch <= other.sync_each_batch
         and one.tp_recompute_allgather <= other.tp_recompute_allgather
+        and one.activation_checkpointing in kept
     )
 
 

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.planner import answer
+from tuner.planner.contenders import fair
+from tuner.planner.knowledge import learn
 from tuner.settings import parse_settings
 from tuner.study import StudyState
 
@@ -83,3 +85,13 @@ def test_probes_are_counted_by_outcome(lab: SimpleNamespace) -> None:
         lab.probe(3, DDP, lab.ok(1.0, GIB), repetition=1),
     ]
     assert answer(lab.study(probes=probes)).probes == {"ok": 2, "oom": 1}
+
+
+def test_times_are_told_as_of_what_was_chosen_for_them(lab: SimpleNamespace) -> None:
+    probes = [
+        lab.probe(n, one, lab.ok(1.0 + 0.005 * n, GIB)) for n, one in enumerate((DDP, FULL), 1)
+    ]
+    found, known = answer(lab.study(probes=probes)), learn(lab.study(probes=probes))
+    for one in (found.best, *found.alternatives, *found.pareto):
+        assert one.step_time_s == fair(known)[one.settings].step_time
+        assert one.step_time_s != known.findings[one.settings].step_time

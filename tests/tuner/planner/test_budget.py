@@ -7,13 +7,12 @@ import pytest
 
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner.budget import (
-    device_time_is_spent,
     remaining_device_time_s,
     remaining_wall_s,
     spent,
 )
 from tuner.settings import Settings
-from tuner.study import Study
+from tuner.study import ProbeState, Study
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_the_tighter_budget_decides_how_long_there_is(study) -> None:
 def test_attempts_that_came_to_nothing_are_charged(study) -> None:
     tried = replace(on(study, wall_s=10.0, device_s=12.0), fruitless_s=2.0)
     assert remaining_wall_s(tried) == remaining_device_time_s(tried) == 0
-    assert device_time_is_spent(tried) == spent(tried) == "the budget of 12 device-seconds is spent"
+    assert spent(tried) == "the budget of 12 device-seconds is spent"
     assert spent(on(tried, device_s=None, wall_s=6.0)) == "the budget of 6 s is spent"
 
 
@@ -66,4 +65,22 @@ def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study) -> None:
     emulated = on(tried, fidelity=Fidelity.EMULATED, device_s=12.0)
     assert remaining_device_time_s(emulated) == 2
     predicted = on(tried, fidelity=Fidelity.PREDICTED, device_s=12.0)
-    assert device_time_is_spent(predicted) == ""
+    assert spent(predicted) == ""
+
+
+def test_probes_at_once_take_their_time_once_and_all_of_their_devices(study) -> None:
+    """They are done a second apart, and take two each."""
+    probes = [
+        replace(probe, finished_at=f"2026-01-01T00:00:0{5 + number}.500Z")
+        for number, probe in enumerate(study.probes)
+    ]
+    tried = replace(on(study, wall_s=10.0, device_s=12.0), probes=tuple(probes))
+    assert remaining_wall_s(on(tried, device_s=None)) == 7
+    assert remaining_device_time_s(tried) == 2
+
+
+def test_probes_on_their_way_are_spent_already(lab, study) -> None:
+    one = lab.probe(4, Settings(micro_batch_size=8), None, state=ProbeState.RUNNING)
+    tried = replace(study, probes=(*study.probes, one))
+    assert spent(on(tried, max_probes=3)) == "the budget of 3 probes is spent"
+    assert spent(on(tried, max_probes=4)) == ""

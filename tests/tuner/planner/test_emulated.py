@@ -9,10 +9,10 @@ import pytest
 
 from tuner.measurement import Collective, Emulation, Exposed, Fidelity, Measurement, Outcome
 from tuner.planner import answer
-from tuner.planner.budget import devices_held
 from tuner.planner.corrections import corrections
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import indistinguishable
+from tuner.planner.spending import devices_held
 from tuner.planner.timing import step_time
 from tuner.quantity import Provenance
 from tuner.settings import Settings, Sharding

@@ -7,6 +7,8 @@ import pytest
 
 from tuner.measurement import Outcome
 from tuner.planner import answer
+from tuner.planner.comparing import change_between
+from tuner.planner.contenders import fair
 from tuner.planner.explain_knobs import only_knob
 from tuner.planner.knowledge import learn
 from tuner.settings import Settings, parse_settings
@@ -121,3 +123,38 @@ def test_rates_that_had_to_be_assumed_are_told(lab: SimpleNamespace) -> None:
     study = lab.study(probes=[lab.probe(1, settings, lab.ok(2.0, GIB))])  # a CPU
     (text,) = (t for t in answer(study).explanation if t.startswith("No two probes"))
     assert "predicted with assumed rates and corrected by the probes" in text
+
+
+def test_knobs_that_do_not_act_in_the_answer_are_left_out(lab: SimpleNamespace) -> None:
+    settings = parse_settings("sharding=ddp,micro_batch_size=4")  # nothing to accumulate or gather
+    study = lab.study(probes=[lab.probe(1, settings, lab.ok(2.0, GIB))])
+    (text,) = (t for t in answer(study).explanation if t.startswith("No two probes"))
+    assert text.startswith("No two probes tell what knobs do to the answer.")
+    assert "activation_checkpointing=full instead of none" in text
+    assert "sync_each_batch" not in text
+    assert "tp_recompute_allgather" not in text
+
+
+def test_other_knobs_are_those_that_no_pair_was_probed_of(lab: SimpleNamespace) -> None:
+    study = planted(lab, lambda s: 3 / s.tp_size, EIGHT[0], EIGHT[3])
+    assert any("No two probes tell what other knobs do" in t for t in answer(study).explanation)
+
+
+def test_what_was_ended_early_is_named_so(lab: SimpleNamespace) -> None:
+    study = planted(lab, lambda s: 3 / s.tp_size, *EIGHT)
+    slow = replace(lab.ok({1: [3.0, 3.0]}, GIB), outcome=Outcome.STOPPED_EARLY)
+    other = parse_settings(f"{EIGHT[0]},activation_checkpointing=full")
+    only = only_knob(learn(replace(study, probes=(*study.probes, lab.probe(7, other, slow)))))
+    assert "with tp_size=1 (probe #1, #2, #3 and 1 more; #7 ended early)" in str(only)
+
+
+def test_a_pair_is_compared_as_the_answer_was_chosen(lab: SimpleNamespace) -> None:
+    """One that is a little behind is believed to be less so, by the sentence on its knob too."""
+    first, other, *more = EIGHT[1], EIGHT[0], *EIGHT[2:]
+    rows = {parse_settings(text): 2.0 + 0.005 * n for n, text in enumerate((first, other, *more))}
+    study = planted(lab, rows.__getitem__, *EIGHT)
+    known = learn(study)
+    (text,) = (t for t in answer(study).explanation if t.startswith("With sharding=full_shard"))
+    pair = [parse_settings(first), parse_settings(other)]
+    assert str(change_between(*(fair(known)[one] for one in pair))) in text
+    assert str(change_between(*(known.findings[one] for one in pair))) not in text

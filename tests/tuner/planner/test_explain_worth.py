@@ -2,13 +2,16 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from tuner.measurement import Measurement, Outcome
 from tuner.planner import answer
 from tuner.planner.explain_worth import rule_of_thumb
 from tuner.planner.knowledge import learn
+from tuner.planner.ranking import complexity
 from tuner.planner.speed_outlook import SpeedOutlook
 from tuner.settings import parse_settings
-from tuner.study import Study
+from tuner.study import Study, StudyState
 
 GIB = 2**30
 RULE = "sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1"
@@ -57,7 +60,33 @@ def test_a_gain_that_is_not_sure_may_never_pay(lab: SimpleNamespace) -> None:
     steps = {1: [1.8, 2.0, 2.2] * 4}
     study = study_of(lab, (BEST, lab.ok(steps, GIB)), (RULE, lab.ok(2.05, 2 * GIB)))
     assert " steps to never); a job of 24 h saves" in line(study, "rule of thumb")
-    assert "(80% interval nothing to " in line(study, "rule of thumb")
+    assert re.search(
+        r"\(80% interval a loss of \d+ min to [.\d]+ h\)", line(study, "rule of thumb")
+    )
+
+
+def test_a_tuning_that_cost_more_than_a_job_saves_is_called_a_loss(lab: SimpleNamespace) -> None:
+    cost = {"wall_s": 90_000.0, "device_s": 180_000.0}
+    study = study_of(lab, (BEST, lab.ok(2.0, GIB, **cost)), (RULE, lab.ok(2.1, GIB)))
+    text = line(study, "rule of thumb")  # 5% of 24 h are saved, and 25 h were spent
+    assert "; a job of 24 h loses 24 h (80% interval " in text
+    assert "a loss" not in text
+
+
+def test_the_rule_is_told_as_it_is(lab: SimpleNamespace) -> None:
+    """A larger micro-batch fits with a knob off its default; the rule keeps to the default."""
+    study = study_of(lab, (BEST, lab.ok(2.0, GIB)), (RULE, lab.oom(5 * GIB, 4 * GIB)))
+    known = learn(study)
+    outlook = SpeedOutlook(known)
+    found = rule_of_thumb(known, outlook)
+    fitting = [s for s in known.space.legal if outlook.is_expected_to_fit(s) and s.tp_size == 1]
+    assert found is not None
+    assert found.micro_batch_size < max(s.micro_batch_size for s in fitting)
+    assert complexity(found) == min(map(complexity, fitting))
+    assert (
+        "The rule of thumb, the least model parallelism, then the fewest knobs off their default,"
+        " then the largest micro-batch, of what is expected to fit, leads to "
+    ) in line(study, "rule of thumb")
 
 
 def test_a_rule_that_was_not_probed_is_predicted_and_corrected(lab: SimpleNamespace) -> None:
@@ -143,3 +172,22 @@ def test_what_is_left_where_nothing_fits_yet(lab: SimpleNamespace) -> None:
     text = line(study_of(lab, (RULE, crashed)), "that may fit")
     assert re.match(r"\d+ settings that may fit, predicted with assumed rates", text)
     assert "were not probed; the next would be sharding=" in text
+
+
+# -- why it has ended -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [StudyState.DONE, StudyState.CANCELLED])
+def test_why_a_study_ended_is_told_beside_what_it_could_gain(
+    lab: SimpleNamespace, state: StudyState
+) -> None:
+    study = study_of(lab, (RULE, lab.ok(2.0, GIB)))
+    ended = replace(study, state=state, reason="no probe is expected to gain 30% or more")
+    sentences = answer(ended).explanation
+    (gain,) = (n for n, text in enumerate(sentences) if "could gain up to" in text)
+    assert sentences[gain + 1] == ("The study has ended: no probe is expected to gain 30% or more.")
+
+
+def test_a_study_that_goes_on_has_not_ended(lab: SimpleNamespace) -> None:
+    study = replace(study_of(lab, (RULE, lab.ok(2.0, GIB))), reason="interrupted")
+    assert not [text for text in answer(study).explanation if "has ended" in text]

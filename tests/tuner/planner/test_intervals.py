@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import exp, sqrt
-from statistics import mean
+from dataclasses import dataclass, field
+from itertools import product
+from math import exp, log, sqrt
+from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +14,21 @@ import pytest
 
 from tests.tuner.planner.machines import Run, ended_well, play
 from tuner.measurement import Measurement, Outcome
-from tuner.planner.candidates import QUANTILE, prior_of
-from tuner.planner.knowledge import learn
+from tuner.planner.candidates import prior_of
+from tuner.planner.comparing import change_between
+from tuner.planner.contenders import fair
+from tuner.planner.knowledge import Knowledge, learn
 from tuner.planner.luck import ASSUMED, Luck, seen_luck
+from tuner.planner.ranking import choose, indistinguishable
 from tuner.planner.timing import counts_to_run, step_time
+from tuner.quantity import QUANTILE
 from tuner.search.belief import SPEED, believe
 from tuner.search.kernel import alike
 from tuner.search.prior import Prior
 from tuner.search.trials import Result, Trial
-from tuner.study import ProbeRequest
+from tuner.settings import Settings
+from tuner.space import enumerate_space
+from tuner.study import Probe, ProbeRequest, Question
 
 Noise = Callable[[random.Random], float]
 """What one step's time is multiplied by; its median is 1, or nearly."""
@@ -178,11 +185,7 @@ def test_beliefs_cover_on_a_machine_with_reasons_of_its_own(lab: SimpleNamespace
 
 
 def test_findings_of_studies_that_were_played_through_cover(lab: SimpleNamespace) -> None:
-    """On 16 machines of any luck, about 150 settings that were probed once or twice.
-
-    That the answer was chosen for its speed is not in its interval: of lucky ones the luckiest is
-    chosen, so that answers cover somewhat less than findings do.
-    """
+    """On 16 machines of any luck, about 150 settings that were probed once or twice."""
     question, inside = lab.question("cpu:2", 96), []
     machine = lab.Machine(question)
     for seed in range(16):
@@ -209,3 +212,100 @@ def _runner(planted: Planted, machine: Any, seed: int) -> Run:
         return ended_well(times, machine.memory(one))
 
     return run
+
+
+# -- the answer, which is chosen for its speed ------------------------------------------------
+
+LEVELS = (0.005, 0.01, 0.02, 0.03)
+"""Standard deviations of the logarithm of a run's time."""
+
+GAPS: dict[str, Callable[[random.Random, int], float]] = {
+    "ties": lambda _draw, _n: 0.0,
+    "near ties": lambda draw, _n: draw.gauss(0, 0.01),
+    "clear winner": lambda draw, n: n and draw.uniform(0.08, 0.4),
+    "some near": lambda draw, _n: draw.expovariate(20),
+}
+"""Logarithms of true times of the settings that are probed, by their place."""
+
+
+@dataclass
+class Probed:
+    """A study whose settings are probed in any order, and its leaders once more."""
+
+    lab: SimpleNamespace
+    question: Question
+    draw: random.Random
+    luck: float
+    truths: dict[Settings, float]
+    runs: dict[Settings, int] = field(default_factory=dict)
+    probes: list[Probe] = field(default_factory=list)
+
+    def probe(self, settings: Settings) -> None:
+        repetition = self.runs.get(settings, 0)
+        median_s = self.truths[settings] * exp(self.luck * self.draw.gauss(0, 1))
+        steps = [median_s * exp(0.003 * self.draw.gauss(0, 1)) for _ in range(7)]
+        measured = self.lab.ok({settings.gradient_accumulation_steps: steps}, 2**28)
+        number = len(self.probes) + 1
+        self.probes.append(self.lab.probe(number, settings, measured, repetition=repetition))
+        self.runs[settings] = repetition + 1
+
+    def known(self) -> Knowledge:
+        return learn(self.lab.study(self.question, probes=self.probes))
+
+    def repeat_leaders(self) -> Knowledge:
+        """The two fastest once more each, where they cannot be told apart, until they stay."""
+        for _ in range(4):
+            known = self.known()
+            one, other = known.fitting[:2]
+            again = [f.settings for f in (one, other) if self.runs[f.settings] == 1]
+            if not again or not indistinguishable(one, other, 0.01):
+                break
+            self.probe(again[0])
+        return self.known()
+
+
+def replayed(lab: SimpleNamespace, gaps: str, count: int, luck: float, seed: int) -> Probed:
+    draw = random.Random(f"{gaps} {count} {luck} {seed}")
+    question = lab.question("cpu:2", 96)
+    legal = enumerate_space(question).legal
+    truths = {one: exp(GAPS[gaps](draw, n)) for n, one in enumerate(draw.sample(legal, count))}
+    study = Probed(lab, question, draw, luck, truths)
+    for one in truths:
+        study.probe(one)
+    return study
+
+
+def told(study: Probed) -> tuple[bool, bool, list[bool], float]:
+    """Whether the answer's interval holds its time, its own did, those of pairs; half its width."""
+    known = study.known() if len(study.truths) < 5 else study.repeat_leaders()
+    choice = choose(known.fitting, 0.01)
+    assert choice is not None
+    found, own, truths = fair(known), choice.best, study.truths
+    best, truth = found[own.settings], truths[own.settings]
+    changes = [(f.settings, change_between(best, f)) for f in found.values() if f is not best]
+    return (
+        best.step_time.low <= truth <= best.step_time.high,
+        own.step_time.low <= truth <= own.step_time.high,
+        [one.low <= truths[s] / truth <= one.high for s, one in changes],
+        log(best.step_time.high / best.step_time.low) / 2,
+    )
+
+
+def test_the_answer_covers_though_it_was_chosen_for_its_speed(lab: SimpleNamespace) -> None:
+    """384 studies of 1 to 20 settings; also the ratios of all others' times to the answer's.
+
+    Luck of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too wide
+    for the steady machines, and too narrow for the others.
+    """
+    cases = [(*case, seed) for case in product(GAPS, (1, 2, 5, 20), LEVELS) for seed in range(6)]
+    found = {case: told(replayed(lab, *case)) for case in cases}
+    for place, names in enumerate((GAPS, (1, 2, 5, 20))):
+        for name in names:
+            share = mean(answer for case, (answer, *_) in found.items() if case[place] == name)
+            assert 0.7 <= share <= 0.97, (name, share)
+    answers, own, changes, widths = zip(*found.values(), strict=True)
+    assert 0.76 <= mean(answers) <= 0.88, (mean(answers), mean(own))
+    of_many = [(answer, alone) for case, (answer, alone, *_) in found.items() if case[1] == 20]
+    assert mean(answer for answer, _ in of_many) > mean(alone for _, alone in of_many)
+    assert 0.76 <= mean(covers for pairs in changes for covers in pairs) <= 0.9
+    assert median(w / case[2] for w, case in zip(widths, found, strict=True)) < 1.8

@@ -121,15 +121,25 @@ def test_untimed_steps_are_no_answer(lab: SimpleNamespace) -> None:
     assert WHOLE not in known.candidates()
 
 
-def variants(text: str) -> tuple[Settings, Settings]:
-    """The same settings with both values of a knob."""
-    base = f"sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4,{text}"
-    return parse_settings(f"{base}=true"), parse_settings(f"{base}=false")
+def variants(knob: str, *values: str) -> tuple[Settings, Settings]:
+    """The same settings with two values of a knob."""
+    base = "sharding=full_shard,tp_size=2,micro_batch_size=1,gradient_accumulation_steps=4"
+    light, heavy = (parse_settings(f"{base},{knob}={value}") for value in values)
+    return light, heavy
 
 
-@pytest.mark.parametrize("knob", ["sync_each_batch", "tp_recompute_allgather"])
-def test_out_of_memory_rules_out_what_needs_no_less(lab: SimpleNamespace, knob: str) -> None:
-    light, heavy = variants(f"tp_size=2,{knob}")
+@pytest.mark.parametrize(
+    "knob",
+    [
+        ("sync_each_batch", "true", "false"),
+        ("tp_recompute_allgather", "true", "false"),
+        ("activation_checkpointing", "full", "none"),
+    ],
+)
+def test_out_of_memory_rules_out_what_needs_no_less(
+    lab: SimpleNamespace, knob: tuple[str, str, str]
+) -> None:
+    light, heavy = variants(*knob)
     shortage = lab.oom(5 * GIB, 4 * GIB)
     known = learn(lab.study(probes=[lab.probe(1, light, shortage, limit=4 * GIB)]))
     assert known.is_infeasible(heavy)

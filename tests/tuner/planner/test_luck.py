@@ -3,7 +3,8 @@ from math import log, sqrt
 import pytest
 
 from tuner.measurement import Measurement, Outcome
-from tuner.planner.luck import ASSUMED, NORMAL, STUDENT, Luck, seen_luck
+from tuner.planner.luck import ASSUMED, STUDENT, Luck, seen_luck
+from tuner.quantity import QUANTILE
 
 
 def run(times: dict[int, float]) -> Measurement:
@@ -39,5 +40,5 @@ def test_many_repetitions_leave_the_normal_interval() -> None:
         Luck(squares=freedom * 0.02**2, freedom=freedom).half_width(1) for freedom in range(1, 60)
     ]
     assert wide == sorted(wide, reverse=True)
-    assert wide[-1] == pytest.approx(NORMAL * 0.02, rel=0.02)
+    assert wide[-1] == pytest.approx(QUANTILE * 0.02, rel=0.02)
     assert wide[4] == pytest.approx(1.4759 * 0.02, rel=0.002)  # five degrees of freedom

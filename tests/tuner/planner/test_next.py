@@ -13,6 +13,7 @@ from tuner.planner import Stop, Wait, answer, next_probe
 from tuner.planner.knowledge import learn
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.search import LAST_RESORTS, Search, propose
+from tuner.settings import Checkpointing, Settings
 from tuner.space import enumerate_space
 from tuner.study import Probe, ProbeRequest, ProbeState, Study
 
@@ -212,6 +213,37 @@ def test_failures_of_another_kind_are_not_a_lack_of_memory(lab: SimpleNamespace)
     assert stop.nothing_fits == ""
     classes = {p.request.settings.settings_class for p in study.probes}
     assert len(classes) == len(study.probes)
+
+
+def test_that_nothing_fits_is_not_said_where_some_failed_otherwise(lab: SimpleNamespace) -> None:
+    """All that is not checkpointed is too large, and all that is crashes."""
+
+    def fail(one: Settings) -> Outcome | None:
+        return Outcome.CRASHED if one.activation_checkpointing is Checkpointing.FULL else None
+
+    study = lab.study(memory_limit_bytes=130 * lab.MIB, max_probes=400)
+    study, stop = lab.Machine(lab.question(), memory_factor=3.0, fail=fail).play(study)
+    ended = {p.measurement.outcome for p in study.probes}
+    assert ended == {Outcome.CRASHED, Outcome.OOM}
+    assert stop.nothing_fits == ""
+    assert stop.reason == (
+        "every settings that may fit was probed; none of the settings probed gave a result that"
+        " fits"
+    )
+
+
+def test_a_queued_probe_was_not_probed(lab: SimpleNamespace) -> None:
+    one, two = enumerate_space(lab.question()).legal[:2]
+    done = lab.ok(1.0, 100 * lab.MIB, count=one.gradient_accumulation_steps)
+    queued = lab.probe(2, two, None, state=ProbeState.QUEUED)
+    study = lab.study(probes=[lab.probe(1, one, done), queued])
+    assert "1 of the 46 legal settings were probed, in 1 probe." in answer(study).explanation
+    # nor is it one of the last resorts that were tried
+    tight = lab.study(memory_limit_bytes=lab.MIB, probes=[queued])
+    out = lab.probe(1, one, lab.oom(2 * lab.MIB, lab.MIB), limit=lab.MIB)
+    known = learn(replace(tight, probes=(out, queued)))
+    assert len(known.repetitions) == LAST_RESORTS
+    assert propose(known) is not None
 
 
 def test_nanotron_is_not_probed(lab: SimpleNamespace) -> None:

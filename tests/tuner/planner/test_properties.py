@@ -11,23 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuner.planner.machines import (
+    Asked,
     Rough,
     all_finite,
     done,
     ended_well,
     needs_bytes,
     play,
+    play_at_once,
     ran_out,
     ruled_out,
 )
 from tuner.measurement import PROBED, Fidelity, Measurement, Outcome
-from tuner.planner import Stop, answer, next_probe
+from tuner.planner import Stop, answer, is_answered, next_probe
+from tuner.planner.finals import is_final
 from tuner.planner.knowledge import learn
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.ranking import LIGHTER, complexity
+from tuner.quantity import Provenance
 from tuner.settings import Settings
 from tuner.space import enumerate_space
-from tuner.study import Probe, ProbeRequest, Study
+from tuner.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.suggestion import Candidate, Suggestion
 
 GIB = 2**30
@@ -121,6 +125,66 @@ def test_without_a_tolerance_it_ends_too(lab: SimpleNamespace) -> None:
     assert len(again.probes) < len(study.probes) + 20
 
 
+@given(
+    seed=st.integers(0, 2**31),
+    where=CLUSTERS,
+    limit_mib=LIMITS_MIB,
+    most=st.integers(1, 14),
+    at_once=st.integers(2, 8),
+    trouble=st.sampled_from([0.0, 0.25, 0.9]),
+)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_whatever_a_machine_says_of_several_at_once(
+    lab: SimpleNamespace,
+    seed: int,
+    where: tuple[str, int],
+    limit_mib: int,
+    most: int,
+    at_once: int,
+    trouble: float,
+) -> None:
+    """The same holds while others are on their way, whichever of them ends first."""
+    study = rough_study(lab, where, limit_mib, max_probes=most, seed=seed)
+    rough = Rough(study=study, seed=seed, trouble=trouble)
+    study, stop, asked = play_at_once(study, rough.run, at_once, random.Random(seed))
+    assert stop.reason
+    assert len(study.probes) <= most
+    for one in asked:
+        check_asked_beside(one)
+    check_answer(study)
+
+
+def test_an_honest_machine_is_kept_busy(lab: SimpleNamespace) -> None:
+    """Eight at once find in a few rounds what one after the other finds."""
+    machine = lab.Machine(lab.question("cpu:4", 96), noise=0.01)
+    study = lab.study(machine.question, max_probes=24)
+    alone, _ = play(study, machine.run)
+    study, _, asked = play_at_once(study, machine.run, 8, random.Random(5))
+    assert max(len(one.pending) for one in asked) == 7
+    for one in asked:
+        check_asked_beside(one)
+    found = [answer(one).best for one in (alone, study)]
+    seconds = [
+        machine.seconds(one.settings, one.settings.gradient_accumulation_steps) for one in found
+    ]
+    assert seconds[1] <= 1.1 * seconds[0]
+
+
+def check_asked_beside(one: Asked) -> None:
+    """It is legal, not ruled out by what is done, and none of those on their way."""
+    study, asked, pending = one.before, one.request.settings, one.pending
+    ended = [p for p in study.probes if p not in pending]
+    assert asked in enumerate_space(study.question).legal
+    assert asked not in {p.request.settings for p in pending}
+    assert one.request.repetition == sum(p.request.settings == asked for p in study.probes)
+    if one.is_repetition:  # of what it needed itself, not of what a lighter one is said to need
+        ended = [p for p in ended if p.request.settings == asked]
+    assert not ruled_out(ended, asked, study.terms.limit_bytes(study.question.cluster))
+    assert not pending or not one.is_repetition
+    repeated = [p.request for p in pending if is_final(study, p.request)]
+    assert not repeated  # a finalist has no neighbours
+
+
 def check_requests(study: Study) -> None:
     """Every probe, given those before it, was one that may be asked for."""
     legal = set(enumerate_space(study.question).legal)
@@ -205,6 +269,19 @@ def test_any_history_has_a_plan_and_an_answer_whatever_its_order(
     shuffled = replace(study, probes=tuple(mixed))
     assert next_probe(shuffled) == step
     assert answer(shuffled) == answer(study)
+    beside = [next_probe(with_pending(one), beside=True) for one in (study, shuffled)]
+    assert beside[0] == beside[1]
+
+
+def with_pending(study: Study) -> Study:
+    """What is planned, and what is planned beside that, on their way; in no order."""
+    for number in (1001, 1002):
+        step = next_probe(study, beside=True)
+        if not isinstance(step, ProbeRequest):
+            return study
+        added = Probe(id=number, request=step, state=ProbeState.RUNNING)
+        study = replace(study, probes=(added, *study.probes))
+    return study
 
 
 @given(history=histories(), order=st.randoms(use_true_random=False))
@@ -238,9 +315,10 @@ def figures(suggestion: Suggestion) -> object:
 
 @given(history=histories())
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_other_fidelities_change_no_plan(
+def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(
     lab: SimpleNamespace, history: Callable[[SimpleNamespace], Study]
 ) -> None:
+    """Nothing is ruled out or known to fit by them, and what was found has the same figures."""
     study = replace(history(lab), probes_before=0)
     mine = study.terms.fidelity
     (other,) = (one for one in PROBED if one is not mine)
@@ -251,8 +329,16 @@ def test_other_fidelities_change_no_plan(
         if fidelity is other or p.measurement.outcome is not Outcome.OK
     )
     both = replace(study, probes=(*more, *study.probes))
-    assert next_probe(both) == next_probe(study)
-    assert figures(answer(both)) == figures(answer(study))
+    assert replace(learn(both.at(mine), both), whole=study) == learn(study)
+    steps = [next_probe(one) for one in (study, both)]
+    for step in steps:
+        if isinstance(step, ProbeRequest):
+            check_request(study, step)
+            assert step.fidelity is mine
+    if not learn(study).candidates():
+        assert steps[0] == steps[1]
+    if learn(study).fitting:
+        assert figures(answer(both)) == figures(answer(study))
 
 
 def check_request(study: Study, request: ProbeRequest) -> None:
@@ -288,15 +374,28 @@ def check_answer(study: Study) -> None:
     json.dumps(values, allow_nan=False)
     assert all_finite(values)
     assert suggestion.explanation
-    if suggestion.best is None:
-        assert not suggestion.alternatives
-        assert not suggestion.pareto
+    if not is_answered(study):
+        check_forecast(study, suggestion, limit)
         return
     for one in (suggestion.best, *suggestion.alternatives, *suggestion.pareto):
         check_candidate(study, one, limit)
     for one in suggestion.alternatives:
         faster = one.step_time_s.value < suggestion.best.step_time_s.value
         assert not faster or need_of(study, one) >= need_of(study, suggestion.best)
+
+
+def check_forecast(study: Study, suggestion: Suggestion, limit: int) -> None:
+    """Nothing is passed off as probed, and nothing is foreseen that the probes have ruled out."""
+    known = learn(study.at(study.terms.fidelity))
+    best = [suggestion.best] if suggestion.best else []
+    for one in (*best, *suggestion.alternatives, *suggestion.pareto):
+        assert one.basis is not None
+        assert one.provenance not in (Provenance.MEASURED, Provenance.EMULATED)
+        assert one.allocated_gib.value * GIB <= limit
+        assert not known.is_infeasible(one.settings)
+        assert one.settings not in known.findings
+        assert one.settings not in known.closed
+        assert one.settings.settings_class not in known.closed_classes
 
 
 def check_candidate(study: Study, one: Candidate, limit: int) -> None:

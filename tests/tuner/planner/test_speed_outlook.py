@@ -1,12 +1,16 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from tuner.planner import answer
 from tuner.planner.knowledge import learn
 from tuner.planner.speed_outlook import SpeedOutlook
 from tuner.quantity import Provenance
 from tuner.settings import parse_settings
+from tuner.space import enumerate_space
 from tuner.study import Study
+from tuner.workload import Optimizer, ReduceDtype
 
 GIB = 2**30
 DDP = "sharding=ddp,micro_batch_size=4"
@@ -71,3 +75,42 @@ def test_grounds_say_whether_rates_are_known(lab: SimpleNamespace) -> None:
     )
     known = lab.study(lab.question("8xa100-80gb", 64, heads=8))
     assert outlook_of(known).grounds == "predicted and corrected by the probes"
+
+
+# -- other studies ----------------------------------------------------------------------------
+
+
+def earlier(lab: SimpleNamespace, batch: int, name: str, **more: object) -> Study:
+    """Three probes of another question."""
+    question = lab.question(batch=batch)
+    changed = replace(question, workload=replace(question.workload, **more))
+    probes = [
+        lab.probe(n, one, lab.ok(1.0, GIB, count=one.gradient_accumulation_steps))
+        for n, one in enumerate(enumerate_space(question).legal[:3], start=1)
+    ]
+    return replace(lab.study(changed, probes=probes), id=name)
+
+
+def test_other_studies_that_correct_an_answer_are_named(lab: SimpleNamespace) -> None:
+    past = (
+        earlier(lab, 8, "st-sgd", optimizer=Optimizer.SGD, reduce_dtype=ReduceDtype.BF16),
+        earlier(lab, 16, "st-two"),
+        earlier(lab, 8192, "st-far"),
+    )
+    study = replace(study_of(lab), past=past)
+    outlook = outlook_of(study)
+    assert outlook.grounds.endswith("corrected by the probes and by other studies' probes")
+    assert [one.id for one in outlook.others] == ["st-two", "st-sgd"]
+    (named,) = (s for s in answer(study).explanation if s.startswith("Other studies' probes"))
+    assert named == (
+        "Other studies' probes are those of 2 studies on such devices: st-two (tiny on cpu:2,"
+        " global batch 16, sequence 128: 3 settings measured on 2026-01-01 with torch 2.13.0);"
+        " st-sgd (tiny on cpu:2, global batch 8, sequence 128, sgd, gradients reduced in bf16: 3"
+        " settings measured on 2026-01-01 with torch 2.13.0)."
+    )
+
+
+def test_studies_that_are_too_different_are_not_named(lab: SimpleNamespace) -> None:
+    study = replace(study_of(lab), past=(earlier(lab, 8192, "st-far"),))
+    assert outlook_of(study).others == ()
+    assert "other studies" not in " ".join(answer(study).explanation)

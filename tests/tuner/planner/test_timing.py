@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tuner.measurement import Measurement, Outcome
 from tuner.planner.luck import ASSUMED, STUDENT, Luck
-from tuner.planner.timing import alike, counts_to_run, is_extrapolated, step_time
+from tuner.planner.timing import alike, counts_to_run, is_extrapolated, runs_timed, step_time
 from tuner.quantity import Provenance, Quantity
 
 NO_LUCK = Luck(squares=0.0)
@@ -107,6 +107,13 @@ def test_steps_at_the_full_count_overrule_the_line() -> None:
     assert found.value == 60.0
     assert found.provenance is Provenance.MEASURED
     assert not is_extrapolated([run(n2=[2.5]), run(n64=[60.0])], 64)
+
+
+def test_runs_behind_a_time_are_those_of_its_step_else_of_the_longest() -> None:
+    short, full = run(n2=[1.0], n4=[2.0]), run(n64=[30.0])
+    assert runs_timed([short, short, full], 64) == 1
+    assert runs_timed([short, short, run(n2=[1.0])], 64) == 2
+    assert runs_timed([run(n2=[])], 64) == runs_timed([], 1) == 0
 
 
 def test_nothing_timed_is_unknown() -> None:

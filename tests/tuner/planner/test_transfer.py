@@ -12,6 +12,7 @@ import pytest
 from tuner.cost.prediction import Prediction, predict
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner import answer
+from tuner.planner.candidates import predicted
 from tuner.planner.estimates import forecast
 from tuner.planner.transfer import NEAR, corrected
 from tuner.quantity import Provenance
@@ -238,3 +239,73 @@ def test_what_stalls_does_not_pull_the_others_along(asked: Study, earlier: Earli
     clean = typical(1.0)
     assert 1.2 < clean < 1.42
     assert typical(8.0) == pytest.approx(clean, rel=0.15)  # their mean is 2.4 times as much
+
+
+@pytest.fixture
+def on_cpus(lab: SimpleNamespace) -> tuple[Study, Earlier]:
+    """A question of CPU ranks that were not calibrated, and studies of another batch: some settings
+    took so many times what is predicted at assumed rates."""
+
+    def make(slower: Slower, *, batch: int = 16, number: int = 1, most: int = 8) -> Study:
+        question = lab.question("cpu:2", batch=batch)
+        legal = list(enumerate_space(question).legal)
+        random.Random(number).shuffle(legal)
+        probes = []
+        for settings in legal[:most]:
+            seconds = predicted(question, settings, None)[1].value
+            assert seconds is not None
+            count = settings.gradient_accumulation_steps
+            took = lab.ok(slower(settings) * seconds, 2**28, count=count)
+            probes.append(lab.probe(len(probes) + 1, settings, took))
+        study: Study = lab.study(question, probes=probes)
+        return replace(study, id=f"st-{number:012d}")
+
+    return lab.study(lab.question("cpu:2", batch=8), fidelity=Fidelity.PREDICTED), make
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 8.0])
+def test_where_no_rate_is_known_other_studies_tell_the_speed(
+    on_cpus: tuple[Study, Earlier], factor: float
+) -> None:
+    asked, earlier = on_cpus
+    assert answer(asked).best is None
+    study = replace(asked, past=(earlier(lambda _: factor),))
+    found = answer(study)
+    assert found.best is not None
+    assert found.best.step_time_s.provenance is Provenance.TRANSFERRED
+    assert found.best.provenance is Provenance.PREDICTED  # as its memory is
+    truth = predicted(study.question, found.best.settings, None)[1].value
+    step = found.best.step_time_s
+    assert truth is not None
+    assert step.value == pytest.approx(factor * truth, rel=0.35)
+    assert step.low is not None
+    assert step.high is not None
+    assert step.low < factor * truth < step.high
+    assert any("what arithmetic at assumed rates says" in line for line in found.explanation)
+
+
+def test_nothing_is_shown_at_assumed_rates_alone(on_cpus: tuple[Study, Earlier]) -> None:
+    asked, earlier = on_cpus
+    far = replace(asked, past=(earlier(lambda _: 2.0, batch=4096, most=3),))
+    found = answer(far)
+    assert found.best is None
+    assert all(one.step_time_s.value is None for one in found.alternatives)
+    assert not any("assumed rates" in line for line in found.explanation)
+
+
+def test_what_all_are_off_by_narrows_with_the_second_study(
+    on_cpus: tuple[Study, Earlier],
+) -> None:
+    """Of one study it is not known what is the machine's, and what the study's own."""
+    asked, earlier = on_cpus
+
+    def width(*past: Study) -> float:
+        best = answer(replace(asked, past=past)).best
+        assert best is not None
+        step = best.step_time_s
+        assert step.low is not None
+        assert step.high is not None
+        return step.high / step.low
+
+    one, two = earlier(lambda _: 3.0), earlier(lambda _: 3.1, batch=32, number=2)
+    assert 1.2 < width(one, two) < width(one) < 6

@@ -71,6 +71,70 @@ def test_a_failure_makes_its_neighbours_doubtful(made: SimpleNamespace) -> None:
     assert belief.fits == pytest.approx(believe(prior, []).fits)
 
 
+def test_a_timeout_makes_its_neighbours_doubtful_and_slow(made: SimpleNamespace) -> None:
+    """It is no measure of how slow they are, however long it took."""
+    prior = made.prior([1.0] * 6)
+    trials = [made.trial(5, 1.0)]
+    found = [
+        believe(prior, [*trials, Trial(index=0, result=Result.TIMED_OUT, seconds=seconds)])
+        for seconds in (75.0, 7500.0)
+    ]
+    without = believe(prior, trials)
+    for belief in found:
+        assert belief.succeeds[1] < 0.6 < without.succeeds[1]
+        assert belief.succeeds[5] > belief.succeeds[1]
+        assert belief.log_seconds[1] > without.log_seconds[1] + 0.1
+        assert exp(belief.log_seconds[1]) < 3.0
+        assert exp(belief.log_seconds[5]) == pytest.approx(1.0, rel=0.1)
+    assert found[0].log_seconds == pytest.approx(found[1].log_seconds)
+
+
+def test_a_timeout_that_took_no_longer_than_expected_says_nothing_of_time(
+    made: SimpleNamespace,
+) -> None:
+    prior = made.prior([100.0] * 3)
+    belief = believe(prior, [Trial(index=0, result=Result.TIMED_OUT, seconds=1.0)])
+    assert belief.log_seconds == pytest.approx(prior.log_seconds)
+    assert belief.succeeds[1] < 0.6
+
+
+# -- trials that were run in another way ------------------------------------------------------
+
+
+def indirect(index: int, seconds: float | None, need: float = 10.0) -> Trial:
+    return Trial(
+        index=index, result=Result.RAN, seconds=seconds, need_bytes=need * 2**30, indirect=True
+    )
+
+
+def test_an_indirect_trial_is_believed_less(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 6)
+    told, seen = believe(prior, [indirect(0, 3.0)]), believe(prior, [made.trial(0, 3.0)])
+    assert exp(told.log_seconds[0]) == pytest.approx(3.0, rel=0.3)
+    assert told.error[0] > 3 * seen.error[0]
+    assert told.log_seconds[5] < told.log_seconds[0]
+
+
+def test_what_indirect_trials_are_off_by_together_is_learned_from_one(
+    made: SimpleNamespace,
+) -> None:
+    """All of them were 1.3 times as fast as here; one that ran here tells that of the others."""
+    prior = made.prior([1.0] * 6)
+    others = [indirect(n, 2.0 / 1.3) for n in (0, 2, 4)]
+    before = exp(believe(prior, others).log_seconds[4])
+    after = exp(believe(prior, [*others, made.trial(0, 2.0)]).log_seconds[4])
+    assert before == pytest.approx(2.0 / 1.3, rel=0.1)
+    assert 1.1 * before < after < 2.05
+
+
+def test_what_an_indirect_trial_needed_is_a_need(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0] * 3, [60, 70, 78])
+    light = believe(prior, [indirect(0, None, need=50.0)])
+    assert light.log_need[2] < prior.log_need[2]
+    out = Trial(index=0, result=Result.TOO_LARGE, need_bytes=82 * made.GIB, indirect=True)
+    assert believe(prior, [out]).fits[0] < 0.2
+
+
 def test_refused_ones_teach_nothing_of_others(made: SimpleNamespace) -> None:
     prior = made.prior([1.0] * 3)
     belief, nothing = believe(prior, [Trial(index=0, result=Result.REFUSED)]), believe(prior, [])

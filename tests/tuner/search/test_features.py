@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from tuner.cluster import parse_cluster
-from tuner.search.features import CHOICES, DOUBLINGS, settings_features
+from tuner.model import load_model, read_model_config
+from tuner.search.features import CHOICES, DOUBLINGS, settings_features, workload_features
 from tuner.search.kernel import alike
 from tuner.settings import KNOBS, Checkpointing, Settings, Sharding
+from tuner.workload import Optimizer, ReduceDtype, Workload
 
 CLUSTER = parse_cluster("2x8xa100-80gb")
 BASE = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=4)
@@ -53,3 +55,34 @@ def test_likeness_is_one_for_equal_rows_and_fades() -> None:
 
 def test_no_settings_are_no_rows() -> None:
     assert settings_features([], CLUSTER).shape[0] == 0
+
+
+WORKLOAD = Workload(model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optimizer": Optimizer.SGD},
+        {"optimizer": Optimizer.ADAMW_8BIT},
+        {"reduce_dtype": ReduceDtype.FP32},
+    ],
+)
+def test_a_choice_of_the_workload_is_one_choice_apart(changed: dict[str, object]) -> None:
+    one, other = (workload_features(w, CLUSTER) for w in (WORKLOAD, replace(WORKLOAD, **changed)))
+    assert np.linalg.norm(one - other) == pytest.approx(1 / CHOICES)
+
+
+def test_an_architecture_is_a_choice_and_a_name_is_not() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100}
+    points = [
+        workload_features(replace(WORKLOAD, model=model, sequence_length=16), CLUSTER)
+        for model in (
+            read_model_config({"model_type": "llama", **sizes}, name="a"),
+            read_model_config({"model_type": "llama", **sizes}, name="b"),
+            read_model_config({"model_type": "mistral", **sizes}, name="a"),
+        )
+    ]
+    assert points[0].tolist() == points[1].tolist()
+    assert np.linalg.norm(points[0] - points[2]) == pytest.approx(1 / CHOICES)

@@ -32,6 +32,8 @@ def test_optuna_is_told_every_trial_and_asks_the_same(made: SimpleNamespace) -> 
         made.trial(2, 3.0, need=30.0),
         Trial(index=3, result=Result.TOO_LARGE, need_bytes=81 * made.GIB),
         Trial(index=0, result=Result.SLOW, seconds=9.0),
+        Trial(index=1, result=Result.RAN, seconds=2.5, indirect=True),
+        Trial(index=0, result=Result.TIMED_OUT, seconds=75.0),
     ]
     allowed = np.array([False, True, False, False])
     assert ask(prior, trials, allowed) == propose(prior, trials, allowed)
@@ -65,6 +67,13 @@ def test_what_does_not_fit_is_not_the_best(made: SimpleNamespace) -> None:
     assert best_log_seconds(prior, [made.trial(0, 1.0, need=90.0)]) is None
     trials = [made.trial(0, 1.0, need=90.0), made.trial(1, 2.0, need=70.0)]
     assert best_log_seconds(prior, trials) == pytest.approx(np.log(2.0))
+
+
+def test_what_ran_in_another_way_is_not_the_best(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0, 2.0])
+    elsewhere = replace(made.trial(0, 1.0), indirect=True)
+    assert best_log_seconds(prior, [elsewhere]) is None
+    assert best_log_seconds(prior, [elsewhere, made.trial(0, 1.5)]) == pytest.approx(np.log(1.5))
 
 
 def test_hopeless_ones_come_last_the_likeliest_first(made: SimpleNamespace) -> None:
