@@ -1,12 +1,15 @@
-"""Work at a study until it is answered.
+"""Work at a study until it is answered, or serve any study.
 
     python -P -m workers --db URL --study ID [--queued-only] [--fidelity F] [--cold] [--watch-fd N]
+    python -P -m workers --db URL --serve [--pool LABEL]... [--name NAME] [--once | --drain]
     python -P -m workers --db URL --guard [--watch-fd N]
 
-The second trains the twins of a usual model for every knob, and keeps their verdicts.
+The second takes open studies, those asked first before others, and goes on until it is stopped. The
+third trains the twins of a usual model for every knob, and keeps their verdicts.
 
 Exit codes: 0 nothing more to do (the study's state says why), 1 it could not go on, 2 usage,
 130 a stop was requested (Ctrl-C, SIGTERM, or the starting command is gone): the study is queued.
+One that serves ends with 0 after SIGTERM.
 """
 
 import argparse
@@ -14,10 +17,11 @@ import logging
 import sys
 
 from tuner.measurement import Fidelity
-from tuner.store import open_store
+from tuner.store import Store, open_store
 from workers.command import run_command
 from workers.guard import check_knobs_here
 from workers.options import Options
+from workers.service import Service, Until
 from workers.stop import StopRequest, open_fd
 from workers.worker import INTERRUPTED, Worker
 
@@ -29,7 +33,9 @@ def main() -> int:
     options = _options()
 
     def work(stop: StopRequest) -> int:
-        with open_store(options.db, create=False) as store:
+        with open_store(options.db, create=options.serve) as store:
+            if options.serve:
+                return _serve(store, stop, options)
             if options.guard:
                 done = check_knobs_here(store, stop.wait)
                 return 0 if done else INTERRUPTED
@@ -37,7 +43,20 @@ def main() -> int:
             plan = Options(queued_only=options.queued_only, fidelity=fidelity, cold=options.cold)
             return Worker(store, options.study, stop=stop, options=plan).run()
 
-    return run_command(work, log, options.watch_fd)
+    return run_command(work, log, options.watch_fd, is_service=options.serve)
+
+
+def _serve(store: Store, stop: StopRequest, options: argparse.Namespace) -> int:
+    until = Until.ONCE if options.once else Until.DRAINED if options.drain else Until.STOPPED
+    service = Service(
+        store,
+        stop=stop,
+        pools=tuple(options.pool),
+        name=options.name,
+        until=until,
+        options=Options(cold=options.cold),
+    )
+    return service.run()
 
 
 def _options() -> argparse.Namespace:
@@ -46,6 +65,14 @@ def _options() -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--study", help="the study's id")
     what.add_argument("--guard", action="store_true", help="check every knob with small models")
+    what.add_argument("--serve", action="store_true", help="take studies until stopped")
+    parser.add_argument(
+        "--pool", action="append", default=[], help="serve the studies that name this pool too"
+    )
+    parser.add_argument("--name", default="", help="what people see; else host and process number")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument("--once", action="store_true", help="serve one study, and end")
+    ends.add_argument("--drain", action="store_true", help="end when no study is left to serve")
     parser.add_argument(
         "--queued-only", action="store_true", help="run the probes that are queued; plan none"
     )

@@ -26,8 +26,10 @@ from workers.files import record_path, write_spec
 from workers.folders import default_probes_folder, make_folder, remove_folder
 from workers.launchers.base import Ended, Job, Launcher, Run, Why
 from workers.launchers.local import LocalLauncher, probe_argv
-from workers.machine import Turn, check_cluster, default_lock_path
+from workers.machine import check_cluster
+from workers.places import devices_here, first_gpus, turn_on_all
 from workers.stop import StopRequest, open_fd
+from workers.turn import Turn, default_lock_path
 
 BUDGET_S = 80.0
 """From a rank's start to its last case's begin."""
@@ -50,7 +52,7 @@ class Options:
     folder: Path = field(default_factory=default_probes_folder)
     """For its own folder."""
     lock: Path = field(default_factory=default_lock_path)
-    """Held while ranks run: a probe at the same time would spoil both."""
+    """Of each device a lock beside it is held while ranks run: a probe would spoil both."""
     quick: bool = False
     """Whether only small cases are timed, which shows that it runs, and nothing else."""
 
@@ -97,7 +99,7 @@ def calibrate(
     """
     options = options or Options()
     check_cluster(cluster)
-    turn = Turn(options.lock)
+    turn = turn_on_all(options.lock, devices_here())
     folder = None
     try:
         _wait_for(turn, stop)
@@ -123,13 +125,15 @@ def _wait_for(turn: Turn, stop: StopRequest) -> None:
 def _measured(
     cluster: Cluster, spec: dict[str, Any], folder: Path, stop: StopRequest, launcher: Launcher
 ) -> Calibration:
+    is_cpu = cluster.gpu.device is Device.CPU
     job = Job(
         argv=(*probe_argv(folder), "--calibrate"),
         directory=folder,
         ranks=cluster.world_size,
         device=str(cluster.gpu.device),
         deadline_s=DEADLINE_S,
-        sharing=cluster.world_size if cluster.gpu.device is Device.CPU else cluster.gpus_per_node,
+        sharing=cluster.world_size if is_cpu else cluster.gpus_per_node,
+        visible=() if is_cpu else first_gpus(devices_here(), cluster.world_size),
     )
     try:
         write_spec(folder, spec)

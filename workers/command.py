@@ -3,12 +3,17 @@
 import logging
 from collections.abc import Callable
 
-from tuner.errors import TunerError
+from tuner.errors import TunerError, UsageError
+from tuner.logs import set_up_logs
 from workers.stop import StopRequest
 
 
 def run_command(
-    work: Callable[[StopRequest], int], log: logging.Logger, watch_fd: int | None
+    work: Callable[[StopRequest], int],
+    log: logging.Logger,
+    watch_fd: int | None,
+    *,
+    is_service: bool = False,
 ) -> int:
     """Do the work; the exit code, of the error where there is one.
 
@@ -16,9 +21,13 @@ def run_command(
         work: given requests to stop; the exit code.
         log: of the command.
         watch_fd: as of :class:`workers.stop.StopRequest`.
+        is_service: as of :func:`tuner.logs.set_up_logs`.
     """
-    logging.basicConfig(format="%(asctime)s worker: %(message)s")
-    log.setLevel(logging.INFO)
+    try:
+        set_up_logs("worker", is_service=is_service)
+    except UsageError as error:
+        log.error("%s", error)
+        return error.exit_code
     stop = StopRequest(watch_fd)
     stop.install()
     try:

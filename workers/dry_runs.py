@@ -1,5 +1,6 @@
 """Dry runs of a worker: one process that makes them, kept warm, and given up when asked to."""
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
@@ -10,11 +11,15 @@ from tuner.errors import ProbeError
 
 
 class DryRuns:
-    """The process that dry-runs, as a context: started when first wanted, ended with it."""
+    """The process that dry-runs, as a context: started when first wanted, ended with it.
+
+    It makes the dry runs of one class after another, whichever thread asks.
+    """
 
     def __init__(self, runner: Callable[[], DryRunner] = DryRunner) -> None:
         self._make_runner = runner
         self._runner: DryRunner | None = None
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -25,7 +30,7 @@ class DryRuns:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end()
+        self.end()
 
     def start(self) -> None:
         """Start the process, if it is not there yet; returns at once.
@@ -33,8 +38,9 @@ class DryRuns:
         Raises:
             ProbeError: it cannot be started.
         """
-        if self._runner is None:
-            self._runner = self._make_runner().__enter__()
+        with self._lock:
+            if self._runner is None:
+                self._runner = self._make_runner().__enter__()
 
     def make(self, plan: DryRunPlan, why_stop: Callable[[], str]) -> DryRun:
         """Make the dry runs of one class, all depths in one asking: they run side by side.
@@ -51,17 +57,20 @@ class DryRuns:
             StoppedError: it was given up; the process is gone then.
             ProbeError: the process cannot be started.
         """
-        self.start()
-        assert self._runner is not None
-        try:
-            answers = list(self._runner.ask(plan.requests, why_stop))
-        except ProbeError as error:  # a process that died under a request is that request's crash
-            crash = {"type": "Crashed", "message": str(error)}
-            answers = [{"id": request["id"], "error": crash} for request in plan.requests]
+        with self._lock:
+            self.start()
+            assert self._runner is not None
+            try:
+                answers = list(self._runner.ask(plan.requests, why_stop))
+            except ProbeError as error:  # a process that died under a request is its crash
+                crash = {"type": "Crashed", "message": str(error)}
+                answers = [{"id": request["id"], "error": crash} for request in plan.requests]
         moment = datetime.now(UTC).isoformat(timespec="seconds")
         return DryRun.from_answers(plan, answers, moment)
 
-    def _end(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.__exit__(None, None, None)
+    def end(self) -> None:
+        """End the process, if it is there; it can be started again."""
+        with self._lock:
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                runner.__exit__(None, None, None)

@@ -16,7 +16,8 @@ from tuner.store import Store
 from workers.folders import default_probes_folder
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher, series_argv
-from workers.machine import Turn, default_lock_path
+from workers.places import devices_here, turn_on_all
+from workers.turn import default_lock_path
 from workers.warm import Kind, WarmRanks
 
 DEADLINE_S = 240.0
@@ -151,7 +152,7 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
         StoreError: the database fails.
         ProbeError: there is no place for the twins' files, or a rank cannot be killed.
     """
-    turn = Turn(default_lock_path())
+    turn = turn_on_all(default_lock_path(), devices_here())
     while not turn.take():
         if pause(POLL_S):
             return False

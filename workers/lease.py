@@ -8,13 +8,14 @@ from types import TracebackType
 
 from tuner.errors import TunerError
 
-BEAT_S = 10.0
-"""Seconds between renewals: several may fail before a lease runs out."""
+BEATS = 6
+"""Renewals in the time of a lease: several may fail before it runs out."""
 RETRY_S = 1.0
 """Seconds until a renewal that failed is tried again."""
-MARGIN_S = 10.0
-"""Seconds before its end at which a lease counts as over: the probe must be gone by then, for
-the fence that guards the rows of a lost claim does not guard devices."""
+MARGIN = 25 / 60
+"""Part of a lease before its end at which it counts as over: the probe must be gone by its end, for
+the fence that guards the rows of a lost claim does not guard devices. Ranks whose supervisor is
+stopped at that moment end after ``workers.launchers.local.SILENCE_S``; other ends take less."""
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ class Lease:
         *,
         claimed_at: float,
         lease_s: float,
-        beat_s: float = BEAT_S,
-        margin_s: float = MARGIN_S,
+        beat_s: float | None = None,
+        margin_s: float | None = None,
     ) -> None:
         """A lease that was given at ``claimed_at`` or later.
 
@@ -40,12 +41,12 @@ class Lease:
             beat: renews it; ``False`` when it is lost. May raise TunerError.
             claimed_at: ``time.monotonic()`` from before the claim.
             lease_s: seconds from a renewal to the lease's end.
-            beat_s: seconds between renewals.
-            margin_s: seconds before its end at which it is given up.
+            beat_s: seconds between renewals; of a lease's usual ones unless given.
+            margin_s: seconds before its end at which it is given up; likewise.
         """
         self._beat = beat
-        self._beat_s = beat_s
-        self._kept_s = lease_s - margin_s
+        self._beat_s = lease_s / BEATS if beat_s is None else beat_s
+        self._kept_s = lease_s - (lease_s * MARGIN if margin_s is None else margin_s)
         self._renewed = claimed_at
         self._lost = False
         self._done = threading.Event()

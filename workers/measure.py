@@ -19,6 +19,7 @@ def measure(
     probe: Probe,
     ranks: WarmRanks,
     *,
+    kind: Kind,
     stands_in: bool,
     deadline_s: float,
     pause: Callable[[float], str],
@@ -30,6 +31,7 @@ def measure(
         study: what it is of.
         probe: what to run.
         ranks: to run it on.
+        kind: of these ranks.
         stands_in: whether the device here is of another kind than the cluster's.
         deadline_s: seconds after which it is ended.
         pause: waits for so many seconds; why the probe must be given up.
@@ -41,7 +43,7 @@ def measure(
     """
     cluster, request = study.question.cluster, probe.request
     probed = ranks.measure(
-        kind_of(cluster, request.fidelity),
+        kind,
         probe_spec(study, probe, give_up_above_s=give_up_above_s),
         deadline_s=deadline_s,
         pause=pause,

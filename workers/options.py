@@ -8,7 +8,8 @@ from tuner.dryrun import DryRunner
 from tuner.measurement import Fidelity
 from workers.folders import default_probes_folder
 from workers.launchers.local import series_argv
-from workers.machine import default_lock_path
+from workers.places import Device, devices_here
+from workers.turn import default_lock_path
 
 PROBE_DEADLINE_S = 600.0
 """For one probe. Its timed steps take 10 s or three steps; a model that needs minutes for a step
@@ -21,12 +22,19 @@ class Options:
 
     queued_only: bool = False
     """Run what is queued and plan nothing."""
+    serves: bool = False
+    """Whether other studies may want this worker, and other workers its study: what waits for
+    others is left, and what cannot be done here is queued again."""
+    foresees: bool = False
+    """Whether only the dry runs are made that a prediction wants, whatever the study's fidelity."""
     fidelity: Fidelity | None = None
     """Run probes of this one; by default of the one that the study's terms name."""
     folder: Path = field(default_factory=default_probes_folder)
     """For the folders of probes."""
     lock: Path = field(default_factory=default_lock_path)
-    """Held while ranks run."""
+    """Of each device a lock beside it is held while ranks run."""
+    devices: Callable[[], tuple[Device, ...]] = devices_here
+    """Finds the devices of this machine."""
     deadline_s: float = PROBE_DEADLINE_S
     """Seconds for one probe."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv

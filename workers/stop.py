@@ -4,6 +4,7 @@ import argparse
 import os
 import select
 import signal
+import threading
 import time
 from types import FrameType
 
@@ -25,23 +26,27 @@ def open_fd(text: str) -> int:
 
 
 class StopRequest:
-    """Becomes requested once and stays so; asked between other work, never from a thread.
+    """Becomes requested once and stays so; asked between other work, from any thread.
 
     Handlers only leave a note, so nothing is interrupted half-way.
     """
 
     def __init__(self, watch_fd: int | None = None) -> None:
         """Watch ``watch_fd``, the read end of a pipe that the starting command holds open."""
+        self.signal: signal.Signals | None = None
+        """The one that asked for it, if one did."""
         self._why = ""
-        self._poll = select.poll()
         self._watch_fd = watch_fd
-        if watch_fd is not None:
-            self._poll.register(watch_fd, select.POLLIN)
+        self._reading = threading.Lock()
 
     def install(self) -> None:
         """Take the signals that ask a process to end."""
         for number in SIGNALS:
             signal.signal(number, self._note)
+
+    def request(self, why: str) -> None:
+        """Ask for it from within this process."""
+        self._why = self._why or why
 
     def wait(self, seconds: float) -> str:
         """Wait, but not on when a stop is requested; why it is, or an empty text."""
@@ -55,10 +60,21 @@ class StopRequest:
         return self._why
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._why = f"the worker got {signal.Signals(number).name}"
+        self.signal = signal.Signals(number)
+        self._why = f"the worker got {self.signal.name}"
 
     def _starter_gone(self, seconds: float) -> bool:
         """Sleep; whether the watched pipe was closed. Bytes in it mean nothing."""
-        if not self._poll.poll(seconds * 1000) or self._watch_fd is None:
+        if self._watch_fd is None:
+            time.sleep(seconds)
             return False
-        return not os.read(self._watch_fd, 4096)
+        if not self._has_news(seconds):
+            return False
+        with self._reading:  # another thread may have read what there was
+            return self._has_news(0) and not os.read(self._watch_fd, 4096)
+
+    def _has_news(self, seconds: float) -> bool:
+        poll = select.poll()  # one cannot be used by two threads at once
+        assert self._watch_fd is not None
+        poll.register(self._watch_fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))

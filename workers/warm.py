@@ -48,6 +48,8 @@ class Kind:
     """measured or emulated."""
     sharing: int | None = None
     """As in :class:`workers.launchers.base.Job`."""
+    visible: tuple[str, ...] = ()
+    """As there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,7 @@ class WarmRanks:
                 device=kind.device,
                 deadline_s=CHECK_DEADLINE_S,
                 sharing=kind.sharing,
+                visible=kind.visible,
             )
             why = why_unusable(self.launcher, job, pause)
         finally:
@@ -226,6 +229,7 @@ class WarmRanks:
                 device=kind.device,
                 deadline_s=math.inf,  # each probe has its own
                 sharing=kind.sharing,
+                visible=kind.visible,
             )
             self._run = self.launcher.start(job)
         return order, self._run

@@ -1,58 +1,41 @@
-"""The worker: plans a study's probes, runs them one at a time, and records what they found."""
+"""The worker: plans a study's probes, has its slots run them, and ends the study."""
 
 import logging
+import math
 import time
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
-from tuner.advance import (
-    advance_from_cache,
-    end_of,
-    kept_dry_run,
-    measurement_of,
-    plan_here,
-)
-from tuner.dryrun import NotDryRunError, StoppedError
-from tuner.errors import ProbeError, StoreError, TunerError, UsageError
-from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.advance import advance_from_cache, end_of
+from tuner.answering import as_predicted
+from tuner.errors import ProbeError, TunerError
+from tuner.measurement import Fidelity, Outcome
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.early import give_up_above_s
-from tuner.store import LEASE_S, Claim, Store, WorkerIdentity
+from tuner.planner.finals import is_final
+from tuner.store import Store, WorkerIdentity
 from tuner.study import ProbeRequest, ProbeState, Study, StudyState
+from workers.crew import Crew
+from workers.desk import Desk, Held
 from workers.dry_runs import DryRuns
-from workers.files import write_result
 from workers.finalists import Finalists
-from workers.folders import keep_folder, make_folder, remove_leftovers
+from workers.folders import remove_leftovers
 from workers.guard import Guard
+from workers.hiring import device_slots
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher
-from workers.lease import Lease
-from workers.machine import Turn, check_machine
-from workers.measure import measure
+from workers.machine import check_machine
 from workers.options import Options
+from workers.slot import DrySlot, Order
 from workers.stop import StopRequest
 from workers.time_left import TimeLeft
-from workers.warm import WarmRanks
-
-T = TypeVar("T")
 
 PAUSE_S = 0.5
 """Between two looks at a study whose probe another worker runs."""
-TURN_S = 2.0
-"""Of waiting for another study's probe on this machine, between two looks at one's own study."""
-ROOM_S = 0.2
-"""For another study to take the turn that it waits for: it looks more often than this."""
-STORE_PATIENCE_S = 60.0
-"""For a store that does not answer: as long as a lease, after which probes are others'."""
-RECORD_PATIENCE_S = 600.0
-"""For recording what a probe has found, which cost minutes of devices."""
-RETRY_S = 1.0
-"""Between two tries of the store."""
 INTERRUPTED = 130
 """Exit code after a request to stop, as shells have it for Ctrl-C."""
+TIME_IS_SPENT = "the study's time is spent"
+"""Why a probe is given back whose end the budget did not wait for."""
 
 log = logging.getLogger(__name__)
 
@@ -68,58 +51,75 @@ class Worker:
         stop: StopRequest,
         launcher: Launcher | None = None,
         options: Options | None = None,
+        dry_runs: DryRuns | None = None,
+        name: str = "",
     ) -> None:
+        """A worker.
+
+        Args:
+            store: where the study is.
+            study_id: its id.
+            stop: asked all the while.
+            launcher: starts ranks; by default on this machine.
+            options: how to work.
+            dry_runs: the process that dry-runs, which then stays; one of its own unless given.
+            name: what people see; host and process number unless given.
+        """
         self._store = store
         self._id = study_id
         self._stop = stop
         self._options = options or Options()
-        self._ranks = WarmRanks(
-            launcher=launcher or LocalLauncher(),
-            argv=self._options.argv,
-            folder=self._options.folder,
-            keep=not self._options.cold,
-        )
-        self._identity = WorkerIdentity.of_this_process()
-        self._turn = Turn(self._options.lock)
-        self._dry_runs = DryRuns(self._options.dry_runner)
-        self._started = time.monotonic()
+        self._launcher = launcher or LocalLauncher()
+        identity = WorkerIdentity.of_this_process(name)
+        self._desk = Desk(store, stop, identity, self._options.folder)
+        self._crew = Crew(self._desk)
+        self._dry_runs = dry_runs or DryRuns(self._options.dry_runner)
+        self._keeps_dry_runs = dry_runs is not None
+        self._asking = "", time.monotonic()  # when it was asked, and since when it is worked at
         self._finalists = Finalists(
             Guard(pause=stop.wait, folder=self._options.folder, argv=self._options.twin_argv)
         )
-        self._waiting = False
         self._began = False
-        self._stands_in: bool | None = None  # not known until the machine was checked
+        self._fidelity: Fidelity | None = None  # of the crew's slots
+        self._study: Study | None = None  # as it was read last
+        self._spent = "", ""  # when the study was asked, and which budget is spent since
 
     def run(self) -> int:
         """Work; the exit code.
 
         Raises:
-            ProbeError: no probe can be run here; the study has failed if this worker began it.
+            ProbeError: no probe can be run here. The study has failed if this worker began it, or
+                is queued again where others may serve it.
             StoreError: the store did not answer for longer than a while.
             UsageError: there is no such study.
         """
         remove_leftovers(self._options.folder)
-        try:
-            with self._dry_runs, self._ranks:
+        with nullcontext() if self._keeps_dry_runs else self._dry_runs, self._crew:
+            try:
                 while not (why := self._stop.wait(0)):
                     code = self._step()
                     if code is not None:
                         return code
-        except ProbeError as error:
-            if self._began:
-                self._move(StudyState.FAILED, str(error))
-            raise
-        finally:
-            self._turn.give()
+            except ProbeError as error:
+                with suppress(TunerError):  # the first error is the one to be told
+                    self._crew.give_up(str(error))
+                if self._began:
+                    serves = self._options.serves
+                    self._move(StudyState.QUEUED if serves else StudyState.FAILED, str(error))
+                raise
+            self._crew.dismiss()
         log.info("%s", why)
         self._move(StudyState.QUEUED, "interrupted")
         return INTERRUPTED
 
     def _step(self) -> int | None:
         """Do the next thing; an exit code when there is nothing more to do."""
-        self._make_room()
-        self._patiently(self._store.reap)
-        study = self._patiently(lambda: self._store.study(self._id))
+        if self._study is not None and self._crew.is_full:  # nothing to decide before one ends
+            self._look_on(self._study, math.inf)
+            return None
+        self._crew.make_room()
+        self._desk.patiently(self._store.reap)
+        self._study = study = self._desk.patiently(partial(self._store.study, self._id))
         if study.state is StudyState.QUEUED:
             self._began = self._move(StudyState.RUNNING, expect=StudyState.QUEUED)
             return None  # to read it again
@@ -127,189 +127,173 @@ class Worker:
             log.info("the study is %s: %s", study.state, study.reason)
             return 0
         fidelity = self._prepare(study)
-        if why := self._time_left(study).why_spent:
+        if why := self._why_spent(study):
+            if self._crew.is_busy:
+                self._crew.give_up(TIME_IS_SPENT)
+                return None  # to read it again
             return self._finish(study, StudyState.DONE, why)
-        if any(probe.state is ProbeState.QUEUED for probe in study.at(fidelity).probes):
-            self._run_next(study, fidelity)
-            return None
-        return self._run_out(study) if self._options.queued_only else self._plan(study)
+        queued = [p for p in study.at(fidelity).probes if p.state is ProbeState.QUEUED]
+        if queued:
+            return self._begin(study, fidelity, queued[0].request)
+        if self._options.queued_only:
+            return self._run_out(study)
+        return self._foresee(study) if self._options.foresees else self._plan(study)
 
-    def _prepare(self, study: Study) -> Fidelity:
-        """Check that probes can be run here; the fidelity of those that are."""
-        fidelity = self._options.fidelity or study.terms.fidelity
-        if fidelity is Fidelity.PREDICTED:
-            self._dry_runs.start()  # it imports torch while the study is planned
-        elif self._stands_in is None:
-            self._stands_in = check_machine(study.question, fidelity)
-        return fidelity
+    def _look_on(self, study: Study, seconds: float) -> None:
+        """Wait until a probe ends, but not longer than budgets last: what runs then is ended."""
+        self._crew.wait(min(seconds, self._time_left(study).of_running_s))
+        if self._crew.is_busy and self._why_spent(study):
+            self._crew.give_up(TIME_IS_SPENT)
+
+    # Planning
 
     def _plan(self, study: Study) -> int | None:
         if study.terms.fidelity is Fidelity.PREDICTED:
-            study = self._patiently(partial(advance_from_cache, self._store, study))
+            study = self._desk.patiently(partial(advance_from_cache, self._store, study))
             if end := end_of(study):
                 return self._finish(study, *end)
-        plan = next_probe(study)
-        if isinstance(plan, Stop):
-            if self._guard_finalists(study):
-                return None  # what failed is not suggested, and another may lead now
-            if plan.nothing_fits:
-                reason = f"{plan.reason}: {plan.nothing_fits}"
-                return self._finish(study, StudyState.FAILED, reason)
-            return self._finish(study, StudyState.DONE, plan.reason)
+        plan = next_probe(study, beside=self._has_room(study))
         if isinstance(plan, Wait):
-            self._stop.wait(PAUSE_S)
-            return None
+            self._crew.rest()
+            return self._wait_for_others(study)
+        if isinstance(plan, Stop):
+            return self._end(study, plan)
+        self._enter(study, plan)
+        return None
+
+    def _foresee(self, study: Study) -> int | None:
+        """Make the dry runs of what is known of the study until its probes say more."""
+        advance = partial(advance_from_cache, self._store, study, view=as_predicted)
+        study = self._desk.patiently(advance)
+        foreseen = as_predicted(study)
+        plan = next_probe(foreseen)
+        if isinstance(plan, Wait):
+            return self._wait_for_others(study)
+        if isinstance(plan, Stop) or end_of(foreseen):
+            runs = any(probe.state is ProbeState.RUNNING for probe in study.probes)
+            if self._began and not runs:  # its probes are others' to run
+                self._move(StudyState.QUEUED)
+            return 0
+        self._enter(study, plan)
+        return None
+
+    def _enter(self, study: Study, plan: ProbeRequest) -> None:
         limit_bytes = study.terms.limit_bytes(study.question.cluster)
         enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
-        self._patiently(enter)
+        self._desk.patiently(enter)
+
+    def _wait_for_others(self, study: Study) -> int | None:
+        """Look on for a moment; the exit code where other studies may want this worker."""
+        if self._options.serves and not self._crew.is_busy:
+            return 0
+        self._look_on(study, PAUSE_S)
         return None
+
+    def _has_room(self, study: Study) -> bool:
+        """Whether another probe could begin at once, beside those on their way."""
+        if all(probe.state is ProbeState.DONE for probe in study.probes):
+            return False
+        return self._crew.take_free() is not None
+
+    def _end(self, study: Study, plan: Stop) -> int | None:
+        """End a study of which nothing more is to be probed, after a look at its finalists."""
+        if self._guard_finalists(study):
+            return None  # what failed is not suggested, and another may lead now
+        if plan.nothing_fits:
+            return self._finish(study, StudyState.FAILED, f"{plan.reason}: {plan.nothing_fits}")
+        return self._finish(study, StudyState.DONE, plan.reason)
 
     def _guard_finalists(self, study: Study) -> bool:
         """Train the twins of the answer and of its rivals; whether to read the study again."""
         asked = self._finalists.wanted(study) if self._options.guards else []
         if not asked:
             return False
-        self._ranks.end()  # nothing more is planned for them
-        if not self._take_turn():
+        self._crew.end_ranks()  # nothing more is planned for them
+        slot = self._crew.take(alone=True)
+        if slot is None:
             return True
+        began = time.monotonic()
         try:
             with closing(self._finalists.train(asked, self._time_left(study).seconds)) as verdicts:
                 for verdict in verdicts:
                     if verdict.outcome is not Outcome.CANCELLED:
-                        self._patiently(partial(self._store.keep_verdict, verdict))
+                        self._desk.patiently(partial(self._store.keep_verdict, verdict))
         finally:
-            self._turn.give()
+            slot.rest()
+        taken_s = time.monotonic() - began
+        self._desk.patiently(partial(self._store.add_guard_time, study.id, taken_s))
         return True
 
     def _run_out(self, study: Study) -> int | None:
         """Nothing is queued, and nothing is to be planned."""
         if any(probe.state is ProbeState.RUNNING for probe in study.probes):
-            self._stop.wait(PAUSE_S)
+            self._crew.wait(PAUSE_S)
             return None
         if not self._began:  # another worker is at the study, and goes on
             return 0
         return self._finish(study, StudyState.DONE, "the probes that were asked for are done")
 
-    def _run_next(self, study: Study, fidelity: Fidelity) -> None:
-        """Claim a queued probe and run it, when it is our turn on this machine.
+    # Running
 
-        Dry runs wait for no turn: nothing of theirs is timed.
-        """
-        is_dry_run = fidelity is Fidelity.PREDICTED
-        if not is_dry_run and not self._take_turn():
-            return
-        try:
-            claimed_at = time.monotonic()
-            take = partial(self._store.claim, study.id, self._identity, fidelity)
-            claim = self._patiently(take)
-            if claim is None:  # another worker has it
-                self._stop.wait(PAUSE_S)
-                return
-            beat = partial(self._store.beat, claim)
-            with Lease(beat, claimed_at=claimed_at, lease_s=LEASE_S) as lease:
-                run = self._run_dry if is_dry_run else self._run_claim
-                run(study, claim, lease)
-        finally:
-            if not self._ranks.alive:
-                self._turn.give()
-
-    def _make_room(self) -> None:
-        """Give the turn when there are no ranks, which hold memory; end them if another waits."""
-        if not self._ranks.alive:
-            self._turn.give()
-        elif self._turn.wanted:
-            self._ranks.end()
-            self._turn.give()
-            self._stop.wait(ROOM_S)
-
-    def _take_turn(self) -> bool:
-        """Whether it is our turn now, or soon; the study may change while we wait for longer."""
-        until = time.monotonic() + TURN_S
-        while not self._turn.take():
-            if not self._waiting:
-                log.info("waiting for another study's probe on this machine")
-            self._waiting = True
-            if self._stop.wait(0.05) or time.monotonic() > until:
-                return False
-        self._waiting = False
-        return True
-
-    def _run_claim(self, study: Study, claim: Claim, lease: Lease) -> None:
-        deadline_s = min(self._options.deadline_s, self._time_left(study).of_probe_s)
-        try:
-            measurement = measure(
-                study,
-                claim.probe,
-                self._ranks,
-                stands_in=bool(self._stands_in),
-                deadline_s=deadline_s,
-                give_up_above_s=self._give_up_above_s(study, claim.probe.request),
-                pause=lambda seconds: self._stop.wait(seconds) or lease.over,
-            )
-        except ProbeError as error:
-            self._give_back(claim, str(error))
-            raise
-        if measurement.outcome is Outcome.CANCELLED:
-            self._give_back(claim, self._stop.wait(0) or lease.over)
-        elif measurement.outcome is Outcome.TIMEOUT and deadline_s < self._options.deadline_s:
-            # Ended for the budget's sake, which says nothing about the settings.
-            self._give_back(claim, "the study's time is spent")
+    def _prepare(self, study: Study) -> Fidelity:
+        """Have slots for probes of the fidelity that is run here."""
+        fidelity = self._options.fidelity or study.terms.fidelity
+        if self._options.foresees:
+            fidelity = Fidelity.PREDICTED
+        if fidelity is self._fidelity:
+            return fidelity
+        if fidelity is Fidelity.PREDICTED:
+            self._dry_runs.start()  # it imports torch while the study is planned
+            self._crew.hire([DrySlot(self._desk, self._dry_runs)], ExitStack())
         else:
-            self._record(claim, measurement)
+            cluster, stands_in = study.question.cluster, check_machine(study.question, fidelity)
+            slots = device_slots(
+                self._desk,
+                cluster,
+                fidelity,
+                options=self._options,
+                launcher=self._launcher,
+                stands_in=stands_in,
+            )
+            self._crew.hire(*slots)
+        self._fidelity = fidelity
+        return fidelity
 
-    def _run_dry(self, study: Study, claim: Claim, lease: Lease) -> None:
-        """Dry-run the class of a claim's settings, or take the dry run that is kept."""
-        settings, began = claim.probe.request.settings, time.monotonic()
-        until = began + self._time_left(study).seconds
+    def _begin(self, study: Study, fidelity: Fidelity, queued: ProbeRequest) -> int | None:
+        """Claim a queued probe, and have it run, when it is our turn on its devices."""
+        alone = self._must_be_alone(study, queued)
+        slot = self._crew.take(alone=alone)
+        if slot is None:
+            return None
+        held = self._desk.claim(study.id, fidelity, slot.devices)
+        if held is None:  # another worker has it, or one of the devices
+            self._crew.put_last(slot)
+            return self._wait_for_others(study)
+        request = held.claim.probe.request
+        if not alone and self._must_be_alone(study, request):  # another one than was seen
+            self._desk.give_back(held.claim, "it has no neighbours")
+            return None
+        self._crew.start(slot, self._order(study, held, request))
+        return None
 
-        def why_stop() -> str:
-            spent = "the study's time is spent" if time.monotonic() > until else ""
-            return self._stop.wait(0) or lease.over or spent
+    def _order(self, study: Study, held: Held, request: ProbeRequest) -> Order:
+        # A probe that was asked for is for its own sake, and a dry run has no time of its own.
+        is_asked = self._options.queued_only or request.fidelity is Fidelity.PREDICTED
+        limit_s = None if is_asked else give_up_above_s(study, request)
+        return Order(study=study, held=held, give_up_above_s=limit_s)
 
-        find = partial(kept_dry_run, self._store, study.question, claim.probe.request)
-        try:
-            found = self._patiently(find)
-            if found is None:
-                found = self._dry_runs.make(plan_here(study.question, settings), why_stop)
-                if found.is_kept:
-                    self._patiently(partial(self._store.keep_dry_run, found))
-        except (StoppedError, NotDryRunError) as error:
-            self._give_back(claim, str(error))
-            if isinstance(error, NotDryRunError):
-                raise ProbeError(str(error)) from error
-            return
-        wall_s = time.monotonic() - began
-        measurement = measurement_of(study.question, settings, found, wall_s=wall_s)
-        record = partial(self._store.record, claim, measurement)
-        recorded = self._patiently(record, RECORD_PATIENCE_S)
-        self._tell(claim, measurement, recorded=recorded)
+    def _must_be_alone(self, study: Study, request: ProbeRequest) -> bool:
+        """Whether a probe is run without neighbours on this machine.
 
-    def _record(self, claim: Claim, measurement: Measurement) -> None:
-        """Record what was found; it is kept in a folder if the store never answers."""
-        record = partial(self._store.record, claim, measurement)
-        try:
-            recorded = self._patiently(record, RECORD_PATIENCE_S)
-        except TunerError as error:
-            kept = self._keep(claim, measurement)
-            raise StoreError(f"{error}; a result is kept in {kept}") from error
-        self._tell(claim, measurement, recorded=recorded)
+        It is one that was asked for by itself, one that decides, or one whose tensors travel over
+        the links that all GPUs share.
+        """
+        if request.fidelity is Fidelity.PREDICTED:
+            return False
+        asked_for = self._options.queued_only
+        return asked_for or request.settings.cpu_offload or is_final(study, request)
 
-    def _keep(self, claim: Claim, measurement: Measurement) -> Path:
-        folder = make_folder(self._options.folder, str(claim.probe.id))
-        write_result(folder, measurement)
-        return keep_folder(folder)
-
-    def _tell(self, claim: Claim, measurement: Measurement, *, recorded: bool) -> None:
-        text = f"{measurement.outcome} after {measurement.wall_s:.1f} s"
-        if measurement.detail:
-            text += f": {measurement.detail}"
-        if not recorded:
-            text += " (not recorded: the claim was lost)"
-        log.info("probe %d: %s [%s]", claim.probe.id, text, claim.probe.request.settings)
-
-    def _give_back(self, claim: Claim, why: str) -> None:
-        given = self._patiently(lambda: self._store.give_back(claim, why))
-        log.info("probe %d: %s%s", claim.probe.id, why, "" if given else " (the claim was lost)")
+    # The study
 
     def _finish(self, study: Study, state: StudyState, reason: str) -> int | None:
         """End the study; no exit code if it was asked again, or moved, meanwhile."""
@@ -327,30 +311,23 @@ class Worker:
         revision: int | None = None,
     ) -> bool:
         move = partial(self._store.move, self._id, to, reason, expect={expect})
-        return self._patiently(lambda: move(revision=revision, worker=self._identity))
+        worker = self._desk.identity
+        return self._desk.patiently(partial(move, revision=revision, worker=worker))
 
-    def _give_up_above_s(self, study: Study, request: ProbeRequest) -> float | None:
-        if self._options.queued_only:  # a probe that was asked for is for its own sake
-            return None
-        return give_up_above_s(study, request)
+    def _why_spent(self, study: Study) -> str:
+        """Which budget of time is spent: once it is, it is so until the study is asked again."""
+        asked_at, why = self._spent
+        if asked_at != study.asked_at or not why:
+            why = self._time_left(study).why_spent
+            self._spent = study.asked_at, why
+        return why
 
     def _time_left(self, study: Study) -> TimeLeft:
-        limited = not self._options.queued_only  # a study's budget is for its search
-        return TimeLeft(study, time.monotonic() - self._started, limited=limited)
-
-    def _patiently(self, call: Callable[[], T], patience_s: float = STORE_PATIENCE_S) -> T:
-        """Call the store, again and again while it fails; not when a stop is requested."""
-        until = time.monotonic() + patience_s
-        while True:
-            try:
-                return call()
-            except TunerError as error:
-                if not _may_pass(error) or time.monotonic() > until or self._stop.wait(0):
-                    raise
-                log.warning("%s; trying again", error)
-                self._stop.wait(RETRY_S)
-
-
-def _may_pass(error: TunerError) -> bool:
-    """Whether it is the database's trouble, and no mistake of anybody's."""
-    return isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db")
+        # A study's budget is for its search.
+        limited = not (self._options.queued_only or self._options.foresees)
+        asked_at, since = self._asking
+        if asked_at != study.asked_at:
+            since = time.monotonic() if asked_at else since  # what was done before is not for it
+            self._asking = study.asked_at, since
+        worked_s = time.monotonic() - since
+        return TimeLeft(study, worked_s, self._crew.running_s, limited=limited)

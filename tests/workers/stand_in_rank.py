@@ -3,7 +3,8 @@
     python -P stand_in_rank.py OUT WATCH_FD SILENCE_S '{"0": ["ok"], "1": ["hang"]}'
 
 Each rank carries out its list of words; a rank that is not named does what "*" does. Where OUT
-holds orders it follows them as they come: "0@2" and "*@2" are for the second one alone.
+holds orders it follows them as they come: "0@2" and "*@2" are for the second one alone. Ranks that
+see the GPU of that name do what "GPU-a" says.
 """
 
 import json
@@ -86,25 +87,36 @@ def act(word: str, out: Path) -> None:
         nap = "import time; time.sleep(600)"
         child = subprocess.Popen([sys.executable, "-c", nap], env={**os.environ})
         (out / "child.pid").write_text(str(child.pid))
-    elif name in ("ready", "cut", "spent"):
+    elif name in ("ready", "cut", "spent", "begin", "end"):
         leave(name, out)
     elif name == "exit":
         os._exit(int(argument))
     elif name == "signal":
         os.kill(os.getpid(), getattr(signal, argument))
         time.sleep(600)
-    elif name == "hang":
-        while True:
-            time.sleep(600)
+    elif name in ("hang", "tick"):
+        hang(out, ticks=name == "tick")
     else:
         record(out, name)
         if name not in ("ok", "stopped_early"):
             follow_no_more(out, 10)
 
 
+def hang(out: Path, *, ticks: bool) -> None:
+    while True:
+        if ticks:
+            leave("begin", out)
+            leave("end", out)
+        time.sleep(0.1 if ticks else 600)
+
+
 def leave(name: str, out: Path) -> None:
     if name == "ready":
         (out / f"ready-{RANK}").touch()
+    elif name in ("begin", "end"):
+        note = {"what": name, "at": time.monotonic(), "gpu": os.environ["CUDA_VISIBLE_DEVICES"]}
+        with Path(os.environ["STAND_IN_NOTES"]).open("a") as file:
+            file.write(json.dumps({**note, "pid": os.getpid()}) + "\n")
     elif name == "cut":
         record_path(out).write_text('{"format": 1, "rank"')
     else:
@@ -125,7 +137,8 @@ def main() -> None:
     words = json.loads(script)
     place = OUT
     for number, place in enumerate(places(), 1):
-        names = (f"{RANK}@{number}", f"*@{number}", str(RANK), "*")
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = (f"{RANK}@{number}", f"*@{number}", gpu, str(RANK), "*")
         for word in next((words[name] for name in names if name in words), []):
             act(word, place)
     if record_path(place).exists():

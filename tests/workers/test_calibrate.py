@@ -13,7 +13,7 @@ from tuner.cluster import parse_cluster
 from tuner.errors import ProbeError
 from workers import calibrate as program
 from workers.calibrate import Options, StoppedError, calibrate
-from workers.machine import Turn
+from workers.places import devices_here, turn_on_all
 from workers.stop import StopRequest
 
 FAILING = (
@@ -47,7 +47,7 @@ def test_cpu_ranks_are_calibrated(name: str, options: Options) -> None:
     assert found.versions["torch"]
     assert (found.overlap_cost is None) is (name == "cpu:1")
     assert not list(options.folder.iterdir())
-    assert Turn(options.lock).take()
+    assert turn_on_all(options.lock, devices_here()).take()
 
 
 def test_a_cluster_that_is_not_here_is_refused(options: Options) -> None:
@@ -97,11 +97,11 @@ def test_a_stop_ends_the_ranks_and_frees_the_machine(
         calibrate(parse_cluster("cpu:2"), stop, options=options)
     os.close(read)
     assert not list(options.folder.iterdir())
-    assert Turn(options.lock).take()
+    assert turn_on_all(options.lock, devices_here()).take()
 
 
 def test_it_waits_for_its_turn(options: Options) -> None:
-    turn = Turn(options.lock)
+    turn = turn_on_all(options.lock, devices_here())
     assert turn.take()
     stop = StopRequest()
     stop._note(signal.SIGTERM, None)

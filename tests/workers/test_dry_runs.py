@@ -23,8 +23,8 @@ from tuner.settings import Settings
 from tuner.store import Store
 from tuner.study import ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from workers.dry_runs import DryRuns
-from workers.machine import Turn
 from workers.options import Options
+from workers.places import devices_here, turn_on_all
 from workers.stop import StopRequest
 from workers.worker import INTERRUPTED, Worker
 
@@ -76,7 +76,7 @@ def test_a_predicted_study_is_worked_off(store: Store, question: Question, work:
 def test_no_turn_is_waited_for(
     store: Store, question: Question, work: Work, tmp_path: Path
 ) -> None:
-    turn = Turn(tmp_path / "probes.lock")
+    turn = turn_on_all(tmp_path / "probes.lock", devices_here())
     assert turn.take()
     study = store.ask(question, PREDICTED)
     assert work(study.id) == 0

@@ -2,7 +2,9 @@ import threading
 import time
 
 from tuner.errors import StoreError
-from workers.lease import Lease
+from tuner.store import LEASE_S
+from workers.launchers.local import FEED_S, SILENCE_S
+from workers.lease import BEATS, MARGIN, Lease
 
 
 def lease(beat, *, lease_s: float = 1000.0, beat_s: float = 0.02, margin_s: float = 0.0) -> Lease:
@@ -66,6 +68,20 @@ def test_a_store_that_comes_back_in_time_keeps_it() -> None:
     with lease(beat, lease_s=0.5) as held:
         time.sleep(0.9)
         assert held.over == ""
+
+
+def test_a_stopped_workers_ranks_end_within_the_margin() -> None:
+    """Stopped at the last moment of a lease that could not be renewed, it can end nothing."""
+    unfed_s = FEED_S + SILENCE_S
+    assert unfed_s < MARGIN * LEASE_S
+    assert LEASE_S / BEATS < (1 - MARGIN) * LEASE_S / 2  # a beat may fail
+
+
+def test_beats_and_margin_are_parts_of_the_lease() -> None:
+    held = Lease(lambda: True, claimed_at=time.monotonic() - 36, lease_s=60)
+    assert held.over
+    assert not Lease(lambda: True, claimed_at=time.monotonic() - 34, lease_s=60).over
+    assert Lease(lambda: True, claimed_at=time.monotonic() - 3.6, lease_s=6).over
 
 
 def test_its_time_runs_from_before_the_claim() -> None:

@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,55 +8,9 @@ from tuner.errors import ProbeError, UsageError
 from tuner.framework import Framework
 from tuner.machine import ReportedGpu
 from tuner.measurement import Fidelity
-from workers.machine import Turn, check_machine, default_lock_path
+from workers.machine import check_machine
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
-
-TAKE = """
-import sys, time
-from pathlib import Path
-from workers.machine import Turn
-assert Turn(Path(sys.argv[1])).take()
-print("taken", flush=True)
-time.sleep(60)
-"""
-
-WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
-
-
-def test_one_at_a_time(tmp_path) -> None:
-    one, other = Turn(tmp_path / "lock"), Turn(tmp_path / "lock")
-    assert one.take()
-    assert one.take()
-    assert not other.take()
-    one.give()
-    one.give()
-    assert other.take()
-    other.give()
-
-
-def test_a_turn_ends_with_the_process_that_has_it(tmp_path) -> None:
-    argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"taken\n"
-        turn = Turn(tmp_path / "lock")
-        assert not turn.take()
-        holder.kill()
-        holder.wait()
-    assert turn.take()
-    turn.give()
-
-
-def test_a_lock_that_is_a_link_is_refused(tmp_path) -> None:
-    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ProbeError, match="cannot lock"):
-        Turn(tmp_path / "lock").take()
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_the_lock_is_the_users() -> None:
-    assert str(os.getuid()) in default_lock_path().name
 
 
 def on(question, cluster: str):
@@ -140,33 +91,3 @@ def test_other_versions_than_were_stated(question) -> None:
     stated = Framework(name=question.framework.name, versions={**versions, package: "2.11.9"})
     with pytest.raises(ProbeError, match=f"states {package} 2.11.9"):
         check_machine(replace(question, framework=stated))
-
-
-def test_who_holds_a_turn_knows_whether_another_waits(tmp_path) -> None:
-    holder, other, third = (Turn(tmp_path / "lock") for _ in range(3))
-    assert holder.take()
-    assert not holder.wanted
-    assert not other.take()
-    assert holder.wanted
-    assert not third.take()
-    other.give()
-    assert holder.wanted
-    third.give()
-    assert not holder.wanted
-    assert not other.take()
-    holder.give()
-    assert other.take()
-    assert not other.wanted
-
-
-def test_a_waiter_that_dies_waits_no_more(tmp_path) -> None:
-    turn = Turn(tmp_path / "lock")
-    assert turn.take()
-    argv = [sys.executable, "-P", "-c", WAIT, str(tmp_path / "lock")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:
-        assert waiter.stdout is not None
-        assert waiter.stdout.readline() == b"waiting\n"
-        assert turn.wanted
-        waiter.kill()
-        waiter.wait()
-    assert not turn.wanted

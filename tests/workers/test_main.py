@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -28,11 +29,28 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
-@pytest.mark.parametrize("words", [["--watch-fd", "777"], ["--watch-fd", "x"], ["--what"]])
+@pytest.mark.parametrize(
+    "words", [["--watch-fd", "777"], ["--watch-fd", "x"], ["--what"], ["--serve"]]
+)
 def test_bad_usage(words) -> None:
     ended = run("--study", "st-1", *words)
     assert ended.returncode == 2
     assert "usage" in ended.stderr
+
+
+def test_a_service_makes_its_database_and_ends_when_told_to_at_once(tmp_path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    ended = run("--db", url, "--serve", "--drain", "--name", "w1", "--pool", "h100")
+    assert ended.returncode == 0
+    said = json.loads(ended.stderr)  # a service without a terminal
+    assert said["message"] == "serving any study, h100 as w1"
+    assert (tmp_path / "new.db").exists()
+
+
+def test_a_pool_that_cannot_be_one_is_usage(tmp_path) -> None:
+    ended = run("--db", f"sqlite:///{tmp_path}/new.db", "--serve", "--pool", "a b")
+    assert ended.returncode == 2
+    assert "pool" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["--cold"]])

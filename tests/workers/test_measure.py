@@ -10,8 +10,9 @@ from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from workers.measure import measure
 from workers.records import RankRecord
-from workers.warm import Probed
+from workers.warm import Kind, Probed
 
+KIND = Kind(ranks=1, world_size=8, device="cpu")
 CASES = [
     {"kind": "copy", "dtype": "bf16", "elements": 1024},
     {"kind": "matrix", "dtype": "bf16", "rows": 8, "width": 8},
@@ -41,6 +42,7 @@ def exposed_s(question: Question, calibration: Calibration | None) -> float:
         ),
         Probe(id=1, request=request, state=ProbeState.RUNNING),
         SimpleNamespace(measure=lambda *_, **__: probed),  # type: ignore[arg-type]
+        kind=KIND,
         stands_in=False,
         deadline_s=1.0,
         pause=lambda seconds: "",
@@ -82,6 +84,7 @@ def test_why_a_probe_ended_early(question: Question) -> None:
             state=ProbeState.RUNNING,
         ),
         SimpleNamespace(measure=run),  # type: ignore[arg-type]
+        kind=KIND,
         stands_in=False,
         deadline_s=1.0,
         pause=lambda seconds: "",

@@ -4,11 +4,12 @@ import pytest
 
 from tuner.cluster import parse_cluster
 from tuner.measurement import Fidelity
+from tuner.planner.finals import VERIFICATION_STEPS
 from tuner.settings import Settings
 from tuner.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
 from workers.files import write_spec
 from workers.probe.spec import read_spec
-from workers.spec import probe_spec
+from workers.spec import MINIMUM_STEPS, WARMUP_STEPS, probe_spec
 
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
 
@@ -79,3 +80,8 @@ def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(
 def test_an_emulated_cpu_rank_has_its_share(question) -> None:
     emulated = probe_spec(study(question), probe((), Fidelity.EMULATED, None))
     assert emulated["memory_limit_bytes"] == question.cluster.gpu.memory_bytes
+
+
+def test_a_probe_does_no_more_steps_at_least_than_the_planner_thinks() -> None:
+    """What a timeout says of a step is the time over these."""
+    assert WARMUP_STEPS + MINIMUM_STEPS < VERIFICATION_STEPS

@@ -1,6 +1,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from workers.stop import SIGNALS, StopRequest
 
@@ -34,4 +35,21 @@ def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does() -> None:
     assert stop.wait(0.01) == ""
     os.close(write)
     assert stop.wait(30) == "the command that started the worker is gone"
+    os.close(read)
+
+
+def test_any_number_of_threads_may_wait() -> None:
+    """Bytes that one of them has read do not hold up another, and the end reaches all."""
+    read, write = os.pipe()
+    stop = StopRequest(read)
+    with ThreadPoolExecutor(4) as threads:
+        early = [threads.submit(stop.wait, 0.3) for _ in range(4)]
+        for _ in range(50):
+            os.write(write, b".")
+            time.sleep(0.002)
+        assert [one.result(10) for one in early] == [""] * 4
+        late = [threads.submit(stop.wait, 30) for _ in range(4)]
+        os.close(write)
+        why = "the command that started the worker is gone"
+        assert [one.result(10) for one in late] == [why] * 4
     os.close(read)

@@ -34,13 +34,16 @@ def study(question: Question) -> Study:
 
 def test_without_a_budget_there_is_no_end(study: Study) -> None:
     left = TimeLeft(study, 1e9)
-    assert (left.seconds, left.of_probe_s, left.why_spent) == (inf, inf, "")
+    assert (left.seconds, left.of_running_s, left.why_spent) == (inf, inf, "")
 
 
 def test_what_a_worker_did_for_this_asking_counts(study: Study) -> None:
+    """Whatever its clock says, which may be minutes away from the database's."""
     study = replace(study, terms=Terms(wall_s=100.0))
-    assert TimeLeft(study, 1e9).seconds == pytest.approx(70, abs=2)
-    assert TimeLeft(study, 10.0).seconds == TimeLeft(study, 10.0).of_probe_s == 90
+    for minutes in (-5, 5):
+        asked = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
+        assert TimeLeft(replace(study, asked_at=asked), 30.0).seconds == 70
+    assert TimeLeft(study, 10.0).seconds == TimeLeft(study, 10.0).of_running_s == 90
     assert TimeLeft(study, 10.0).why_spent == ""
     study = replace(study, terms=Terms(wall_s=10.0))
     assert TimeLeft(study, 10.0).why_spent == "the budget of 10 s is spent"
@@ -48,7 +51,7 @@ def test_what_a_worker_did_for_this_asking_counts(study: Study) -> None:
 
 def test_a_probe_may_take_what_is_left_of_its_devices_time(study: Study) -> None:
     left = TimeLeft(replace(study, terms=Terms(wall_s=100.0, device_s=10.0)), 10.0)
-    assert (left.seconds, left.of_probe_s, left.why_spent) == (90, 3, "")
+    assert (left.seconds, left.of_running_s, left.why_spent) == (90, 3, "")
     left = TimeLeft(replace(study, terms=Terms(device_s=4.0)), 10.0)
     assert left.why_spent == "the budget of 4 device-seconds is spent"
 
@@ -56,4 +59,21 @@ def test_a_probe_may_take_what_is_left_of_its_devices_time(study: Study) -> None
 def test_probes_that_were_asked_for_have_no_budget(study: Study) -> None:
     study = replace(study, terms=Terms(wall_s=1.0, device_s=1.0))
     left = TimeLeft(study, 10.0, limited=False)
-    assert (left.seconds, left.of_probe_s, left.why_spent) == (inf, inf, "")
+    assert (left.seconds, left.of_running_s, left.why_spent) == (inf, inf, "")
+
+
+def test_what_probes_have_held_so_far_is_shared_by_those_that_run(study: Study) -> None:
+    study = replace(study, terms=Terms(wall_s=100.0, device_s=24.0))  # 10 s of both devices
+    left = TimeLeft(study, 10.0, [1.0, 3.0])
+    assert (left.of_running_s, left.why_spent) == (3, "")
+    hurried = replace(study, terms=Terms(wall_s=12.0, device_s=24.0))
+    assert TimeLeft(hurried, 10.0, [1.0, 3.0]).of_running_s == 2
+    left = TimeLeft(study, 10.0, [4.0, 6.0])
+    assert left.of_running_s == 0
+    assert left.why_spent == "the budget of 24 device-seconds is spent"
+
+
+def test_a_dry_run_holds_no_device(study: Study) -> None:
+    predicted = Terms(fidelity=Fidelity.PREDICTED, device_s=1.0)
+    left = TimeLeft(replace(study, terms=predicted), 10.0, [5.0])
+    assert (left.of_running_s, left.why_spent) == (inf, "")

@@ -11,10 +11,12 @@ from tuner.measurement import Fidelity, Outcome
 from tuner.settings import Settings
 from tuner.store import Claim, Store, WorkerIdentity
 from tuner.study import ProbeRequest, ProbeState, Study, StudyState, Terms
+from workers import crew as crew_module
+from workers import desk as desk_module
 from workers import warm as warm_module
 from workers import worker as worker_module
-from workers.machine import Turn
 from workers.options import Options
+from workers.places import devices_here, turn_on_all
 from workers.stop import StopRequest
 from workers.worker import INTERRUPTED, Worker
 
@@ -227,7 +229,7 @@ def test_a_store_that_fails_for_a_while(store, question, work, monkeypatch) -> N
         return record(self, claim, measurement)
 
     monkeypatch.setattr(Store, "record", fail_twice)
-    monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(desk_module, "RETRY_S", 0.01)
     study = store.ask(question, Terms())
     enter(store, study)
     assert work(study.id, OK, queued_only=True) == 0
@@ -241,7 +243,7 @@ def test_a_result_that_cannot_be_recorded_is_kept(
         raise StoreError("no answer")
 
     monkeypatch.setattr(Store, "record", fail)
-    monkeypatch.setattr(worker_module, "RECORD_PATIENCE_S", 0.0)
+    monkeypatch.setattr(desk_module, "RECORD_PATIENCE_S", 0.0)
     study = store.ask(question, Terms())
     enter(store, study)
     with pytest.raises(StoreError, match="a result is kept in"):
@@ -253,9 +255,9 @@ def test_a_result_that_cannot_be_recorded_is_kept(
 def test_another_studys_turn_is_waited_for(
     store, question, work, tmp_path, caplog, monkeypatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "TURN_S", 0.1)
+    monkeypatch.setattr(crew_module, "TURN_S", 0.1)
     caplog.set_level("INFO", logger="workers")
-    other = Turn(tmp_path / "probes.lock")
+    other = turn_on_all(tmp_path / "probes.lock", devices_here())
     assert other.take()
     study = store.ask(question, Terms())
     enter(store, study)
@@ -305,7 +307,7 @@ def test_ranks_make_room_for_another_study_that_waits(
     store, question, work, folders, tmp_path, monkeypatch, alive
 ) -> None:
     """Who waits gets the turn between two probes, when no rank is left."""
-    other, seen = Turn(tmp_path / "probes.lock"), []
+    other, seen = turn_on_all(tmp_path / "probes.lock", devices_here()), []
     record = Store.record
 
     def recorded(self: Store, claim: Claim, measurement: object) -> bool:
@@ -315,7 +317,7 @@ def test_ranks_make_room_for_another_study_that_waits(
 
     class LetsIn(StopRequest):
         def wait(self, seconds: float) -> str:
-            if seconds == worker_module.ROOM_S:
+            if seconds == crew_module.ROOM_S:
                 seen.append((other.take(), alive(str(tmp_path))))
                 other.give()
             return super().wait(seconds)
@@ -331,7 +333,7 @@ def test_ranks_make_room_for_another_study_that_waits(
 def test_a_turn_is_given_when_the_last_rank_is_gone(store, question, work, tmp_path) -> None:
     study = store.ask(question, Terms(max_probes=2))
     assert work(study.id, OK) == 0
-    assert Turn(tmp_path / "probes.lock").take()
+    assert turn_on_all(tmp_path / "probes.lock", devices_here()).take()
 
 
 def ready(tmp_path: Path) -> bool:
@@ -391,8 +393,8 @@ def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monke
     def quick_lease(beat, *, claimed_at, lease_s):
         return lease(beat, claimed_at=claimed_at, lease_s=lease_s, beat_s=poll_s)
 
-    lease = worker_module.Lease
-    monkeypatch.setattr(worker_module, "Lease", quick_lease)
+    lease = desk_module.Lease
+    monkeypatch.setattr(desk_module, "Lease", quick_lease)
     study = store.ask(question, Terms())
 
     class CancelWhenReady(StopRequest):

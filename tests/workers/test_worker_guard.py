@@ -80,6 +80,8 @@ def test_a_study_ends_with_the_verdict_on_its_answer(guarded) -> None:
     precisions = {str(one.twin.workload.precision) for one in guard.asked}
     assert precisions == {"fp32", "bf16"}  # the workload's own too
     assert len({one.key for one in guard.asked}) == len(guard.asked)
+    assert study.guard_s > 0
+    assert answer(study).wall_s >= study.guard_s
 
 
 def test_what_trains_wrongly_is_not_suggested(guarded) -> None:

@@ -26,6 +26,9 @@ class Job:
     """Seconds after which all ranks are ended, whatever they do."""
     sharing: int | None = None
     """Ranks that share this machine's cores, where they are not those that are started."""
+    visible: tuple[str, ...] = ()
+    """GPUs that all ranks see, as CUDA_VISIBLE_DEVICES names them; those that this process sees
+    where there are none."""
     peer_grace_s: float = 5.0
     """Seconds that the others get for their own records when one rank has failed: they may hang
     in a collective for good."""

@@ -19,6 +19,9 @@ from workers.probe.orders import SPEC
 
 FEED_S = 1.0
 """Seconds between two bytes to a rank."""
+SILENCE_S = 20.0
+"""Seconds without a byte after which ranks take us for gone: a busy machine holds us up for some
+seconds, and others get our devices no sooner than a lease's end."""
 REAP_S = 30.0
 """Seconds that a killed rank may take to be gone; longer means that a driver holds it."""
 DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_")
@@ -198,7 +201,7 @@ def check_argv(directory: Path, device: str) -> tuple[str, ...]:
 
 def _program_argv(directory: Path, *what: str) -> tuple[str, ...]:
     program = (sys.executable, "-P", "-m", "workers.probe", *what, "--out", str(directory))
-    return (*program, "--watch-fd", WATCH_FD)
+    return (*program, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}")
 
 
 def rank_environment(job: Job, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -223,16 +226,11 @@ def rank_environment(job: Job, rank: int, inherited: Mapping[str, str]) -> dict[
     }
     if job.device == "cpu":
         own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
-    elif job.ranks == 1:
+    elif job.visible:
         # before python starts, since libraries may look for GPUs where they are imported: a mesh
         # of ranks that are not there must not be compared with the GPUs that are
-        own["CUDA_VISIBLE_DEVICES"] = first_gpu(inherited)
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(job.visible)
     return kept | own
-
-
-def first_gpu(environment: Mapping[str, str]) -> str:
-    """The first GPU that processes with an environment see, as CUDA_VISIBLE_DEVICES names it."""
-    return environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
 
 
 def _exit_code(pid: int) -> int | None:

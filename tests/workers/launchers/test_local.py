@@ -241,21 +241,26 @@ def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monk
         assert rank_environment(job, 0, {})["OMP_NUM_THREADS"] == threads
 
 
-@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("3, 1", "3"), ("", "")])
-def test_a_rank_alone_sees_one_gpu_from_its_start(
-    make_job, visible: str | None, first: str
+@pytest.mark.parametrize("inherited", [{}, {"CUDA_VISIBLE_DEVICES": "3, 1"}])
+def test_ranks_see_the_gpus_of_their_job_from_their_start(
+    make_job, inherited: dict[str, str]
 ) -> None:
-    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    alone = rank_environment(make_job({}, device="cuda", ranks=1, sharing=8), 0, inherited)
-    assert (alone["CUDA_VISIBLE_DEVICES"], alone["LOCAL_RANK"]) == (first, "0")
-    for job in (make_job({}, device="cuda", ranks=2), make_job({}, ranks=1)):
-        assert rank_environment(job, 0, inherited).get("CUDA_VISIBLE_DEVICES") == visible
+    alone = make_job({}, device="cuda", ranks=1, sharing=8, visible=("GPU-5c9d",))
+    found = rank_environment(alone, 0, inherited)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"]) == ("GPU-5c9d", "0")
+    both = make_job({}, device="cuda", ranks=2, visible=("3", "1"))
+    assert rank_environment(both, 1, inherited)["CUDA_VISIBLE_DEVICES"] == "3,1"
+    for job in (make_job({}, device="cuda", ranks=2), make_job({}, ranks=1, visible=("3",))):
+        assert rank_environment(job, 0, inherited).get("CUDA_VISIBLE_DEVICES") == inherited.get(
+            "CUDA_VISIBLE_DEVICES"
+        )
 
 
 def test_the_command_of_a_probe() -> None:
     assert probe_argv(Path("/d")) == (
         *(sys.executable, "-P", "-m", "workers.probe", "--spec", "/d/spec.json"),
         *("--init-method", "file:///d/rendezvous", "--out", "/d", "--watch-fd", "{watch_fd}"),
+        *("--silence-s", "20"),
     )
 
 

@@ -1,0 +1,70 @@
+"""On which devices probes run, and how many at once."""
+
+import pytest
+
+from tuner.machine import Machine, ReportedGpu
+from tuner.measurement import Fidelity
+from workers.places import Device, Place, devices_here, first_gpus, places
+from workers.warm import Kind
+
+UUIDS = ("GPU-c", "GPU-a", "GPU-b")
+GPUS = tuple(ReportedGpu(name="NVIDIA L4", memory_mib=23034, uuid=uuid) for uuid in UUIDS)
+EMULATED = Kind(ranks=1, world_size=8, device="cuda", fidelity=Fidelity.EMULATED)
+
+
+def machine(*gpus: ReportedGpu) -> Machine:
+    return Machine(name="node7", gpus=gpus, cores=8, memory_bytes=2**33)
+
+
+DEVICES = devices_here(machine(*GPUS), {})
+
+
+def test_gpus_are_named_by_their_uuids() -> None:
+    """Numbers mean something else to CUDA than to the driver, unless somebody chose them."""
+    assert (
+        *(Device(name=uuid, visible=uuid) for uuid in UUIDS),
+        Device(name="node7/cpu"),
+    ) == DEVICES
+
+
+def test_gpus_that_were_chosen_keep_their_spelling() -> None:
+    chosen = devices_here(machine(*GPUS[:2]), {"CUDA_VISIBLE_DEVICES": "4, GPU-a,nonsense"})
+    assert [(one.name, one.visible) for one in chosen] == [
+        ("GPU-c", "4"),
+        ("GPU-a", "GPU-a"),
+        ("node7/cpu", ""),
+    ]
+
+
+def test_a_rank_alone_has_a_place_on_each_gpu() -> None:
+    found = places(EMULATED, DEVICES)
+    assert [(place.own, place.visible) for place in found] == [
+        (("GPU-a",), ("GPU-a",)),
+        (("GPU-b",), ("GPU-b",)),
+        (("GPU-c",), ("GPU-c",)),
+    ]
+    assert found[0].rest == ("GPU-b", "GPU-c", "node7/cpu")
+    assert found[1].rest == ("GPU-a", "GPU-c", "node7/cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "visible"),
+    [
+        (Kind(ranks=2, world_size=2, device="cuda"), ("GPU-c", "GPU-a")),
+        (Kind(ranks=2, world_size=2, device="cpu"), ()),
+        (Kind(ranks=1, world_size=8, device="cpu", fidelity=Fidelity.EMULATED), ()),
+    ],
+)
+def test_others_have_the_machine_for_themselves(kind: Kind, visible: tuple[str, ...]) -> None:
+    everything = ("GPU-a", "GPU-b", "GPU-c", "node7/cpu")
+    assert places(kind, DEVICES) == (Place(own=everything, visible=visible),)
+
+
+def test_a_machine_without_a_gpu_has_one_place() -> None:
+    for kind in (EMULATED, Kind(ranks=1, world_size=1, device="cpu")):
+        assert places(kind, devices_here(machine(), {})) == (Place(own=("node7/cpu",)),)
+
+
+def test_the_first_gpus_are_those_that_cuda_would_take() -> None:
+    assert first_gpus(DEVICES, 2) == ("GPU-c", "GPU-a")
+    assert first_gpus(devices_here(machine(), {}), 2) == ()
