@@ -1,5 +1,10 @@
 """What a service keeps: devices held, workers, pools, keys, requests answered, who did what."""
 
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -8,15 +13,24 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
+GUARD_SECONDS = ("guard_s", "guard_before_s")
 NEW = ("audit", "keys", "workers", "requests", "devices")
 
 
 def upgrade() -> None:
     """Makes the tables."""
     op.add_column("studies", sa.Column("pool", sa.String(64), nullable=False, server_default=""))
+    _add_kinds()
+    for name in GUARD_SECONDS:
+        op.add_column("studies", sa.Column(name, sa.Double(), nullable=False, server_default="0"))
     op.drop_index(op.f("ix_studies_asked_at"), "studies")
     op.create_index(op.f("ix_studies_asked_at_id"), "studies", ["asked_at", "id"])
-    op.create_index(op.f("ix_studies_state_pool"), "studies", ["state", "pool"])
+    op.create_index(op.f("ix_studies_state_asked_at_id"), "studies", ["state", "asked_at", "id"])
+    op.create_index(op.f("ix_probes_state_study_id_id"), "probes", ["state", "study_id", "id"])
+    op.add_column("attempts", sa.Column("devices", sa.Text(), nullable=False, server_default="[]"))
+    op.create_index(op.f("ix_attempts_state_lease_until"), "attempts", ["state", "lease_until"])
+    op.create_index(op.f("ix_measurements_outcome_wall_s"), "measurements", ["outcome", "wall_s"])
+    _round_moments()
     _make_devices()
     _make_requests()
     _make_workers()
@@ -28,10 +42,43 @@ def downgrade() -> None:
     """Drops them."""
     for table in NEW:
         op.drop_table(table)
-    op.drop_index(op.f("ix_studies_state_pool"), "studies")
+    op.drop_index(op.f("ix_measurements_outcome_wall_s"), "measurements")
+    op.drop_index(op.f("ix_attempts_state_lease_until"), "attempts")
+    op.drop_column("attempts", "devices")
+    op.drop_index(op.f("ix_probes_state_study_id_id"), "probes")
+    op.drop_index(op.f("ix_studies_state_asked_at_id"), "studies")
     op.drop_index(op.f("ix_studies_asked_at_id"), "studies")
     op.create_index(op.f("ix_studies_asked_at"), "studies", ["asked_at"])
-    op.drop_column("studies", "pool")
+    op.drop_index(op.f("ix_studies_kind_asked_at_id"), "studies")
+    for name in ("pool", "kind", *GUARD_SECONDS):
+        op.drop_column("studies", name)
+
+
+def _add_kinds() -> None:
+    """Of each study a hash of what similar ones have in common, as ``Question.kind`` makes it."""
+    op.add_column("studies", sa.Column("kind", sa.String(64), nullable=False, server_default=""))
+    op.create_index(op.f("ix_studies_kind_asked_at_id"), "studies", ["kind", "asked_at", "id"])
+    connection = op.get_bind()
+    write = sa.text("UPDATE studies SET kind = :kind WHERE id = :id")
+    for study_id, question in connection.execute(sa.text("SELECT id, question FROM studies")).all():
+        connection.execute(write, {"id": study_id, "kind": _kind(json.loads(question))})
+
+
+def _kind(question: Mapping[str, Any]) -> str:
+    """Empty, as of no other study, where a question is of another form."""
+    try:
+        cluster = {name: v for name, v in question["cluster"].items() if name != "nodes"}
+        framework, precision = question["framework"], question["workload"]["precision"]
+    except (KeyError, TypeError, AttributeError):
+        return ""
+    values = {"framework": framework, "cluster": cluster, "precision": precision}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _round_moments() -> None:
+    """Studies are paged through by when they were asked, which is shown in milliseconds."""
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("UPDATE studies SET asked_at = date_trunc('milliseconds', asked_at)")
 
 
 def _id() -> sa.Column[int]:
@@ -79,10 +126,10 @@ def _make_workers() -> None:
     op.create_table(
         "workers",
         _id(),
-        sa.Column("name", sa.Text(), nullable=False),
         sa.Column("identity", sa.Text(), nullable=False),
         sa.Column("pools", sa.Text(), nullable=False),
-        sa.Column("devices", sa.Text(), nullable=False),
+        sa.Column("machine", sa.Text(), nullable=False),
+        sa.Column("versions", sa.Text(), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),

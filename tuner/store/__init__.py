@@ -3,7 +3,7 @@
 from tuner.store.asking import study_id
 from tuner.store.engine import default_url
 from tuner.store.identity import WorkerIdentity
-from tuner.store.records import LEASE_S, Claim, Event, EventKind, StudySummary
+from tuner.store.records import LEASE_S, Claim, Event, EventKind, OpenStudy, StudySummary
 from tuner.store.store import Store, open_store
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Claim",
     "Event",
     "EventKind",
+    "OpenStudy",
     "Store",
     "StudySummary",
     "WorkerIdentity",

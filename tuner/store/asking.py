@@ -13,8 +13,10 @@ from sqlalchemy.orm import Session
 from tuner.errors import StoreError, UnknownNameError, UsageError
 from tuner.store import queue
 from tuner.store.clock import clock
-from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
-from tuner.study import ProbeState, Question, StudyState, Terms
+from tuner.store.events import add_event
+from tuner.store.records import EventKind
+from tuner.store.tables import ProbeRow, StudyRow
+from tuner.study import OPEN, ProbeState, Question, StudyState, Terms
 
 ID_PREFIX = "st-"
 ID_DIGITS = 12
@@ -23,6 +25,27 @@ ID_DIGITS = 12
 def study_id(question: Question) -> str:
     """The id of a question's study: ``st-`` and the first 12 digits of its identity."""
     return ID_PREFIX + question.identity[:ID_DIGITS]
+
+
+def ask(session: Session, question: Question, terms: Terms) -> StudyRow:
+    """Ask a question: a new study, or the same question's on the new terms; its row, locked.
+
+    See :meth:`tuner.store.Store.ask`. A caller may write more in the same transaction.
+
+    Raises:
+        StoreError: another question has its id.
+    """
+    study, new = asked_study(session, question, terms)
+    now = clock(session)
+    if not new:
+        renew(session, study, question, terms, now)
+    study.revision += 1
+    data = {"again": not new, "terms": terms.as_dict()}
+    add_event(session, study.id, EventKind.ASKED, now, data)
+    if study.state not in OPEN:
+        queue.move_study(session, study, StudyState.QUEUED, "", now)
+    session.flush()
+    return study
 
 
 def asked_study(session: Session, question: Question, terms: Terms) -> tuple[StudyRow, bool]:
@@ -48,16 +71,20 @@ def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
     return StudyRow(
         id=study_id(question),
         identity=identity,
+        kind=question.kind,
         model_name=question.workload.model.name,
         cluster_name=question.cluster.name,
         question=question.as_dict(),
         terms=terms.as_dict(),
         state=StudyState.QUEUED,
         reason="",
+        pool=terms.pool,
         revision=0,
         # 31 bits, which every generator of random numbers takes, and not those of the id.
         seed=int(identity[-8:], 16) >> 1,
         probes_before=0,
+        guard_s=0.0,
+        guard_before_s=0.0,
         created_at=now,
         asked_at=now,
     )
@@ -66,23 +93,13 @@ def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
 def renew(
     session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
 ) -> None:
-    """Puts a study on new terms."""
-    tried = select(AttemptRow.id).where(AttemptRow.probe_id == ProbeRow.id).exists()
-    queued = (
-        select(ProbeRow)
-        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
-        # One that a worker is just claiming is its; to wait for it could be to wait for ever.
-        .with_for_update(skip_locked=True)
-    )
-    for probe in session.scalars(queued.where(~tried)).all():
-        queue.tell_probe(session, study, probe, now, {"state": "withdrawn"})
-        session.delete(probe)
-    for probe in session.scalars(queued.where(tried)).all():
-        probe.memory_limit_bytes = terms.limit_bytes(question.cluster)
+    """Puts a study on new terms; what is queued is for the planner to ask for again."""
+    queue.withdraw(session, study, "the question was asked again", now)
     done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
     study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
+    study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
     study.question, study.model_name = question.as_dict(), question.workload.model.name
-    study.terms, study.asked_at = terms.as_dict(), now
+    study.terms, study.pool, study.asked_at = terms.as_dict(), terms.pool, now
     if study.state is StudyState.QUEUED:
         study.reason = ""
 

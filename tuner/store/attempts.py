@@ -11,8 +11,8 @@ from tuner.store.tables import AttemptRow, MeasurementRow, ProbeRow, StudyRow
 from tuner.study import Terms
 
 
-def fruitless_s(session: Session, study: StudyRow) -> float:
-    """Seconds of attempts of a study's latest asking that no measurement comes from.
+def fruitless_s(session: Session, study: StudyRow) -> tuple[float, float]:
+    """Seconds of a study's attempts that no measurement comes from: latest asking, earlier ones.
 
     They were given back, lost, or ended in an accident after which the probe was tried again; at
     the fidelity that is asked for. A lost one counts until the last sign of its worker.
@@ -25,11 +25,15 @@ def fruitless_s(session: Session, study: StudyRow) -> float:
             ProbeRow.study_id == study.id,
             ProbeRow.fidelity == Terms.from_dict(study.terms).fidelity,
             AttemptRow.state != AttemptState.RUNNING,
-            AttemptRow.started_at >= study.asked_at,
             (MeasurementRow.attempt_id.is_(None)) | (AttemptRow.state == AttemptState.LOST),
         )
     )
-    return fsum(max(0.0, (_end(row) - row.started_at).total_seconds()) for row in rows)
+    taken = [
+        (row.started_at >= study.asked_at, max(0.0, (_end(row) - row.started_at).total_seconds()))
+        for row in rows
+    ]
+    now, before = (fsum(s for is_now, s in taken if is_now is wanted) for wanted in (True, False))
+    return now, before
 
 
 def _end(row: AttemptRow) -> datetime:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, IntegrityError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuner.errors import StoreError, TunerError, UsageError
 
@@ -19,8 +20,23 @@ busy machine may stop a writer in the middle of one."""
 CONNECT_TIMEOUT_S = 10
 """How long to wait for PostgreSQL to answer; the library's own is minutes."""
 
+IDLE_TIMEOUT_S = 20
+"""After which PostgreSQL ends a transaction whose client says nothing, as one that is stopped or
+whose network is gone: its locks would hold up all others for ever. Ours do nothing in between."""
+
+KEPT_ALIVE = {
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""How soon a server whose machine is gone is noticed; the system's own is hours."""
+
 BEGIN_OPTION = "tuner_begin"
 """Execution option of a connection: the statement that opens its SQLite transactions."""
+
+DURABLE_OPTION = "tuner_durable"
+"""Execution option of a connection: whether its SQLite transactions outlive a power cut."""
 
 SPELLINGS = "must be sqlite:///path/to/file.db or postgresql://user@host/database"
 
@@ -95,40 +111,102 @@ def make_engine(url: URL) -> Engine:
         StoreError: the library for this kind of database is not installed.
     """
     if is_sqlite(url):
-        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
-        event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-        return engine
-    timeout = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_TIMEOUT_S}
+        return _sqlite_engine(url)
+    wanted = {"connect_timeout": CONNECT_TIMEOUT_S, **KEPT_ALIVE}
+    given = {name: value for name, value in wanted.items() if name not in url.query}
     try:
-        return create_engine(url, connect_args=timeout, pool_pre_ping=True)
+        engine = create_engine(url, connect_args=given, pool_pre_ping=True)
     except ImportError as error:
         needed = "PostgreSQL needs psycopg: pip install 'tuner[postgres]'"
         raise StoreError(f"db: {needed} ({one_line(error)})") from error
+    event.listen(engine, "connect", _set_up_postgresql)
+    return engine
 
 
-def writing(engine: Engine) -> Engine:
+def writing(engine: Engine, *, durable: bool = True) -> Engine:
     """The same connections, for transactions that write.
 
     On SQLite they take the write lock at once. A transaction that reads first and then finds
     that another has written meanwhile fails, however long it would be ready to wait.
+
+    Args:
+        engine: connections to the database.
+        durable: whether a commit is on the disk when it returns. On SQLite one that is not is safe
+            from everything but a power cut, which undoes the last ones, in order; the next durable
+            commit takes those before it to the disk. PostgreSQL's are always durable: it shows
+            others what it has not yet written, and a crash of the server alone would undo it.
     """
-    return engine.execution_options(**{BEGIN_OPTION: "BEGIN IMMEDIATE"})
+    options = {BEGIN_OPTION: "BEGIN IMMEDIATE", DURABLE_OPTION: durable}
+    return engine.execution_options(**options)
 
 
-def _set_up_sqlite(connection: Any, record: object) -> None:
+def _sqlite_engine(url: URL) -> Engine:
+    """Connections to a file that exists, and is the one that the path names.
+
+    A file that is moved away or put back from a copy is noticed when a connection is next used:
+    those to the file that was there are closed. None makes a file, which would take the place of
+    the one that is away, and undo what its write-ahead log holds.
+    """
+    path = Path(str(url.database))
+    arguments = {"timeout": BUSY_TIMEOUT_S, "uri": True}
+    engine = create_engine(url, connect_args=arguments)
+
+    def open_it(dialect: object, record: object, args: list[str], named: object) -> None:
+        args[0] = f"{path.as_uri()}?mode=rw"
+
+    def set_up(connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info["file"] = _file_at(path)
+        _set_up_sqlite(connection)
+
+    def look(connection: object, record: ConnectionPoolEntry, proxy: object) -> None:
+        if record.info["file"] != _file_at(path):
+            raise DisconnectionError("the file is another one")
+
+    event.listen(engine, "do_connect", open_it)
+    event.listen(engine, "connect", set_up)
+    event.listen(engine, "checkout", look)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """What tells a file from every other one; ``None`` if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _set_up_sqlite(connection: Any) -> None:
     # The driver would open transactions late, and none around DDL: "begin" events do it instead.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
-    # A commit is on the disk when it returns. Without that a power cut may undo measurements that
-    # took minutes each; writes are few, and each costs milliseconds.
-    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _set_up_postgresql(connection: Any, record: object) -> None:
+    connection.autocommit = True
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'")
+    connection.autocommit = False
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    begin = connection.get_execution_options().get(BEGIN_OPTION, "BEGIN")
-    if begin:
+    options = connection.get_execution_options()
+    if begin := options.get(BEGIN_OPTION, "BEGIN"):
+        _synchronize(connection, "FULL" if options.get(DURABLE_OPTION, True) else "NORMAL")
         connection.exec_driver_sql(begin)
+
+
+def _synchronize(connection: Connection, how: str) -> None:
+    """Says what a commit waits for; outside transactions alone can that be said.
+
+    FULL waits for the disk, which takes milliseconds: without it a power cut would undo
+    measurements that took minutes each. Under NORMAL, which the file's write-ahead log keeps from
+    damage all the same, it waits for nothing.
+    """
+    if connection.info.get("synchronous") != how:
+        connection.exec_driver_sql(f"PRAGMA synchronous = {how}")
+        connection.info["synchronous"] = how
 
 
 @contextmanager
@@ -151,6 +229,8 @@ def _translation(error: DBAPIError, url: URL) -> TunerError:
     cause = error.orig
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
     shown = shown_url(url)
+    if code == "SQLITE_CANTOPEN" and not Path(shown).exists():
+        return StoreError(f"the database {shown} cannot be used: there is no such file")
     if code.startswith(_WRITE_REFUSED):
         return UsageError("db", shown, f"cannot be written: {one_line(cause)}")
     if code == "SQLITE_NOTADB":

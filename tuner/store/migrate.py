@@ -86,7 +86,7 @@ def upgrade(url: str) -> list[str]:
         StoreError: it cannot be reached, or is of a newer version.
     """
     parsed = parse_url(url)
-    make_folder(parsed.database if is_sqlite(parsed) else None)
+    make_file(parsed.database if is_sqlite(parsed) else None)
     engine = make_engine(parsed)
     try:
         with translated(parsed):
@@ -119,8 +119,8 @@ def check(url: str) -> list[str]:
         engine.dispose()
 
 
-def make_folder(path: str | None) -> None:
-    """Makes the folder of a SQLite file.
+def make_file(path: str | None) -> None:
+    """Makes a SQLite file that is absent, empty, and its folder.
 
     Raises:
         UsageError: it cannot be made.
@@ -131,6 +131,11 @@ def make_folder(path: str | None) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError("db", path, f"its folder cannot be made: {error.strerror}") from error
+    try:
+        if not Path(path).exists():
+            Path(path).touch()
+    except OSError as error:
+        raise UsageError("db", path, f"cannot be written: {error.strerror}") from error
 
 
 def require_file(path: str) -> None:

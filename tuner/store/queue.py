@@ -1,90 +1,60 @@
-"""The queue: who may run a probe, for how long, and what becomes of it.
+"""The queue: who may keep a probe, for how long, and what becomes of it.
 
 Every function works inside a writing transaction of the caller's. Rows are locked in one order,
 attempt, probe, study, so that no two transactions wait for each other; SQLite locks everything.
+A device's row is written by a claim before it locks the study, and deleted by its attempt's end
+after: nobody can wait for one that is deleted but to write it.
 """
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from tuner.measurement import TRIED_AGAIN, Fidelity, Measurement, Outcome
+from tuner.measurement import TRIED_AGAIN, Measurement, Outcome, believable
 from tuner.store.clock import clock
+from tuner.store.devices import free
 from tuner.store.engine import one_line
+from tuner.store.events import add_event
 from tuner.store.identity import WorkerIdentity
 from tuner.store.records import LEASE_S, AttemptState, Claim, EventKind
-from tuner.store.rows import add_event, measurement_row, probe_of
+from tuner.store.rows import measurement_row
 from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
-from tuner.study import PROBE_TRANSITIONS, ProbeState, StudyState
+from tuner.study import OPEN, PROBE_TRANSITIONS, ProbeState, StudyState
 
 MOST_LOSSES = 3
 """A probe whose worker was lost so often is closed: it may be what kills them."""
 
-OPEN = (StudyState.QUEUED, StudyState.RUNNING)
-"""States in which a study's probes are entered and run."""
 
-
-def claim(
-    session: Session, study_id: str, worker: WorkerIdentity, fidelity: Fidelity | None = None
-) -> Claim | None:
-    """Gives the study's oldest queued probe to ``worker``, and puts the study to running."""
-    which = [ProbeRow.study_id == study_id, ProbeRow.state == ProbeState.QUEUED]
-    which += [ProbeRow.fidelity == fidelity] if fidelity else []
-    probe = session.scalar(
-        select(ProbeRow)
-        .where(*which)
-        .order_by(ProbeRow.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    if probe is None:
-        return None
-    attempt = _new_attempt(session, probe, worker)
-    study = locked_study(session, study_id)
-    if study.state not in OPEN:
-        return None
-    now = clock(session)
-    attempt.started_at, attempt.lease_until = now, now + timedelta(seconds=LEASE_S)
-    if study.state is not StudyState.RUNNING:
-        move_study(session, study, StudyState.RUNNING, "", now)
-    study.worker, study.worker_seen_at = worker.as_dict(), now
-    session.add(attempt)
-    _move_probe(session, study, probe, ProbeState.RUNNING, now, {"worker": worker.name}, attempt)
-    session.flush()
-    return Claim(
-        attempt_id=attempt.id, study_id=study_id, probe=probe_of(probe, None), worker=worker
-    )
-
-
-def beat(session: Session, held: Claim) -> bool:
+def beat(session: Session, held: Claim, lease_s: float = LEASE_S) -> bool:
     """Extends the lease of a claim that still holds."""
     attempt = _held(session, held.attempt_id)
     if attempt is None:
         return False
-    attempt.lease_until = clock(session) + timedelta(seconds=LEASE_S)
+    attempt.lease_until = clock(session) + timedelta(seconds=lease_s)
     state = session.scalar(select(StudyRow.state).where(StudyRow.id == held.study_id))
     return state is not StudyState.CANCELLED
 
 
 def record(session: Session, held: Claim, found: Measurement) -> bool:
-    """Ends a claim that still holds with what it found."""
-    attempt = _held(session, held.attempt_id)
+    """Ends a claim that still holds with what it found, if that can be."""
+    attempt, found = _held(session, held.attempt_id), believable(found)
     if attempt is None:
         return False
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
-    attempt.state, attempt.outcome = AttemptState.DONE, found.outcome
-    attempt.detail, attempt.ended_at = one_line(found.detail), now
+    attempt.outcome = found.outcome
+    _end(session, attempt, AttemptState.DONE, found.detail, now)
     study.revision += 1
     study.worker_seen_at = now
     data = {"outcome": str(found.outcome), "detail": one_line(found.detail)}
-    if _ended(session, probe, found.outcome) <= TRIED_AGAIN.get(found.outcome, 0):
+    again = _ended(session, probe, found.outcome) <= TRIED_AGAIN.get(found.outcome, 0)
+    if again and study.state in OPEN:
         _move_probe(session, study, probe, ProbeState.QUEUED, now, data, attempt)
     else:
-        _finish(session, study, probe, attempt, found, now)
+        _finish(session, study, probe, attempt.id, found, now)
         _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
     return True
 
@@ -96,10 +66,9 @@ def give_back(session: Session, held: Claim, why: str) -> bool:
         return False
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
-    attempt.state, attempt.detail = AttemptState.GIVEN_BACK, one_line(why)
-    attempt.ended_at = study.worker_seen_at = now
-    data = {"detail": one_line(why)}
-    _move_probe(session, study, probe, ProbeState.QUEUED, now, data, attempt)
+    _end(session, attempt, AttemptState.GIVEN_BACK, why, now)
+    study.worker_seen_at = now
+    _put_back(session, study, probe, attempt, why, now)
     return True
 
 
@@ -110,7 +79,7 @@ def suspects(session: Session) -> list[int]:
     return [row.id for row in running if row.lease_until <= now or _gone(row.worker)]
 
 
-def lose(session: Session, attempt_id: int) -> bool:
+def lose(session: Session, attempt_id: int, lease_s: float = LEASE_S) -> bool:
     """Takes the probe from a worker that is still suspect, now that its row is locked."""
     attempt = _held(session, attempt_id)
     if attempt is None:
@@ -120,33 +89,77 @@ def lose(session: Session, attempt_id: int) -> bool:
         return False
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
-    why = "its worker is gone" if gone else f"no sign of its worker for {LEASE_S} s"
-    attempt.state, attempt.detail, attempt.ended_at = AttemptState.LOST, why, now
+    why = "its worker is gone" if gone else f"no sign of its worker for {lease_s:g} s"
+    _end(session, attempt, AttemptState.LOST, why, now)
     study.revision += 1
     if _losses(session, probe) < MOST_LOSSES:
-        _move_probe(session, study, probe, ProbeState.QUEUED, now, {"detail": why}, attempt)
+        _put_back(session, study, probe, attempt, why, now)
         return True
     why = f"its worker was lost {MOST_LOSSES} times"
     found = Measurement(outcome=Outcome.WORKER_LOST, detail=why)
-    _finish(session, study, probe, attempt, found, now)
+    _finish(session, study, probe, attempt.id, found, now)
     data = {"outcome": str(found.outcome), "detail": why}
     _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
     return True
 
 
-def orphans(session: Session) -> list[str]:
+def orphans(session: Session, lease_s: float = LEASE_S) -> list[str]:
     """Running studies that no worker is at. Reads only."""
     now = clock(session)
     running = select(StudyRow).where(StudyRow.state == StudyState.RUNNING)
-    return [row.id for row in session.scalars(running) if _orphaned(session, row, now)]
+    return [row.id for row in session.scalars(running) if _orphaned(session, row, now, lease_s)]
 
 
-def put_back(session: Session, study_id: str) -> None:
+def put_back(session: Session, study_id: str, lease_s: float = LEASE_S) -> None:
     """Puts a study back to queued, if it is still an orphan now that its row is locked."""
     study = locked_study(session, study_id)
     now = clock(session)
-    if study.state is StudyState.RUNNING and _orphaned(session, study, now):
+    if study.state is StudyState.RUNNING and _orphaned(session, study, now, lease_s):
         move_study(session, study, StudyState.QUEUED, "its worker is gone", now)
+
+
+def close_unwanted(session: Session, attempt_id: int) -> None:
+    """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it.
+
+    Its result names no attempt, as in :func:`withdraw`.
+    """
+    attempt = session.get_one(AttemptRow, attempt_id)
+    probe, study = _probe_and_study(session, attempt)
+    now, found = clock(session), Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
+    study.revision += 1
+    _finish(session, study, probe, None, found, now)
+    data = {"outcome": str(found.outcome), "detail": attempt.detail}
+    _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
+
+
+def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:
+    """Takes the probes of a study, whose row is locked, off the queue."""
+    queued = (
+        select(ProbeRow)
+        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
+        # One that a worker is just claiming is its; to wait for it could be to wait for ever.
+        .with_for_update(skip_locked=True)
+    )
+    for probe in session.scalars(queued).all():
+        _withdraw(session, study, probe, why, now)
+
+
+def _withdraw(session: Session, study: StudyRow, probe: ProbeRow, why: str, now: datetime) -> None:
+    """Takes a probe off the queue; both rows are locked.
+
+    One that was tried is kept as cancelled, so that what its attempts have cost stays known. Its
+    result names none of them: that would lock an attempt after its study.
+    """
+    mine = select(AttemptRow.id).where(AttemptRow.probe_id == probe.id).limit(1)
+    if session.scalar(mine) is None:
+        tell_probe(session, study.id, probe, now, {"state": "withdrawn"})
+        session.delete(probe)
+        return
+    found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
+    _finish(session, study, probe, None, found, now)
+    probe.state = ProbeState.DONE
+    data = {"outcome": str(found.outcome), "detail": found.detail}
+    tell_probe(session, study.id, probe, now, data)
 
 
 def locked_study(session: Session, study_id: str) -> StudyRow:
@@ -164,20 +177,24 @@ def move_study(
     study.state, study.reason = to, one_line(reason)
     if to is not StudyState.RUNNING:
         study.worker = study.worker_seen_at = None
-    add_event(session, study, EventKind.STUDY, now, data)
+    add_event(session, study.id, EventKind.STUDY, now, data)
 
 
 def tell_probe(
-    session: Session, study: StudyRow, probe: ProbeRow, now: datetime, data: Mapping[str, Any]
+    session: Session,
+    study_id: str,
+    probe: ProbeRow | Row[Any],
+    now: datetime,
+    data: Mapping[str, Any],
 ) -> None:
-    """Tells where a probe stands now."""
+    """Tells where a probe stands now; the study's row is locked."""
     which = {
         "probe": probe.id,
         "settings": probe.settings,
         "repetition": probe.repetition,
         "state": str(probe.state),
     }
-    add_event(session, study, EventKind.PROBE, now, {**which, **data})
+    add_event(session, study_id, EventKind.PROBE, now, {**which, **data})
 
 
 def _move_probe(
@@ -191,30 +208,44 @@ def _move_probe(
 ) -> None:
     assert to in PROBE_TRANSITIONS[probe.state], (probe.state, to)
     probe.state = to
-    tell_probe(session, study, probe, now, {"attempt": attempt.number, **data})
+    tell_probe(session, study.id, probe, now, {"attempt": attempt.number, **data})
+
+
+def _put_back(
+    session: Session,
+    study: StudyRow,
+    probe: ProbeRow,
+    attempt: AttemptRow,
+    why: str,
+    now: datetime,
+) -> None:
+    """Queues a probe again, unless its study has ended: then nobody would run it."""
+    data = {"detail": one_line(why)}
+    if study.state in OPEN:
+        _move_probe(session, study, probe, ProbeState.QUEUED, now, data, attempt)
+        return
+    found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
+    _finish(session, study, probe, attempt.id, found, now)
+    data = {"outcome": str(found.outcome), **data}
+    _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
 
 
 def _finish(
     session: Session,
     study: StudyRow,
     probe: ProbeRow,
-    attempt: AttemptRow,
+    attempt_id: int | None,
     found: Measurement,
     now: datetime,
 ) -> None:
     probe.outcome, probe.finished_at = found.outcome, now
-    session.add(measurement_row(study, probe, attempt.id, found, now))
+    session.add(measurement_row(study, probe, attempt_id, found, now))
 
 
-def _new_attempt(session: Session, probe: ProbeRow, worker: WorkerIdentity) -> AttemptRow:
-    tried = session.scalar(select(func.count()).where(AttemptRow.probe_id == probe.id)) or 0
-    return AttemptRow(
-        probe_id=probe.id,
-        number=tried + 1,
-        state=AttemptState.RUNNING,
-        detail="",
-        worker=worker.as_dict(),
-    )
+def _end(session: Session, attempt: AttemptRow, how: AttemptState, why: str, now: datetime) -> None:
+    """Ends an attempt that holds, and lets others have its devices."""
+    attempt.state, attempt.detail, attempt.ended_at = how, one_line(why), now
+    free(session, attempt)
 
 
 def _held(session: Session, attempt_id: int) -> AttemptRow | None:
@@ -244,15 +275,14 @@ def _gone(worker: Mapping[str, Any]) -> bool:
     return WorkerIdentity.from_dict(worker).is_alive() is False
 
 
-def _orphaned(session: Session, study: StudyRow, now: datetime) -> bool:
+def _orphaned(session: Session, study: StudyRow, now: datetime, lease_s: float) -> bool:
     """Whether no worker is at a running study: none holds a probe, and the one that was at it
     last is known to be gone or, where that cannot be told, gave no sign for a lease's time."""
-    attempts = select(func.count()).join(ProbeRow, ProbeRow.id == AttemptRow.probe_id)
-    held = (ProbeRow.study_id == study.id, AttemptRow.state == AttemptState.RUNNING)
-    if session.scalar(attempts.select_from(AttemptRow).where(*held)):
+    held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
+    if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
         return False
     alive = WorkerIdentity.from_dict(study.worker).is_alive() if study.worker else None
     if alive is not None:
         return not alive
     seen = study.worker_seen_at
-    return seen is None or seen + timedelta(seconds=LEASE_S) <= now
+    return seen is None or seen + timedelta(seconds=lease_s) <= now

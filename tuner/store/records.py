@@ -33,9 +33,9 @@ class EventKind(StrEnum):
 class Scope(StrEnum):
     """What a key allows; each one allows what those before it do."""
 
-    READ = "read"  # see studies
+    READ = "read"  # see studies and metrics
     SUBMIT = "submit"  # ask questions, and cancel studies
-    ADMIN = "admin"  # see metrics and who did what
+    ADMIN = "admin"  # see who did what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,25 @@ class StudySummary:
     """Why it stands there."""
     probes: Mapping[Outcome, int]
     """Finished probes by outcome."""
+    pool: str
+    """Label of the workers that may be at it; empty for any."""
+    revision: int
+    """Counts what became known of it, as :attr:`tuner.study.Study.revision`."""
     created_at: str
     """When it was first asked, UTC in ISO 8601."""
     asked_at: str
     """When it was asked last, UTC in ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStudy:
+    """A study that is not at its end, as a worker looks for one."""
+
+    id: str
+    """The study's id."""
+    state: StudyState
+    """Queued, or running."""
+    pool: str
+    """Label of the workers that may be at it; empty for any."""
+    revision: int
+    """As :attr:`tuner.study.Study.revision`: what could not be done then may be possible now."""

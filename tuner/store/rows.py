@@ -1,30 +1,23 @@
 """From rows to the domain's objects, and back."""
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tuner.errors import StoreError, UsageError
-from tuner.measurement import Measurement, Outcome
+from tuner.measurement import Measurement, believable
 from tuner.settings import parse_settings
 from tuner.store.attempts import fruitless_s
 from tuner.store.calibrations import read_calibration
 from tuner.store.clock import clock, iso
-from tuner.store.records import Event, EventKind, StudySummary
-from tuner.store.tables import (
-    DryRunRow,
-    EventRow,
-    MeasurementRow,
-    ProbeRow,
-    StudyRow,
-)
+from tuner.store.tables import DryRunRow, MeasurementRow, ProbeRow, StudyRow
 from tuner.store.verdicts import guards_of
 from tuner.study import Probe, ProbeRequest, Question, Study, Terms
 
@@ -52,9 +45,11 @@ def read_study(session: Session, row: StudyRow) -> Study:
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
         study = study_of(row, probes, read_dry_runs(session, named))
         question = study.question
+        now_s, before_s = fruitless_s(session, row)
         return replace(
             study,
-            fruitless_s=fruitless_s(session, row),
+            fruitless_s=now_s,
+            fruitless_before_s=before_s,
             guards=guards_of(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )
@@ -99,6 +94,8 @@ def study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryR
         revision=row.revision,
         seed=row.seed,
         probes_before=row.probes_before,
+        guard_s=row.guard_s,
+        guard_before_s=row.guard_before_s,
         probes=probes,
         dry_runs=dry_runs,
         created_at=iso(row.created_at) or "",
@@ -106,7 +103,7 @@ def study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryR
     )
 
 
-def probe_of(row: ProbeRow, measurement: Mapping[str, Any] | None) -> Probe:
+def probe_of(row: ProbeRow | Row[Any], measurement: Mapping[str, Any] | None) -> Probe:
     """A probe with what it found."""
     return Probe(
         id=row.id,
@@ -118,7 +115,7 @@ def probe_of(row: ProbeRow, measurement: Mapping[str, Any] | None) -> Probe:
         ),
         state=row.state,
         memory_limit_bytes=row.memory_limit_bytes,
-        measurement=Measurement.from_dict(measurement) if measurement else None,
+        measurement=believable(Measurement.from_dict(measurement)) if measurement else None,
         finished_at=iso(row.finished_at),
     )
 
@@ -152,51 +149,3 @@ def _tokens(study: StudyRow, probe: ProbeRow, count: int) -> float:
     workload = study.question["workload"]
     whole = workload["sequence_length"] * workload["global_batch_size"]
     return float(whole * count / parse_settings(probe.settings).gradient_accumulation_steps)
-
-
-def read_summaries(session: Session, limit: int) -> list[StudySummary]:
-    """The studies asked last, newest first, in two queries."""
-    newest = select(StudyRow).order_by(StudyRow.asked_at.desc(), StudyRow.id).limit(limit)
-    rows = session.scalars(newest).all()
-    counts = _outcomes(session, [row.id for row in rows])
-    return [
-        StudySummary(
-            id=row.id,
-            model_name=row.model_name,
-            cluster_name=row.cluster_name,
-            state=row.state,
-            reason=row.reason,
-            probes=counts.get(row.id, {}),
-            created_at=iso(row.created_at) or "",
-            asked_at=iso(row.asked_at) or "",
-        )
-        for row in rows
-    ]
-
-
-def _outcomes(session: Session, study_ids: Sequence[str]) -> dict[str, dict[Outcome, int]]:
-    counted = session.execute(
-        select(ProbeRow.study_id, ProbeRow.outcome, func.count())
-        .where(ProbeRow.study_id.in_(study_ids), ProbeRow.outcome.is_not(None))
-        .group_by(ProbeRow.study_id, ProbeRow.outcome)
-        .order_by(ProbeRow.outcome)
-    )
-    counts: dict[str, dict[Outcome, int]] = {}
-    for study_id, outcome, count in counted:
-        assert outcome is not None
-        counts.setdefault(study_id, {})[outcome] = count
-    return counts
-
-
-def event_of(row: EventRow) -> Event:
-    """An event."""
-    at = iso(row.at) or ""
-    return Event(id=row.id, study_id=row.study_id, kind=row.kind, at=at, data=row.data)
-
-
-def add_event(
-    session: Session, study: StudyRow, kind: EventKind, now: datetime, data: Mapping[str, Any]
-) -> None:
-    """Tells what happened. The caller holds the study's row lock, or events of one study could be
-    committed in another order than that of their ids, and a reader would miss some."""
-    session.add(EventRow(study_id=study.id, kind=kind, at=now, data=dict(data)))

@@ -1,11 +1,8 @@
 """Earlier studies that may teach something of a question: the same stack, on such a cluster."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -20,8 +17,6 @@ MOST_SIMILAR = 20
 """Earlier studies that a study is read with."""
 MOST_PROBES = 300
 """Probes that they have together, the newest ones; a search looks at no more."""
-MOST_LOOKED_AT = 200
-"""Studies, those asked last, among which similar ones are looked for."""
 
 
 def read_study_with_past(session: Session, row: StudyRow) -> Study:
@@ -48,36 +43,26 @@ def similar_studies(
         question: which is left out itself.
         limit: of studies.
     """
-    rows = list(islice(_akin(session, question), limit))
+    rows = _akin(session, question, limit)
     probes = _probes(session, [row.id for row in rows])
     found = (_past_study(row, probes.get(row.id, ())) for row in rows)
     return tuple(study for study in found if study is not None and study.probes)
 
 
-def _akin(session: Session, question: Question) -> Iterator[StudyRow]:
+def _akin(session: Session, question: Question, limit: int) -> Sequence[StudyRow]:
     ran = (
         ProbeRow.study_id == StudyRow.id,
         ProbeRow.state == ProbeState.DONE,
         ProbeRow.fidelity.in_(PROBED),
     )
+    same = StudyRow.kind == question.kind, StudyRow.identity != question.identity
     newest = (
         select(StudyRow)
-        .where(StudyRow.identity != question.identity, select(ProbeRow.id).where(*ran).exists())
+        .where(*same, select(ProbeRow.id).where(*ran).exists())
         .order_by(StudyRow.asked_at.desc(), StudyRow.id)
-        .limit(MOST_LOOKED_AT)
+        .limit(limit)
     )
-    wanted = _kind(json.loads(json.dumps(question.as_dict())))
-    return (row for row in session.scalars(newest) if _kind(row.question) == wanted)
-
-
-def _kind(question: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for a measurement to say something of another question."""
-    cluster, workload = question.get("cluster", {}), question.get("workload", {})
-    return {
-        "framework": question.get("framework"),
-        "cluster": {name: value for name, value in cluster.items() if name != "nodes"},
-        "precision": workload.get("precision"),
-    }
+    return session.scalars(newest).all()
 
 
 def _probes(session: Session, study_ids: Sequence[str]) -> dict[str, list[Probe]]:

@@ -6,45 +6,35 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 """
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Engine, select
-from sqlalchemy.orm import Session
 
 from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
-from tuner.store.asking import asked_study, named_study, renew, unknown_study
+from tuner.store.asking import ask, named_study, unknown_study
 from tuner.store.calibrations import keep_calibration, read_calibration
+from tuner.store.claims import Unclaimed, claim
 from tuner.store.clock import clock
-from tuner.store.engine import (
-    default_url,
-    is_sqlite,
-    make_engine,
-    parse_url,
-)
+from tuner.store.engine import default_url, is_sqlite, make_engine, parse_url
+from tuner.store.entering import enter_probe
+from tuner.store.events import newest_events, read_events
 from tuner.store.identity import WorkerIdentity
-from tuner.store.records import Claim, Event, EventKind, StudySummary
-from tuner.store.rows import (
-    add_event,
-    event_of,
-    keep_dry_run,
-    measurement_row,
-    probe_of,
-    read_dry_runs,
-    read_summaries,
-)
+from tuner.store.listing import Position, count_open, read_open, read_page
+from tuner.store.records import LEASE_S, Claim, Event, OpenStudy, StudySummary
+from tuner.store.rows import keep_dry_run, read_dry_runs
 from tuner.store.similar import MOST_SIMILAR, read_study_with_past, similar_studies
-from tuner.store.tables import EventRow, ProbeRow, StudyRow
+from tuner.store.tables import StudyRow
 from tuner.store.transactions import Transactions
 from tuner.store.verdicts import keep_verdict, read_verdicts
 from tuner.study import (
+    OPEN,
     STUDY_TRANSITIONS,
     Probe,
     ProbeRequest,
-    ProbeState,
     Question,
     Study,
     StudyState,
@@ -56,7 +46,7 @@ if TYPE_CHECKING:
     from tuner.guard.verdict import Verdict
 
 
-def open_store(url: str | None = None, *, create: bool = True) -> "Store":
+def open_store(url: str | None = None, *, create: bool = True, lease_s: float = LEASE_S) -> "Store":
     """Opens a database, the default one unless ``url`` names another.
 
     A SQLite file is made, with its folder, when absent, and migrated when it is of an earlier
@@ -65,6 +55,8 @@ def open_store(url: str | None = None, *, create: bool = True) -> "Store":
     Args:
         url: ``sqlite:///path/to/file.db`` or ``postgresql://user@host/database``.
         create: whether an absent SQLite file is made.
+        lease_s: seconds for which a claim or a beat gives a worker its probe; the same for all
+            who use the database.
 
     Raises:
         UsageError: the address is wrong, or it cannot be written, or is not ours, or is absent.
@@ -73,22 +65,24 @@ def open_store(url: str | None = None, *, create: bool = True) -> "Store":
     parsed = parse_url(url if url is not None else default_url())
     if is_sqlite(parsed):
         path = str(parsed.database)
-        migrate.make_folder(path) if create else migrate.require_file(path)
+        migrate.make_file(path) if create else migrate.require_file(path)
     engine = make_engine(parsed)
     try:
         migrate.prepare(engine)
     except BaseException:
         engine.dispose()
         raise
-    return Store(engine)
+    return Store(engine, lease_s)
 
 
 class Store:
     """An open database, at this version's schema. A context manager; see :func:`open_store`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lease_s: float = LEASE_S) -> None:
         self.transactions = Transactions(engine)
         """For what has tables of its own beside studies and probes."""
+        self.lease_s = lease_s
+        """Seconds for which a claim or a beat gives a worker its probe."""
 
     @property
     def url(self) -> str:
@@ -114,20 +108,9 @@ class Store:
         queued, unless a worker is at it. Probes that were planned and never tried are withdrawn:
         they were planned on the old terms.
         """
-        self.reap()
+        self.reap()  # a study that runs after it has a live worker
         with self.transactions.write() as session:
-            study, new = asked_study(session, question, terms)
-            now = clock(session)
-            if not new:
-                renew(session, study, question, terms, now)
-            study.revision += 1
-            data = {"again": not new, "terms": terms.as_dict()}
-            add_event(session, study, EventKind.ASKED, now, data)
-            # A study that runs after reap() has a live worker.
-            if study.state not in queue.OPEN:
-                queue.move_study(session, study, StudyState.QUEUED, "", now)
-            session.flush()
-            return read_study_with_past(session, study)
+            return read_study_with_past(session, ask(session, question, terms))
 
     def find(self, question: Question) -> Study | None:
         """The study of a question, if it was asked before."""
@@ -155,7 +138,36 @@ class Store:
     def studies(self, limit: int = 50) -> list[StudySummary]:
         """The studies that were asked last, newest first."""
         with self.transactions.read() as session:
-            return read_summaries(session, limit)
+            return read_page(session, limit=limit)
+
+    def page(
+        self,
+        *,
+        before: Position | None = None,
+        limit: int = 50,
+        state: StudyState | None = None,
+        query: str = "",
+    ) -> list[StudySummary]:
+        """Studies, those asked last first; see :func:`tuner.store.listing.read_page`.
+
+        Args:
+            before: ``asked_at`` and ``id`` of the last study of the page before this one.
+            limit: most studies.
+            state: only studies in this state.
+            query: only studies with this in their id, or in the name of their model or cluster.
+        """
+        with self.transactions.read() as session:
+            return read_page(session, before=before, limit=limit, state=state, query=query)
+
+    def open_studies(self, pools: Collection[str] = ()) -> list[OpenStudy]:
+        """Studies not at their end, of no pool or one of ``pools``, those asked first first."""
+        with self.transactions.read() as session:
+            return read_open(session, pools)
+
+    def count_open(self) -> int:
+        """How many studies are not at their end."""
+        with self.transactions.read() as session:
+            return count_open(session)
 
     def move(
         self,
@@ -167,7 +179,7 @@ class Store:
         revision: int | None = None,
         worker: WorkerIdentity | None = None,
     ) -> bool:
-        """Moves a study to another state.
+        """Moves a study to another state; at its end, what is still queued is withdrawn.
 
         Args:
             study_id: the whole id.
@@ -196,18 +208,27 @@ class Store:
             if revision is not None and study.revision != revision:
                 return False
             now = clock(session)
+            if to not in OPEN:
+                queue.withdraw(session, study, f"the study is {to}", now)
             queue.move_study(session, study, to, reason, now)
             if to is StudyState.RUNNING:
                 study.worker = worker.as_dict() if worker else None
                 study.worker_seen_at = now
             return True
 
-    def events(self, study_id: str, after: int = 0) -> list[Event]:
-        """What happened to a study since the event ``after``, oldest first."""
-        newer = (EventRow.study_id == study_id, EventRow.id > after)
+    def events(self, study_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
         with self.transactions.read() as session:
-            rows = session.scalars(select(EventRow).where(*newer).order_by(EventRow.id))
-            return [event_of(row) for row in rows]
+            return read_events(session, study_id, after, limit)
+
+    def newest_events(self, study_ids: Collection[str]) -> dict[str, int]:
+        """The id of each study's newest event, in one query, however many are asked for.
+
+        Ids grow in the order of commits within a study, and not across studies: a reader of many
+        remembers one cursor for each.
+        """
+        with self.transactions.read() as session:
+            return newest_events(session, study_ids)
 
     # Probes
 
@@ -216,16 +237,7 @@ class Store:
     ) -> Probe | None:
         """Queues a probe that was planned at ``revision``; ``None`` when the study moved on."""
         with self.transactions.write() as session:
-            study = _planned_at(session, study_id, revision)
-            if study is None:
-                return None
-            now = clock(session)
-            row = _queued_probe(study_id, request, memory_limit_bytes, now)
-            session.add(row)
-            study.revision += 1
-            session.flush()
-            queue.tell_probe(session, study, row, now, {})
-            return probe_of(row, None)
+            return enter_probe(session, study_id, revision, request, memory_limit_bytes)
 
     def enter_done(
         self,
@@ -244,40 +256,39 @@ class Store:
             measurement: its result, from a dry run that is kept.
             memory_limit_bytes: the limit of the study's terms.
         """
+        planned = (study_id, revision, request, memory_limit_bytes)
         with self.transactions.write() as session:
-            study = _planned_at(session, study_id, revision)
-            if study is None:
-                return None
-            now = clock(session)
-            row = _queued_probe(study_id, request, memory_limit_bytes, now)
-            row.state, row.outcome, row.finished_at = ProbeState.DONE, measurement.outcome, now
-            session.add(row)
-            study.revision += 1
-            session.flush()
-            session.add(measurement_row(study, row, None, measurement, now))
-            queue.tell_probe(session, study, row, now, {"outcome": str(measurement.outcome)})
-            return probe_of(row, measurement.as_dict())
+            return enter_probe(session, *planned, measurement)
 
     def claim(
-        self, study_id: str, worker: WorkerIdentity, fidelity: Fidelity | None = None
+        self,
+        study_id: str,
+        worker: WorkerIdentity,
+        fidelity: Fidelity | None = None,
+        devices: Collection[str] = (),
     ) -> Claim | None:
-        """Takes the study's oldest queued probe, for :data:`tuner.store.LEASE_S` seconds.
+        """Takes the study's oldest queued probe, for :attr:`lease_s` seconds, and its devices.
 
         Args:
             study_id: the whole id.
             worker: who takes it.
             fidelity: take only a probe of this one; of any unless given.
+            devices: names of what it will run on, unique in the world: UUIDs of GPUs, or
+                ``HOST/cpu``. No other claim has any of them until this one ends. A probe that
+                lost one of them is left to workers with others; after a lease's time in which
+                none took it, it ends as ``device_lost``.
 
         Returns:
-            ``None`` when none is queued, or the study is at its end.
+            ``None`` when none is queued, or the study is at its end, or a device is held.
         """
-        with self.transactions.write() as session:
-            return queue.claim(session, study_id, worker, fidelity)
+        with suppress(Unclaimed), self.transactions.write(durable=False) as session:
+            return claim(session, study_id, worker, fidelity, devices, self.lease_s)
+        return None
 
     def beat(self, claim: Claim) -> bool:
         """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
-        with self.transactions.write() as session:
-            return queue.beat(session, claim)
+        with self.transactions.write(durable=False) as session:
+            return queue.beat(session, claim, self.lease_s)
 
     def record(self, claim: Claim, measurement: Measurement) -> bool:
         """Ends the probe with its measurement, or queues it again after what may be an accident
@@ -308,12 +319,12 @@ class Store:
         lost = 0
         for attempt_id in suspects:  # one transaction each: locks are taken in one order
             with self.transactions.write() as session:
-                lost += queue.lose(session, attempt_id)
+                lost += queue.lose(session, attempt_id, self.lease_s)
         with self.transactions.read() as session:
-            orphans = queue.orphans(session)
+            orphans = queue.orphans(session, self.lease_s)
         for orphan in orphans:
             with self.transactions.write() as session:
-                queue.put_back(session, orphan)
+                queue.put_back(session, orphan, self.lease_s)
         return lost
 
     # Dry runs
@@ -340,6 +351,11 @@ class Store:
         with self.transactions.write() as session:
             keep_verdict(session, verdict)
 
+    def add_guard_time(self, study_id: str, seconds: float) -> None:
+        """Counts seconds in which small twins were trained for a study."""
+        with self.transactions.write() as session:
+            queue.locked_study(session, study_id).guard_s += seconds
+
     # Calibrations
 
     def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
@@ -358,26 +374,3 @@ class Store:
         """Keeps rates for all studies on such devices."""
         with self.transactions.write() as session:
             keep_calibration(session, calibration)
-
-
-def _planned_at(session: Session, study_id: str, revision: int) -> StudyRow | None:
-    """The study, locked, if it still stands where a probe was planned for it."""
-    study = session.get(StudyRow, study_id, with_for_update=True)
-    if study is None:
-        raise unknown_study(session, study_id)
-    return study if study.revision == revision and study.state in queue.OPEN else None
-
-
-def _queued_probe(
-    study_id: str, request: ProbeRequest, memory_limit_bytes: int | None, now: datetime
-) -> ProbeRow:
-    return ProbeRow(
-        study_id=study_id,
-        settings=str(request.settings),
-        fidelity=request.fidelity,
-        repetition=request.repetition,
-        accumulation_counts=list(request.accumulation_counts),
-        memory_limit_bytes=memory_limit_bytes,
-        state=ProbeState.QUEUED,
-        created_at=now,
-    )

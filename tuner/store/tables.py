@@ -96,7 +96,9 @@ def _now_in_sqlite(element: UtcNow, compiler: Any, **kw: Any) -> str:
 
 @compiles(UtcNow, "postgresql")
 def _now_in_postgresql(element: UtcNow, compiler: Any, **kw: Any) -> str:
-    return "clock_timestamp()"  # now() would stand still while a transaction waits for a lock
+    # now() would stand still while a transaction waits for a lock. Milliseconds, as in SQLite:
+    # what is shown of a moment is the whole of it, and can be read on from.
+    return "date_trunc('milliseconds', clock_timestamp())"
 
 
 class Base(DeclarativeBase):
@@ -140,10 +142,16 @@ class StudyRow(Base):
     """A question and the terms on which it was asked last."""
 
     __tablename__ = "studies"
-    __table_args__ = (Index(None, "asked_at", "id"), Index(None, "state", "pool"))
+    __table_args__ = (
+        Index(None, "asked_at", "id"),
+        Index(None, "state", "asked_at", "id"),
+        Index(None, "kind", "asked_at", "id"),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     identity: Mapped[str] = mapped_column(String(64), unique=True)
+    kind: Mapped[str] = mapped_column(String(64), server_default="")
+    """``Question.kind``: of which others it may teach something."""
     model_name: Mapped[str] = mapped_column(Text)
     cluster_name: Mapped[str] = mapped_column(Text)
     question: Mapped[dict[str, Any]] = mapped_column(JsonText)
@@ -155,6 +163,10 @@ class StudyRow(Base):
     revision: Mapped[int]
     seed: Mapped[int]
     probes_before: Mapped[int]
+    guard_s: Mapped[float] = mapped_column(Double, server_default="0")
+    """Seconds in which small twins were trained for the latest asking."""
+    guard_before_s: Mapped[float] = mapped_column(Double, server_default="0")
+    """The same for earlier ones."""
     worker: Mapped[dict[str, Any] | None] = mapped_column(JsonText)
     """Who is at it, while it runs."""
     worker_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
@@ -171,6 +183,7 @@ class ProbeRow(Base):
         UniqueConstraint("study_id", "settings", "fidelity", "repetition"),
         CheckConstraint("repetition >= 0", name="repetition"),
         CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
+        Index(None, "state", "study_id", "id"),
         _KEEP_IDS,
     )
 
@@ -200,6 +213,7 @@ class AttemptRow(Base):
         UniqueConstraint("probe_id", "number"),
         CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
         Index("uq_attempts_running", "probe_id", unique=True, sqlite_where=text(_RUNNING)),
+        Index(None, "state", "lease_until"),
         _KEEP_IDS,
     )
 
@@ -211,6 +225,8 @@ class AttemptRow(Base):
     outcome: Mapped[Outcome | None] = mapped_column(_status(Outcome, "outcome"))
     detail: Mapped[str] = mapped_column(Text)
     worker: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    devices: Mapped[list[str]] = mapped_column(JsonText, server_default="[]")
+    """Those that it held, as in ``devices``; kept after its end."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     lease_until: Mapped[datetime] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
@@ -221,7 +237,8 @@ def _make_partial_on_postgresql(table: Table, connection: Connection, **_: Any) 
     """Said late, because naming the option imports that dialect: 80 ms of every command."""
     if connection.dialect.name == "postgresql":
         for index in table.indexes:
-            index.dialect_kwargs["postgresql_where"] = text(_RUNNING)
+            if index.name == "uq_attempts_running":
+                index.dialect_kwargs["postgresql_where"] = text(_RUNNING)
 
 
 class DeviceRow(Base):
@@ -238,6 +255,7 @@ class MeasurementRow(Base):
     """What a probe found: the whole of it, and the figures that queries want."""
 
     __tablename__ = "measurements"
+    __table_args__ = (Index(None, "outcome", "wall_s"),)
 
     probe_id: Mapped[int] = mapped_column(
         _parent("probes.id"), primary_key=True, autoincrement=False
@@ -337,13 +355,14 @@ class WorkerRow(Base):
     __table_args__ = (_KEEP_IDS,)
 
     id: Mapped[int] = _row_id()
-    name: Mapped[str] = mapped_column(Text)
     identity: Mapped[dict[str, Any]] = mapped_column(JsonText)
     """``WorkerIdentity.as_dict()``."""
     pools: Mapped[list[str]] = mapped_column(JsonText)
     """Labels of studies that it serves, beside those that name none."""
-    devices: Mapped[list[str]] = mapped_column(JsonText)
-    """What it has, for people: such as ``cuda:0 NVIDIA H100 80GB HBM3``."""
+    machine: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    """``Machine.as_dict()`` of where it runs."""
+    versions: Mapped[dict[str, str]] = mapped_column(JsonText)
+    """Releases of the packages that probes depend on, by package."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     seen_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     stopped_at: Mapped[datetime | None] = mapped_column(UtcTime)
@@ -374,7 +393,7 @@ class AuditRow(Base):
     id: Mapped[int] = _row_id()
     at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     actor: Mapped[str] = mapped_column(String(64))
-    """Id of a key, or ``local``."""
+    """Id of a key; ``local``, with a user's name where a command did it; or ``unknown``."""
     action: Mapped[str] = mapped_column(String(64))
     """Such as ``tune.submit``."""
     study_id: Mapped[str] = mapped_column(String(32), server_default="")

@@ -19,6 +19,7 @@ class Transactions:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.writer = writing(engine)
+        self._hasty_writer = writing(engine, durable=False)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -27,7 +28,13 @@ class Transactions:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        """One that writes; it is rolled back when an exception leaves it."""
-        with translated(self.engine.url), Session(self.writer) as session, session.begin():
+    def write(self, *, durable: bool = True) -> Iterator[Session]:
+        """One that writes; it is rolled back when an exception leaves it.
+
+        Args:
+            durable: whether it must outlive a power cut, for which a commit waits for the disk.
+                What means nothing without the processes that a power cut ends need not.
+        """
+        engine = self.writer if durable else self._hasty_writer
+        with translated(self.engine.url), Session(engine) as session, session.begin():
             yield session

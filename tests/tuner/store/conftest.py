@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, select, text, update
+from sqlalchemy import Engine, create_engine, event, make_url, select, text, update
 from sqlalchemy.orm import Session
 
 from tuner.cluster import parse_cluster
@@ -78,7 +79,7 @@ def url(request: pytest.FixtureRequest) -> str:
     shared = str(request.getfixturevalue("shared_postgresql"))
     engine = create_engine(shared)
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE studies, guards RESTART IDENTITY CASCADE"))
+        connection.execute(text("TRUNCATE studies, guards, workers RESTART IDENTITY CASCADE"))
     engine.dispose()
     return shared
 
@@ -197,3 +198,21 @@ def run_out(store: Store) -> Callable[[], None]:
             session.execute(update(StudyRow).values(worker_seen_at=now.replace(year=2000)))
 
     return run_out
+
+
+@pytest.fixture
+def count_statements() -> Iterator[Callable[[], list[str]]]:
+    """Begins a list to which every statement is added from then on."""
+    with ExitStack() as stack:
+
+        def begin() -> list[str]:
+            statements: list[str] = []
+
+            def add(conn: object, cursor: object, statement: str, *rest: object) -> None:
+                statements.append(statement)
+
+            event.listen(Engine, "before_cursor_execute", add)
+            stack.callback(event.remove, Engine, "before_cursor_execute", add)
+            return statements
+
+        yield begin

@@ -84,7 +84,9 @@ def test_an_earlier_asking_is_not_charged(
 ) -> None:
     store.give_back(begin(20), "Ctrl-C")
     store.ask(question, Terms(max_probes=3))
-    assert store.study(study.id).fruitless_s == 0
+    again = store.study(study.id)
+    assert again.fruitless_s == 0
+    assert again.fruitless_before_s == pytest.approx(20, abs=5)  # which the answer's cost holds
 
 
 def test_another_fidelity_is_not_charged(

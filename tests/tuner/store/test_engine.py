@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from tuner.errors import StoreError, TunerError, UsageError
-from tuner.store import Store, default_url, open_store
+from tuner.measurement import Measurement, Outcome
+from tuner.store import Store, WorkerIdentity, default_url, open_store
+from tuner.store import engine as engine_module
 from tuner.store.engine import make_engine, one_line, parse_url, shown_url
-from tuner.study import Question, Terms
+from tuner.store.tables import StudyRow
+from tuner.study import Question, StudyState, Terms
 
 
 def test_the_default_is_a_file_in_the_users_data_folder(
@@ -107,7 +110,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
 def test_a_folder_that_cannot_be_written_is_refused() -> None:
     # Nobody can make files there, not even root.
-    refused("sqlite:////proc/self/tuner.db", UsageError, "cannot be written: unable to open")
+    refused("sqlite:////proc/self/tuner.db", UsageError, "cannot be written: No such file")
 
 
 def test_a_file_that_is_absent_is_refused_when_it_must_not_be_made(sqlite_url: str) -> None:
@@ -242,6 +245,37 @@ def test_sqlite_is_set_up_to_lose_nothing(sqlite_url: str) -> None:
         assert pragma("busy_timeout") == 30_000
 
 
+def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
+    sqlite_url: str, question: Question, requests: object, worker: WorkerIdentity
+) -> None:
+    waits: dict[str, list[str]] = {}
+
+    def note(conn: Connection, *_: object) -> None:
+        how = conn.exec_driver_sql("PRAGMA synchronous").scalar()
+        waits.setdefault(doing, []).append("waits" if how == 2 else "goes on")
+
+    with open_store(sqlite_url) as store:
+        event.listen(Engine, "commit", note)
+        try:
+            doing = "ask"
+            study = store.ask(question, Terms())
+            doing = "enter"
+            [request] = requests(1)  # type: ignore[operator]
+            store.enter_probe(study.id, study.revision, request, None)
+            doing = "claim"
+            claim = store.claim(study.id, worker)
+            assert claim is not None
+            doing = "beat"
+            store.beat(claim)
+            doing = "record"
+            store.record(claim, Measurement(outcome=Outcome.OOM))
+        finally:
+            event.remove(Engine, "commit", note)
+    goes_on = {doing for doing, hows in waits.items() if hows == ["goes on"]}
+    assert goes_on == {"claim", "beat"}
+    assert {doing for doing, hows in waits.items() if hows == ["waits"]} == set(waits) - goes_on
+
+
 def test_a_reader_does_not_wait_for_a_writer(sqlite_url: str) -> None:
     with open_store(sqlite_url) as store:
         other = sqlite3.connect(parse_url(sqlite_url).database or "", isolation_level=None)
@@ -258,6 +292,61 @@ def test_an_engine_opens_nothing_by_itself(sqlite_url: str) -> None:
 def test_one_line_is_one_short_line() -> None:
     assert one_line("a\n  b\0\udcffc") == "a b?c"
     assert len(one_line("x" * 1000)) == 200
+
+
+def test_a_file_that_is_away_is_missed_and_not_made_again(
+    sqlite_url: str, question: Question
+) -> None:
+    path = Path(parse_url(sqlite_url).database or "")
+    with open_store(sqlite_url) as store:
+        study = store.ask(question, Terms())
+        moved = path.parent.rename(path.parent.with_name("moved"))
+        path.parent.mkdir()
+        for call in (store.studies, lambda: store.ask(question, Terms())):
+            with pytest.raises(StoreError, match="there is no such file"):
+                call()
+        assert not list(path.parent.iterdir())
+        path.parent.rmdir()
+        moved.rename(path.parent)
+        assert store.study(study.id) == study
+        assert store.ask(question, Terms(max_probes=1)).revision == study.revision + 1
+
+
+def test_what_is_written_goes_into_the_file_that_the_path_names(
+    sqlite_url: str, tmp_path: Path, question: Question
+) -> None:
+    """Also when a copy was put in its place meanwhile."""
+    path = Path(parse_url(sqlite_url).database or "")
+    with open_store(sqlite_url) as store:
+        copied = tmp_path / "copy.db"
+        with store.transactions.engine.connect() as connection:
+            connection.connection.driver_connection.execute(  # type: ignore[union-attr]
+                f"VACUUM INTO '{copied}'"
+            )
+        copied.replace(path)
+        for name in ("-wal", "-shm"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+        study = store.ask(question, Terms())
+    with open_store(sqlite_url, create=False) as other:
+        assert other.study(study.id) == study
+
+
+def test_who_stops_inside_a_transaction_does_not_hold_up_others(
+    url: str, question: Question, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "postgresql" not in url:
+        pytest.skip("a file's lock ends with the process that holds it, and nobody can take it")
+    with open_store(url) as store:
+        study = store.ask(question, Terms())
+        monkeypatch.setattr(engine_module, "IDLE_TIMEOUT_S", 1)
+        with (
+            open_store(url) as sleeper,
+            pytest.raises(StoreError, match="idle-in-transaction timeout"),
+            sleeper.transactions.write() as session,
+        ):
+            session.get(StudyRow, study.id, with_for_update=True)
+            assert store.move(study.id, StudyState.CANCELLED)  # waits until the lock is taken away
+        assert store.study(study.id).state is StudyState.CANCELLED
 
 
 KILLED_WHILE_WRITING = """

@@ -1,5 +1,6 @@
 """Migrations: what they make is what the tables say, and nobody collides while migrating."""
 
+import json
 import re
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def empty_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def engine(empty_url: str) -> Iterator[Engine]:
     parsed = parse_url(empty_url)
-    migrate.make_folder(parsed.database if parsed.drivername == "sqlite" else None)
+    migrate.make_file(parsed.database if parsed.drivername == "sqlite" else None)
     made = make_engine(parsed)
     yield made
     made.dispose()
@@ -230,6 +231,9 @@ STUDY_COLUMNS = (
     "id, identity, model_name, cluster_name, question, terms, state, reason, revision, seed,"
     " probes_before, worker, worker_seen_at, created_at, asked_at"
 )
+ATTEMPT_COLUMNS = (
+    "id, probe_id, number, state, outcome, detail, worker, started_at, lease_until, ended_at"
+)
 """Of the first schema, which has no others."""
 OF_THE_FIRST_SCHEMA = (
     f"INSERT INTO studies ({STUDY_COLUMNS})"
@@ -237,7 +241,8 @@ OF_THE_FIRST_SCHEMA = (
     " '2026-01-01', '2026-01-01')",
     "INSERT INTO probes VALUES (7, 'st-1', 'a', 'measured', 0, '[]', NULL, 'done', 'ok',"
     " '2026-01-01', '2026-01-01')",
-    "INSERT INTO attempts VALUES (5, 7, 1, 'done', 'ok', '', '{}', '2026-01-01', '2026-01-01',"
+    f"INSERT INTO attempts ({ATTEMPT_COLUMNS})"
+    " VALUES (5, 7, 1, 'done', 'ok', '', '{}', '2026-01-01', '2026-01-01',"
     " '2026-01-01')",
     "INSERT INTO measurements VALUES (7, 5, 'ok', 1, 2, 3, 0.5, 9.0, 1.0, 2.0, '{}', '2026-01-01')",
     "INSERT INTO probes VALUES (9, 'st-1', 'b', 'measured', 0, '[]', NULL, 'queued', NULL,"
@@ -253,7 +258,12 @@ def upgraded_to(engine: Engine, revision: str) -> None:
 
 
 def rows_of(connection: Connection) -> dict[str, list[Any]]:
-    of_first = {"studies": STUDY_COLUMNS, "probes": "*", "attempts": "*", "measurements": "*"}
+    of_first = {
+        "studies": STUDY_COLUMNS,
+        "probes": "*",
+        "attempts": ATTEMPT_COLUMNS,
+        "measurements": "*",
+    }
     found = {
         name: connection.execute(text(f"SELECT {columns} FROM {name}")).all()
         for name, columns in of_first.items()
@@ -281,6 +291,24 @@ def test_a_database_of_the_first_schema_keeps_its_data(empty_url: str, engine: E
         else:
             connection.execute(text("SELECT setval(pg_get_serial_sequence('probes', 'id'), 9)"))
             connection.execute(text(predicted))
+
+
+def test_studies_of_earlier_versions_are_found_by_their_kind(
+    empty_url: str, engine: Engine, question: Question
+) -> None:
+    """Also one whose question this version does not know, as of none."""
+    upgraded_to(engine, "0006")
+    insert = text(
+        f"INSERT INTO studies ({STUDY_COLUMNS}) VALUES (:id, :id, 'm', 'c', :question, '{{}}',"
+        " 'done', '', 3, 1, 0, NULL, NULL, '2026-01-01', '2026-01-01')"
+    )
+    with engine.begin() as connection:
+        for name, values in (("st-1", question.as_dict()), ("st-2", {"of": "another version"})):
+            connection.execute(insert, {"id": name, "question": json.dumps(values)})
+    migrate.upgrade(empty_url)
+    with engine.begin() as connection:
+        found = connection.execute(text("SELECT id, kind FROM studies ORDER BY id")).all()
+    assert [tuple(row) for row in found] == [("st-1", question.kind), ("st-2", "")]
 
 
 def test_going_back_drops_what_earlier_versions_do_not_know(empty_url: str, engine: Engine) -> None:

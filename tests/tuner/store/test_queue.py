@@ -171,6 +171,26 @@ def test_a_probe_that_succeeds_after_an_accident_is_done(
     assert store.study(study.id).probes[0].measurement == found
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_times_that_cannot_be_are_not_recorded(
+    store: Store,
+    claim: Claim,
+    worker: WorkerIdentity,
+    study: Study,
+    found: Measurement,
+    seconds: float,
+) -> None:
+    wrong = replace(found, step_times_s={1: (0.5, seconds)})
+    assert store.record(claim, wrong)
+    assert store.study(study.id).probes[0].state is ProbeState.QUEUED  # it is tried once more
+    assert store.record(claimed(store, study, worker), wrong)
+    [probe] = store.study(study.id).probes
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.CRASHED
+    assert probe.measurement.detail.startswith("a time that cannot be: step of 1 micro-batches")
+    assert probe.measurement.step_times_s == {}
+
+
 def test_what_is_given_back_does_not_count(
     store: Store, claim: Claim, worker: WorkerIdentity, study: Study
 ) -> None:

@@ -152,3 +152,17 @@ def test_a_study_of_a_version_that_cannot_be_read_is_an_error(store: Store, stud
     with pytest.raises(StoreError, match=f"study {study.id} cannot be read"):
         store.study(study.id)
     assert len(store.studies()) == 1
+
+
+def test_times_that_cannot_be_are_dropped_where_they_were_stored(
+    store: Store, claim: Claim, study: Study, found: Measurement
+) -> None:
+    """As by a version that did not look at them."""
+    store.record(claim, found)
+    wrong = {**found.as_dict(), "step_times_s": {"1": [0.5, 0.0]}}
+    with store.transactions.write() as session:
+        session.execute(update(MeasurementRow).values(measurement=wrong))
+    [probe] = store.study(study.id).probes
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.CRASHED
+    assert "a time that cannot be" in probe.measurement.detail

@@ -6,16 +6,17 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import event, insert, select, update
 from sqlalchemy.orm import Session
 
 from tuner.cluster import parse_cluster
 from tuner.framework import framework
+from tuner.machine import Machine
 from tuner.measurement import Emulation, Fidelity, Measurement, Outcome
 from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity
 from tuner.store.similar import MOST_PROBES
-from tuner.store.tables import StudyRow
+from tuner.store.tables import ProbeRow, StudyRow
 from tuner.study import ProbeRequest, Question, Study, StudyState, Terms
 from tuner.workload import Precision
 
@@ -212,3 +213,43 @@ def test_a_cancelled_study_has_taught_what_it_measured(
     earlier = plant(other_batch(question))
     assert store.move(earlier.id, StudyState.CANCELLED)
     assert len(store.similar(question)) == 1
+
+
+def test_many_newer_studies_of_other_kinds_hide_none(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    earlier = plant(other_batch(question))
+    with Session(store.transactions.writer) as session, session.begin():
+        one = session.get_one(StudyRow, earlier.id)
+        own = {c.key: getattr(one, c.key) for c in StudyRow.__table__.columns}
+        ids = [f"st-{n:012d}" for n in range(300)]
+        newer = {"kind": "another", "asked_at": one.asked_at.replace(year=2100)}
+        session.execute(insert(StudyRow), [{**own, **newer, "id": n, "identity": n} for n in ids])
+        probe = session.scalars(select(ProbeRow).where(ProbeRow.study_id == earlier.id)).one()
+        own = {c.key: getattr(probe, c.key) for c in ProbeRow.__table__.columns if c.key != "id"}
+        session.execute(insert(ProbeRow), [{**own, "study_id": n} for n in ids])
+    assert [found.id for found in store.similar(question)] == [earlier.id]
+
+
+def test_what_another_host_measured_on_cpus_is_no_past(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    """Nor what was measured before hosts were told apart."""
+    one = Machine(name="a", gpus=(), cores=2, memory_bytes=2**33, processor="Xeon A")
+    hosts = (
+        one,
+        replace(one, processor="EPYC B"),
+        replace(one, cores=64),
+    )
+    asked, *others = (
+        replace(question, cluster=parse_cluster("cpu:2", there=host)) for host in hosts
+    )
+    gpu = replace(asked.cluster.gpu, processor="", cores=0)
+    before = replace(question, cluster=replace(asked.cluster, gpu=gpu))
+    for number, other in enumerate((*others, before), start=1):
+        assert other.identity != asked.identity
+        plant(other_batch(other, 16 * 2**number))
+    assert store.similar(asked) == ()
+    assert store.find(asked) is None
+    same = plant(other_batch(asked))
+    assert [found.id for found in store.similar(asked)] == [same.id]

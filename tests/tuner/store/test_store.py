@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
+from tuner.planner.spending import probes_of_asking
 from tuner.store import Claim, EventKind, Store, WorkerIdentity, open_store, study_id
 from tuner.store.tables import StudyRow
 from tuner.study import (
@@ -99,18 +100,70 @@ def test_asking_again_puts_back_a_study_whose_worker_is_dead(
 
 
 def test_asking_again_withdraws_what_was_planned_and_never_tried(
+    store: Store, study: Study, question: Question, requests: Requests
+) -> None:
+    untried = requests(1)
+    enter(store, study, untried)
+    again = store.ask(question, Terms(memory_limit_bytes=1))
+    assert again.probes == ()
+    assert store.events(study.id)[-2].data["state"] == "withdrawn"
+    [entered] = enter(store, study, untried)
+    assert entered.id != 1, "ids are not given twice"
+
+
+@pytest.mark.parametrize("end", ["crashed", "given back"])
+def test_asking_again_closes_what_was_tried_and_is_not_done(
+    store: Store,
+    study: Study,
+    question: Question,
+    requests: Requests,
+    worker: WorkerIdentity,
+    end: str,
+) -> None:
+    """On the new terms the planner may want something else, and the budget is the new asking's."""
+    enter(store, study, requests(2))
+    claim = claimed(store, study, worker)
+    if end == "crashed":
+        assert store.record(claim, Measurement(outcome=Outcome.CRASHED))  # to be tried once more
+    else:
+        assert store.give_back(claim, "interrupted")
+    again = store.ask(question, Terms(max_probes=1))
+    [probe] = again.probes
+    assert probe.state is ProbeState.DONE
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.CANCELLED
+    assert again.probes_before == 1
+    assert probes_of_asking(again) == ()
+    assert store.claim(study.id, worker) is None
+    told = [e.data for e in store.events(study.id) if e.kind is EventKind.PROBE][-2:]
+    assert {data.get("outcome", data["state"]) for data in told} == {"cancelled", "withdrawn"}
+    # the same settings may be wanted again
+    enter(store, study, [replace(requests(2)[0], repetition=1)])
+    assert claimed(store, study, worker).probe.request.repetition == 1
+
+
+def test_what_another_worker_runs_meanwhile_is_the_new_askings(
     store: Store, study: Study, question: Question, requests: Requests, worker: WorkerIdentity
 ) -> None:
-    crashed, untried = requests(2)
-    enter(store, study, [crashed])
-    assert store.record(claimed(store, study, worker), Measurement(outcome=Outcome.CRASHED))
-    enter(store, study, [untried])
-    again = store.ask(question, Terms(memory_limit_bytes=1))
-    assert [probe.request for probe in again.probes] == [crashed]
-    assert again.probes[0].memory_limit_bytes == 1  # it is tried again on the new terms
-    assert store.events(study.id)[-2].data["state"] == "withdrawn"
-    [entered] = enter(store, study, [untried])
-    assert entered.id not in {1, 2}, "ids are not given twice"
+    enter(store, study, requests(2))
+    first, second = claimed(store, study, worker), claimed(store, study, worker)
+    assert store.record(second, Measurement(outcome=Outcome.OK, wall_s=1.0))
+    again = store.ask(question, Terms())
+    assert [p.state for p in again.probes] == [ProbeState.RUNNING, ProbeState.DONE]
+    assert [p.id for p in probes_of_asking(again)] == [first.probe.id]
+    assert store.record(first, Measurement(outcome=Outcome.OK, wall_s=1.0))
+    assert [p.id for p in probes_of_asking(store.study(study.id))] == [first.probe.id]
+
+
+def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(
+    store: Store, study: Study, question: Question
+) -> None:
+    store.add_guard_time(study.id, 2.0)
+    store.add_guard_time(study.id, 0.5)
+    assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (2.5, 0.0)
+    store.ask(question, Terms(max_probes=3))
+    store.add_guard_time(study.id, 1.0)
+    assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (1.0, 2.5)
 
 
 def test_two_who_ask_at_once_make_one_study(url: str, question: Question) -> None:
@@ -293,3 +346,40 @@ def test_events_are_read_on_from_a_cursor(store: Store, claim: Claim) -> None:
     first, *rest = store.events(claim.study_id)
     assert store.events(claim.study_id, after=first.id) == rest
     assert store.events(claim.study_id, after=rest[-1].id) == []
+
+
+def test_what_is_queued_goes_with_its_study(
+    store: Store,
+    study: Study,
+    claim: Claim,
+    requests: Requests,
+) -> None:
+    first, second, third = requests(3)
+    assert claim.probe.request == first
+    for request in (second, third):
+        assert store.enter_probe(study.id, store.study(study.id).revision, request, 1000)
+    tried = store.claim(study.id, claim.worker)
+    assert tried is not None
+    assert store.give_back(tried, "the study's time is spent")
+    assert store.move(study.id, StudyState.CANCELLED, "enough")
+    left = {probe.request: probe for probe in store.study(study.id).probes}
+    assert set(left) == {first, second}  # the third was never tried
+    assert left[first].state is ProbeState.RUNNING
+    assert left[second].measurement is not None
+    assert left[second].measurement.outcome is Outcome.CANCELLED
+    assert left[second].measurement.detail == "the study is cancelled"
+    assert store.give_back(claim, "the study was cancelled")
+    (ended,) = [p for p in store.study(study.id).probes if p.request == first]
+    assert ended.measurement is not None
+    assert (ended.state, ended.measurement.outcome) == (ProbeState.DONE, Outcome.CANCELLED)
+    assert store.reap() == 0
+
+
+def test_an_accident_of_an_ended_study_is_not_tried_again(
+    store: Store, study: Study, claim: Claim
+) -> None:
+    assert store.move(study.id, StudyState.CANCELLED, "enough")
+    assert store.record(claim, Measurement(outcome=Outcome.CRASHED, detail="a signal"))
+    (probe,) = store.study(study.id).probes
+    assert probe.measurement is not None
+    assert (probe.state, probe.measurement.outcome) == (ProbeState.DONE, Outcome.CRASHED)

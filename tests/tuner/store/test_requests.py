@@ -1,0 +1,116 @@
+"""Requests that are sent twice, on both databases."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from tuner.errors import UsageError
+from tuner.store import Store
+from tuner.store.clock import clock
+from tuner.store.requests import KEPT_S, RequestKey, Requests, body_hash
+from tuner.store.tables import RequestRow
+from tuner.study import Terms
+
+BODY = {"workload": {"model": "tiny"}, "cluster": "cpu:2"}
+
+
+def key_of(key: str = "k", owner: str = "", body: Any = BODY) -> RequestKey:
+    return RequestKey(owner=owner, key=key, body_hash=body_hash(body))
+
+
+def test_the_same_request_asks_once(store: Store, question: Any) -> None:
+    requests = Requests(store.transactions)
+    noted: list[str] = []
+    asked = [
+        requests.ask(question, Terms(), key_of(), also=lambda session, id_: noted.append(id_))
+        for _ in range(3)
+    ]
+    assert len(set(asked)) == 1
+    assert noted == asked[:1]
+    assert len(store.events(asked[0])) == 1
+    assert requests.answered(key_of()) == asked[0]
+
+
+def test_another_body_with_the_same_key_is_refused_and_asks_nothing(
+    store: Store, question: Any
+) -> None:
+    requests = Requests(store.transactions)
+    study_id = requests.ask(question, Terms(), key_of())
+    other = key_of(body={**BODY, "cluster": "cpu:4"})
+    with pytest.raises(UsageError, match="Idempotency-Key: got 'k'; was sent with another body"):
+        requests.ask(question, Terms(max_probes=3), other)
+    with pytest.raises(UsageError, match="another body"):
+        requests.answered(other)
+    assert store.study(study_id).terms == Terms()
+
+
+def test_keys_of_two_owners_are_two(store: Store, question: Any) -> None:
+    requests = Requests(store.transactions)
+    requests.ask(question, Terms(), key_of(owner="a"))
+    assert requests.answered(key_of(owner="b")) is None
+
+
+def test_without_a_key_every_request_asks(store: Store, question: Any) -> None:
+    requests = Requests(store.transactions)
+    study_id, _ = (requests.ask(question, Terms(), None) for _ in range(2))
+    assert len(store.events(study_id)) == 2
+
+
+def test_a_key_is_forgotten_after_a_day(store: Store, question: Any) -> None:
+    requests = Requests(store.transactions)
+    requests.ask(question, Terms(), key_of("old"))
+    with store.transactions.write() as session:
+        then = clock(session) - timedelta(seconds=KEPT_S + 1)
+        session.execute(update(RequestRow).values(created_at=then))
+    other = key_of("old", body={})
+    assert requests.answered(other) is None
+    study_id = requests.ask(question, Terms(), other)
+    assert len(store.events(study_id)) == 2
+    with store.transactions.read() as session:
+        assert session.scalar(select(func.count()).select_from(RequestRow)) == 1
+
+
+def test_a_request_that_asked_nothing_is_remembered_too(store: Store, question: Any) -> None:
+    study_id = store.ask(question, Terms()).id
+    requests = Requests(store.transactions)
+    requests.remember(key_of(), study_id)
+    requests.remember(key_of(), study_id)
+    assert requests.answered(key_of()) == study_id
+    assert len(store.events(study_id)) == 1
+
+
+def test_what_is_written_beside_is_written_with_it_or_not_at_all(
+    store: Store, question: Any
+) -> None:
+    def fail(session: object, study_id: str) -> None:
+        raise RuntimeError(study_id)
+
+    requests = Requests(store.transactions)
+    with pytest.raises(RuntimeError):
+        requests.ask(question, Terms(), key_of(), also=fail)
+    assert requests.answered(key_of()) is None
+    assert store.find(question) is None
+
+
+def test_many_at_once_ask_once(store: Store, question: Any) -> None:
+    requests = Requests(store.transactions)
+    with ThreadPoolExecutor(8) as pool:
+        asked = list(pool.map(lambda _: requests.ask(question, Terms(), key_of()), range(24)))
+    assert len(set(asked)) == 1
+    assert len(store.events(asked[0])) == 1
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\nb", "schlüssel", "\x00"])
+def test_a_key_must_be_short_and_printable(key: str) -> None:
+    with pytest.raises(UsageError, match="printable ASCII"):
+        key_of(key)
+
+
+def test_spelling_does_not_matter() -> None:
+    other = json.loads(json.dumps(dict(reversed(BODY.items())), indent=4))
+    assert body_hash(other) == body_hash(BODY)
+    assert body_hash([1]) != body_hash([2])

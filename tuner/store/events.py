@@ -1,0 +1,57 @@
+"""Events: what happened to studies, written in the transactions in which it happens."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Insert, func, insert, select
+from sqlalchemy.orm import Session
+
+from tuner.store.clock import iso
+from tuner.store.records import Event, EventKind
+from tuner.store.tables import Base, EventRow, StudyRow
+
+
+def add_event(
+    session: Session, study_id: str, kind: EventKind, now: datetime, data: Mapping[str, Any]
+) -> None:
+    """Tells what happened. The caller holds the study's row lock, or events of one study could be
+    committed in another order than that of their ids, and a reader would miss some."""
+    values = {"study_id": study_id, "kind": kind, "at": now, "data": dict(data)}
+    session.connection().execute(_new_event(), values)
+
+
+@cache
+def _new_event() -> Insert:
+    return insert(Base.metadata.tables[EventRow.__tablename__])
+
+
+def read_events(
+    session: Session, study_id: str, after: int = 0, limit: int | None = None
+) -> list[Event]:
+    """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
+    newer = (EventRow.study_id == study_id, EventRow.id > after)
+    rows = session.scalars(select(EventRow).where(*newer).order_by(EventRow.id).limit(limit))
+    return [_event(row) for row in rows]
+
+
+def newest_events(session: Session, study_ids: Collection[str]) -> dict[str, int]:
+    """The id of each study's newest event, in one query; studies that do not exist are left out.
+
+    One look into an index for each study, however many events it has.
+    """
+    if not study_ids:
+        return {}
+    newest = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
+    found = session.execute(
+        select(StudyRow.id, newest.correlate(StudyRow).scalar_subquery()).where(
+            StudyRow.id.in_(study_ids)
+        )
+    )
+    return {study_id: event_id or 0 for study_id, event_id in found}
+
+
+def _event(row: EventRow) -> Event:
+    at = iso(row.at) or ""
+    return Event(id=row.id, study_id=row.study_id, kind=row.kind, at=at, data=row.data)
