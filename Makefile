@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all check format clean
 .PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes
-.PHONY: bench-search bench-replay-costs
+.PHONY: bench-search bench-replay-costs bench-service
 .PHONY: bench-extrapolation bench-gpu evidence
 
 help:  ## this list
@@ -43,7 +43,7 @@ format: $(INSTALLED)  ## mend style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: bench-cli bench-predict bench-search bench-suggest  ## all benchmarks of this machine
+bench: bench-cli bench-predict bench-search bench-suggest bench-service  ## all benchmarks of this machine
 
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
 	@$(BIN)/python benchmarks/cli.py
@@ -83,6 +83,10 @@ bench-gpu:  ## evidence from one CUDA GPU: PART=memory, seed, recompute, time, g
 		$$python benchmarks/report.py && exit $$code
 
 evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results
+	@$(BIN)/python benchmarks/report.py
+
+bench-service: $(INSTALLED)  ## claims, answers, streams and polls of the service (5 minutes)
+	@$(BIN)/python benchmarks/service.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-warm: $(INSTALLED)  ## probes that share rank processes against those that do not (10 minutes)

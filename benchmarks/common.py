@@ -21,7 +21,7 @@ COMMIT = "BENCH_COMMIT"
 """Environment variable that names the commit where there is no git."""
 PACKAGES = (
     "torch", "transformers", "accelerate", "numpy", "optuna", "scipy", "sqlalchemy", "typer",
-    "rich", "xgboost-cpu",
+    "rich", "xgboost-cpu", "fastapi", "starlette", "uvicorn", "psycopg",
 )  # fmt: skip
 
 

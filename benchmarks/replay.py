@@ -18,9 +18,10 @@ from tuner.cost.constants import Costs
 from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
 from tuner.framework import FrameworkName
-from tuner.planner.candidates import QUANTILE, RUNS
+from tuner.planner.candidates import RUNS
+from tuner.planner.history import Found, past_trials
 from tuner.planner.ranking import complexity
-from tuner.search.belief import normal_cdf
+from tuner.quantity import QUANTILE
 from tuner.search.features import Array, Mask, Rows, settings_features, workload_features
 from tuner.search.prior import Prior
 from tuner.search.trials import Past, Result, Trial, joined
@@ -147,7 +148,7 @@ def case_of(name: str, rows: Sequence[Run], costs: Costs, *, rules: bool) -> Cas
     first: dict[Settings, Run] = {}
     for run in rows:
         first.setdefault(run.settings, run)
-    runs, told = [*first.values()], [_told(run, costs) for run in first.values()]
+    runs, told = [*first.values()], [prediction_of(run, costs) for run in first.values()]
     return Case(
         name=name,
         prior=_prior(runs, told, memory=any(run.memory_gib for run in rows)),
@@ -158,7 +159,7 @@ def case_of(name: str, rows: Sequence[Run], costs: Costs, *, rules: bool) -> Cas
     )
 
 
-def _told(run: Run, costs: Costs) -> Prediction:
+def prediction_of(run: Run, costs: Costs) -> Prediction:
     """Without headroom: the tables' runs had the whole device."""
     return predict(
         run.workload, run.cluster, FrameworkName.NANOTRON, run.settings, headroom=0.0, costs=costs
@@ -210,17 +211,24 @@ def past_of(cases: Iterable[Case]) -> Past:
 
 
 def _past(number: int, case: Case) -> Past:
-    prior, n = case.prior, len(case.runs)
-    seconds = [log(run.step_time_s) if run.step_time_s else np.nan for run in case.runs]
-    fits = normal_cdf((prior.log_limit - prior.log_need) / prior.need_error)
-    return Past(
-        study=np.full(n, float(number)),
-        features=prior.features,
-        workload=np.repeat(prior.workload[None], n, 0),
-        log_excess=np.array(seconds) - prior.log_seconds,
-        ran=np.array([float(run.ok) for run in case.runs]),
-        expected=fits * prior.runs * np.where(case.legal, 1.0, 0.0),
-    )
+    """As the product makes it, of what it would have been told.
+
+    It probes what is legal only. A failed run of settings that are predicted not to fit is taken
+    for one that ran out of memory, of which nothing is learned for other workloads; the other ones
+    did not run for another reason.
+    """
+    prior, run = case.prior, case.runs[0]
+    told = [
+        place
+        for place, one in enumerate(case.runs)
+        if case.legal[place] and (one.ok or prior.log_need[place] <= prior.log_limit)
+    ]
+    found = [
+        Found(settings=one.settings, seconds=one.step_time_s if one.ok else None, ran=one.ok)
+        for one in (case.runs[place] for place in told)
+    ]
+    predicted_s = np.exp(prior.log_seconds[told]).tolist()
+    return past_trials(number, run.workload, run.cluster, found, predicted_s)
 
 
 def cases_of(rows: Mapping[str, Sequence[Run]], costs: Costs, *, rules: bool) -> dict[str, Case]:

@@ -1,6 +1,7 @@
-"""The benchmark's tables in ``docs/search.md``: written by it, so that page and file agree."""
+"""The tables of ``docs/search.md`` and ``docs/history.md``: of the result file, so they agree."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import markdown
@@ -8,21 +9,26 @@ from common import ROOT
 from search_table import PROBES, percents
 
 PAGE = ROOT / "docs" / "search.md"
+HISTORY = ROOT / "docs" / "history.md"
 Row = Mapping[str, Any]
+Sections = Mapping[str, Callable[[Row], list[str]]]
+"""What is between markers of the same names."""
 
 
 def write(result: Row) -> None:
-    """Put the result's tables into the page, each between its two markers."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    """Put the result's tables into the pages, each between its two markers."""
+    for page, sections in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        page.write_text(filled(text, result, sections), encoding="utf-8")
 
 
-def filled(text: str, result: Row) -> str:
-    """The page's text with all sections anew.
+def filled(text: str, result: Row, sections: Sections) -> str:
+    """A page's text with all its sections anew.
 
     Raises:
         ValueError: a marker is missing, or there twice.
     """
-    for name, lines in SECTIONS.items():
+    for name, lines in sections.items():
         text = markdown.between(text, name, lines(result))
     return text
 
@@ -64,9 +70,28 @@ def stability(result: Row) -> list[str]:
     return markdown.table(head, _cells(result["stability"]))
 
 
-def asks(result: Row) -> list[str]:
-    """Seconds of one ask."""
-    return markdown.table([*result["asks"][0]], [list(row.values()) for row in result["asks"]])
+def seconds_of(name: str) -> Callable[[Row], list[str]]:
+    """A table of seconds as the result has it, with its own head."""
+
+    def lines(result: Row) -> list[str]:
+        return markdown.table([*result[name][0]], [list(row.values()) for row in result[name]])
+
+    return lines
+
+
+def transferred(result: Row) -> list[str]:
+    """How far transferred step times are off."""
+    rows = result["transferred"]
+    names = [name.removesuffix(", factor") for name in rows[0] if name.endswith(", factor")]
+    cells = [
+        [
+            row["runs"],
+            row["constants"],
+            *(f"{row[f'{n}, factor']:.2f}, {row[f'{n}, inside']:.0%} inside" for n in names),
+        ]
+        for row in rows
+    ]
+    return markdown.table(("runs", "constants", *names), cells)
 
 
 def _cells(rows: Sequence[Row]) -> list[list[object]]:
@@ -74,12 +99,16 @@ def _cells(rows: Sequence[Row]) -> list[list[object]]:
     return [[value for name, value in row.items() if name != "table"] for row in percents(rows)]
 
 
-SECTIONS: Mapping[str, Callable[[Row], list[str]]] = {
-    "goals": markdown.goals,
-    "searches": searches,
-    "workloads": workloads,
-    "differences": differences,
-    "stability": stability,
-    "asks": asks,
+PAGES: Mapping[Path, Sections] = {
+    PAGE: {
+        "goals": markdown.goals,
+        "searches": searches,
+        "workloads": workloads,
+        "differences": differences,
+        "stability": stability,
+        "asks": seconds_of("asks"),
+        "plans": seconds_of("plans"),
+    },
+    HISTORY: {"transferred": transferred},
 }
-"""What is between markers of the same names."""
+"""Sections by page."""

@@ -1,12 +1,12 @@
 """What is said of replays, in figures: regrets, differences to rivals, and the goals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from common import Goal
 from search_lines import KEPT
+from search_played import Played
 
 from tuner.search.features import Array
 
@@ -28,22 +28,6 @@ VTRAIN_GOALS = {3: 0.015, 5: 0.003}
 KNOWS = {False: "no history", True: "history"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Played:
-    """One search on all workloads of a table."""
-
-    table: str
-    search: str
-    history: bool
-    ours: bool
-    curves: Array
-    """Regrets, shape ``(workloads, probes)``."""
-
-    def after(self, probes: int) -> Array:
-        """Regrets after so many, shape ``(workloads,)``."""
-        return np.asarray(self.curves[:, probes - 1])
-
-
 def line(played: Played) -> dict[str, Any]:
     """One row of the table."""
     return {
@@ -57,7 +41,7 @@ def line(played: Played) -> dict[str, Any]:
 
 
 def kept(all_played: Sequence[Played], table: str, *, history: bool) -> Played:
-    """The product's own line."""
+    """The line that the product is nearest to."""
     return next(p for p in all_played if p.table == table and p.search == KEPT[history])
 
 
@@ -126,27 +110,26 @@ def stability_line(table: str, search: str, history: bool, curves: Array) -> dic
     return found
 
 
-def goals(all_played: Sequence[Played]) -> list[Goal]:
-    """All that is asked of regrets."""
+def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
+    """All that is asked of regrets, of the rows of the table."""
+    own = {(row["table"], row["search"]): row for row in rows}
     found = []
     for (history, statistic), limits in SWEEP_GOALS.items():
-        one = kept(all_played, "sweep", history=history)
-        take = np.mean if statistic == "mean" else np.median
+        row = own["sweep", KEPT[history]]
         found += [
             _goal(f"sweep, {KNOWS[history]}, {_probes(k)}: {statistic} regret", limit,
-                  float(take(one.after(k))))
+                  row[f"{statistic}@{k}"])
             for k, limit in zip(PROBES, limits, strict=True)
         ]  # fmt: skip
-    one = kept(all_played, "vTrain", history=True)
-    found += [
-        _goal(f"vTrain, history, {_probes(k)}: mean regret", limit, float(one.after(k).mean()))
+    row = own["vTrain", KEPT[True]]
+    return found + [
+        _goal(f"vTrain, history, {_probes(k)}: mean regret", limit, row[f"mean@{k}"])
         for k, limit in VTRAIN_GOALS.items()
     ]
-    return found
 
 
 def _goal(name: str, limit: float, value: float) -> Goal:
-    return Goal(name=name, goal=f"<= {limit:g}", value=round(value, 4))
+    return Goal(name=name, goal=f"<= {limit:g}", value=value)
 
 
 def _probes(count: int) -> str:

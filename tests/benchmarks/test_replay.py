@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from tuner.cost.constants import default_costs
+from tuner.framework import Framework, FrameworkName
+from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.planner.history import past_of
 from tuner.search.trials import Result
+from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 
 
 @pytest.fixture
@@ -119,12 +123,42 @@ def test_a_part_is_of_the_same_candidates(replay, case) -> None:
 
 def test_a_past_holds_what_other_workloads_are_off_by(replay, case) -> None:
     past = replay.past_of([case, case])
-    n = len(case.runs)
-    assert past.size == 2 * n
+    n = past.size // 2
     assert past.study.tolist() == [0.0] * n + [1.0] * n
-    ran = np.array([run.ok for run in case.runs])
-    assert np.isnan(past.log_excess[:n]).tolist() == (~ran).tolist()
-    index = int(np.flatnonzero(ran)[0])
-    off = log(case.runs[index].step_time_s) - case.prior.log_seconds[index]
-    assert past.log_excess[index] == pytest.approx(off)
-    assert past.expected[:n][~case.legal].tolist() == [0.0] * int((~case.legal).sum())
+    legal_and_ran = [i for i, run in enumerate(case.runs) if run.ok and case.legal[i]]
+    assert int(past.ran[:n].sum()) == len(legal_and_ran)
+    assert np.isnan(past.log_excess[:n]).tolist() == (past.ran[:n] == 0).tolist()
+    off = log(case.runs[legal_and_ran[0]].step_time_s) - case.prior.log_seconds[legal_and_ran[0]]
+    assert past.log_excess[:n][past.ran[:n] == 1][0] == pytest.approx(off)
+
+
+def test_a_past_is_what_the_product_makes_of_such_a_study(benchmark, replay) -> None:
+    """One that probed all that is legal, of which what is too large ran out of memory."""
+    rows = [run for run in benchmark("sweep").nanotron_runs() if run.name == "1B, 16 GPUs"]
+    case = replay.case_of("1B, 16 GPUs", rows, default_costs(), rules=True)
+    first = case.runs[0]
+    question = Question(
+        workload=first.workload,
+        cluster=first.cluster,
+        framework=Framework(name=FrameworkName.NANOTRON),
+    )
+    probes = []
+    for place, run in enumerate(case.runs):
+        if not case.legal[place]:
+            continue
+        found = Measurement(outcome=Outcome.CRASHED)
+        if run.ok:
+            count = run.settings.gradient_accumulation_steps
+            found = Measurement(outcome=Outcome.OK, step_times_s={count: (run.step_time_s,)})
+        elif case.prior.log_need[place] > case.prior.log_limit:
+            found = Measurement(outcome=Outcome.OOM)
+        request = ProbeRequest(settings=run.settings, fidelity=Fidelity.MEASURED)
+        probes.append(Probe(id=place, request=request, state=ProbeState.DONE, measurement=found))
+    study = Study(id="st-0", question=question, terms=Terms(), state=StudyState.DONE)
+    product = past_of(replace(study, past=(replace(study, probes=tuple(probes)),)))
+    assert product is not None
+    replayed = replay.past_of([case])
+    assert (replayed.ran == 0).any()
+    assert replayed.size < len(probes)  # what ran out of memory is left out
+    for name in replayed.__slots__:
+        assert getattr(replayed, name) == pytest.approx(getattr(product, name), nan_ok=True), name

@@ -16,7 +16,18 @@ def page(benchmark):
 
 
 def test_the_committed_page_is_made_of_the_committed_result(page) -> None:
-    assert page.filled(PAGE, RESULT) == PAGE, "run make bench-search"
+    for path, sections in page.PAGES.items():
+        text = path.read_text(encoding="utf-8")
+        assert page.filled(text, RESULT, sections) == text, "run make bench-search"
+
+
+def test_rows_are_those_of_the_regrets_that_are_kept(benchmark) -> None:
+    kept = benchmark("search_played").kept_before()
+    assert {one.search for one in kept} >= set(benchmark("search_lines").KEPT.values())
+    rows = {(row["table"], row["search"]): row for row in RESULT["rows"]}
+    for one in kept:
+        found = benchmark("search_table").line(one)
+        assert found == pytest.approx(rows[one.key], abs=2e-4), one.key
 
 
 def test_the_committed_picture_is_too(benchmark) -> None:
@@ -25,7 +36,7 @@ def test_the_committed_picture_is_too(benchmark) -> None:
 
 
 def test_every_goal_is_shown_and_judged_by_its_value() -> None:
-    assert len(RESULT["goals"]) == 16 + 2 + 1
+    assert len(RESULT["goals"]) == 16 + 2 + 2
     for goal in RESULT["goals"]:
         assert goal["met"] is (goal["value"] <= float(goal["goal"].split()[1])), goal["name"]
         met = "met" if goal["met"] else "**missed**"
@@ -64,7 +75,7 @@ def test_all_rivals_are_in_the_table() -> None:
 
 def test_a_page_without_a_marker_is_refused(page) -> None:
     with pytest.raises(ValueError, match="unpack"):
-        page.filled(PAGE.replace("asks: end", "asks"), RESULT)
+        page.filled(PAGE.replace("asks: end", "asks"), RESULT, page.PAGES[page.PAGE])
 
 
 def test_what_was_not_run_is_said(page) -> None:

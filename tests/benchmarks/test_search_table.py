@@ -37,7 +37,7 @@ def test_a_line_holds_mean_median_and_the_largest(table, all_played) -> None:
 
 
 def test_goals_are_all_those_of_both_tables(table, all_played) -> None:
-    goals = {goal.name: goal for goal in table.goals(all_played)}
+    goals = {goal.name: goal for goal in table.goals([table.line(one) for one in all_played])}
     assert len(goals) == 16 + 2
     assert goals["sweep, no history, 1 probe: mean regret"].goal == "<= 0.2"
     assert goals["sweep, no history, 1 probe: mean regret"].met

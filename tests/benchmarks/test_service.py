@@ -1,0 +1,224 @@
+"""What is asked of the service's benchmark, and what its parts make of what they see."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+
+@pytest.fixture
+def posts(benchmark):
+    return benchmark("service_posts")
+
+
+@pytest.fixture
+def streams(benchmark):
+    return benchmark("service_streams")
+
+
+@pytest.fixture
+def client(benchmark):
+    return benchmark("service_client")
+
+
+STUDY = {
+    "study_id": "st-0",
+    "state": "done",
+    "pending": False,
+    "suggestion": {"best": {"provenance": "predicted"}},
+}
+
+
+def seen(count: int, seconds: float = 0.01, errors: int = 0) -> dict:
+    return {
+        "latencies_s": [seconds] * count,
+        "count_errors": errors,
+        "errors": ["status 500"] * errors,
+    }
+
+
+def missed(part, rows: list) -> list[str]:
+    return [goal.name for goal in part.goals(rows) if not goal.met]
+
+
+def test_every_part_is_run_and_judged(benchmark) -> None:
+    service = benchmark("service")
+    for part in map(benchmark, service.PARTS.values()):
+        assert callable(part.rows)
+        assert callable(part.goals)
+
+
+def test_the_command_of_the_makefile_is_the_benchmark() -> None:
+    makefile = Path(__file__).resolve().parents[2] / "Makefile"
+    recipe = makefile.read_text().split("bench-service: ")[1].split("\n\n")[0]
+    assert "benchmarks/service.py" in recipe
+
+
+# -- posts ------------------------------------------------------------------------------------
+
+
+def post_rows(posts, *, plain: list | None = None, first: float = 0.5, errors: int = 0) -> list:
+    return [
+        posts.row_of(posts.FIRST, 1, 4.0, [seen(8, first)]),
+        posts.row_of(posts.PLAIN, 2, 10.0, plain or [seen(1000), seen(1000)]),
+        posts.row_of(posts.IDEMPOTENT, 2, 10.0, [seen(10, 2.0, errors)]),
+    ]
+
+
+def test_quick_answers_meet_all_goals(posts) -> None:
+    assert missed(posts, post_rows(posts)) == []
+
+
+def test_answers_of_all_clients_are_counted_together(posts) -> None:
+    row = posts.row_of(posts.PLAIN, 2, 10.0, [seen(700), seen(800, 0.03, 2)])
+    assert (row["posts"], row["per_s"], row["errors"]) == (1500, 150, 2)
+    assert row["what"] == "status 500"
+    assert row["slowest_ms"] == pytest.approx(30)
+
+
+def test_each_figure_of_posts_is_held_to_its_own_limit(posts) -> None:
+    (few,) = missed(posts, post_rows(posts, plain=[seen(1499)]))
+    assert few.endswith("answers/s")
+    (slow,) = missed(posts, post_rows(posts, plain=[seen(2000), seen(30, 0.41)]))
+    assert slow.endswith("p99, ms")
+    (new,) = missed(posts, post_rows(posts, first=1.1))
+    assert new.endswith("slowest, s")
+    (wrong,) = missed(posts, post_rows(posts, errors=1))
+    assert wrong.endswith("errors")
+
+
+def test_one_in_a_hundred_exceeds_the_99th_percentile(posts) -> None:
+    values = [float(n) for n in range(1001)]
+    assert posts.p99(values) == 990
+    assert posts.p99([3.0]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "what"),
+    [
+        (202, STUDY, ""),
+        (500, STUDY, "status 500"),
+        (202, {**STUDY, "state": "queued"}, "queued"),
+        (202, {**STUDY, "pending": True}, "done"),
+        (202, {**STUDY, "suggestion": None}, "not a study"),
+        (202, {**STUDY, "suggestion": {"best": {"provenance": "measured"}}}, "not a prediction"),
+        (202, "text", "not a study"),
+    ],
+)
+def test_an_answer_without_a_prediction_is_an_error(client, status, answer, what) -> None:
+    found = client.wrong(status, json.dumps(answer).encode())
+    assert what in found
+    assert bool(found) == bool(what)
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers well, badly, and then not at all."""
+
+    protocol_version = "HTTP/1.1"
+    keys: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        number = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["number"]
+        Answers.keys.append(self.headers["Idempotency-Key"])
+        if number == 2:
+            self.close_connection = True
+            return
+        content = json.dumps(STUDY).encode()
+        self.send_response(202 if number == 0 else 429)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    Answers.keys = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_a_client_counts_what_is_refused_and_what_breaks_off(client, port: int) -> None:
+    bodies = [{"number": number} for number in range(3)]
+    given = {"port": port, "seconds": 60, "bodies": bodies, "posts": 6, "idempotency": "a"}
+    caller = client.Client(given)
+    found = caller.run()
+    caller.connection.close()
+    assert len(found["latencies_s"]) == 4
+    assert found["count_errors"] == 4
+    assert sum("429" in error for error in found["errors"]) == 2
+    assert len(set(Answers.keys)) == 6
+
+
+# -- streams ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ([1, 2, 5], {}),
+        ([1, 5], {"missing": 1}),
+        ([], {"missing": 3}),
+        ([1, 2, 2, 5], {"doubled": 1}),
+        ([1, 5, 2], {"out_of_order": 1}),
+        ([1, 2, 4, 5], {"doubled": 1}),
+    ],
+)
+def test_what_a_listener_was_told_is_held_against_what_happened(streams, told, wrong) -> None:
+    nothing = {"missing": 0, "doubled": 0, "out_of_order": 0}
+    assert streams.wrongs(told, [1, 2, 5]) == {**nothing, **wrong}
+
+
+def stream_row(**other: float) -> dict:
+    return {
+        "streams": 200, "polls": 60, "missing": 0, "doubled": 0, "out_of_order": 0, "errors": 0,
+        "least_reconnects": 1, "healthz_p99_ms": 99.0, **other,
+    }  # fmt: skip
+
+
+def test_each_figure_of_streams_is_held_to_its_own_limit(streams) -> None:
+    assert missed(streams, [stream_row()]) == []
+    for what in ("missing", "doubled", "out_of_order", "errors"):
+        assert len(missed(streams, [stream_row(**{what: 1})])) == 1
+    assert len(missed(streams, [stream_row(least_reconnects=0)])) == 1
+    assert len(missed(streams, [stream_row(healthz_p99_ms=101.0)])) == 1
+
+
+def test_a_killed_server_and_broken_streams_lose_no_event(streams) -> None:
+    size = streams.Size(
+        studies=2, streams=6, polls=4, probes=12, most_events=5, health_s=0.5
+    )  # fmt: skip
+    (row,) = streams.rows(size)
+    assert (row["streams"], row["polls"], row["what"]) == (6, 4, "")
+    assert row["told"] == 3 * row["events"] > 200
+    assert row["least_reconnects"] >= 5
+    assert [row[what] for what in ("missing", "doubled", "out_of_order", "errors")] == [0] * 4
+
+
+# -- statements -------------------------------------------------------------------------------
+
+
+def test_statements_do_not_grow_with_listeners(benchmark) -> None:
+    statements = benchmark("service_statements")
+    rows = statements.rows(probes=4, listeners=(1, 20))
+    assert [row["told"] for row in rows] == [row["listeners"] * row["events"] for row in rows]
+    assert rows[1]["statements"] <= 2 * rows[0]["statements"]  # twenty times, if each one asked
+
+
+def test_growing_statements_and_lost_events_are_seen(benchmark) -> None:
+    statements = benchmark("service_statements")
+    one = {"listeners": 1, "events": 10, "told": 10, "statements_per_event": 2.0}
+    many = {"listeners": 5, "events": 10, "told": 50, "statements_per_event": 2.1}
+    assert missed(statements, [one, many]) == []
+    assert len(missed(statements, [one, {**many, "statements_per_event": 2.3}])) == 1
+    assert len(missed(statements, [one, {**many, "told": 49}])) == 1
