@@ -1,45 +1,148 @@
-"""Serve the studies of a database to this machine.
+"""Serve studies: ask questions, follow them, read and export answers.
 
     python -P -m api --db sqlite:///studies.db --port 8765
 
-It reads only. It asks for no key, so it binds to loopback addresses only.
+Settings are options, or else TUNER_* variables, or else those in a file .env. SIGTERM ends it
+once what is being answered is; exit codes are those of the command line: 0 ended by SIGTERM, 130
+by Ctrl-C, 1 it cannot be served, 2 a setting is wrong.
 """
 
 import argparse
-import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
-from tuner.errors import TunerError
+from api.keys import check_bind
+from api.settings import Settings, read_settings
+from tuner.cli.errors import report
+from tuner.errors import TunerError, UsageError
+from tuner.logs import set_up_logs
 from tuner.store import open_store
+from tuner.store.keys import Keys
+
+STOP_S = 10
+"""Seconds that requests have to end after SIGTERM; event streams and long polls end at once."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+SWITCH_S = 0.001
+"""Seconds after which a thread that computes lets others on, a fifth of Python's own: what takes a
+tenth of a second to answer must not keep waiting what takes a millisecond."""
+INTERRUPTED = 130
+"""Exit code of Ctrl-C."""
+
+log = logging.getLogger("api")
 
 
-def main() -> None:
-    """Parse the command line and serve until stopped."""
-    parser = argparse.ArgumentParser(prog="python -P -m api", description=__doc__)
-    parser.add_argument("--db", help="the database's URL (default: the user's own)")
-    parser.add_argument("--host", default="127.0.0.1", type=_loopback)
-    parser.add_argument("--port", default=8765, type=int)
-    options = parser.parse_args()
+def main() -> int:
+    """Parse the command line and serve until stopped; the exit code."""
+    options = _options()
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    as_json = given.pop("json")
+    signal.signal(signal.SIGTERM, _end)
+    sys.setswitchinterval(SWITCH_S)
     try:
-        with open_store(options.db) as store:
-            uvicorn.run(
-                create_app(store), host=options.host, port=options.port, server_header=False
-            )
+        set_up_logs("api")
+        serve(read_settings(**given), as_json=as_json)
     except TunerError as error:
-        raise SystemExit(f"error: {error}") from error
+        return report(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
-def _loopback(host: str) -> str:
+def serve(settings: Settings, *, as_json: bool = False) -> None:
+    """Serve until a signal asks to end.
+
+    Args:
+        settings: of the service.
+        as_json: say on stdout, in one JSON object, where it is reached, once it is.
+
+    Raises:
+        UsageError: others could reach it and no key exists, or the address cannot be bound.
+        StoreError: the database cannot be used.
+    """
+    with open_store(settings.db) as store:
+        check_bind(settings, Keys(store.transactions))
+        with _listen(settings.host, settings.port) as listening:
+            Server(create_app(store, settings), settings, as_json=as_json).run([listening])
+
+
+class Server(uvicorn.Server):
+    """Says where it is reached, and has those who wait answered before it ends."""
+
+    def __init__(self, app: FastAPI, settings: Settings, *, as_json: bool) -> None:
+        self._state = app.state
+        self._as_json = as_json
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                log_config=None,  # ours are set up, and name requests by their routes
+                access_log=False,
+                server_header=False,
+                proxy_headers=bool(settings.proxies),
+                forwarded_allow_ips=list(settings.proxies),
+                h11_max_incomplete_event_size=settings.max_header_bytes,
+                timeout_graceful_shutdown=STOP_S,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        log.info("serving at %s", url)
+        if self._as_json:
+            print(json.dumps({"url": url, "pid": os.getpid()}), flush=True)  # noqa: T201
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End: those who wait for something to happen are told at once."""
+        log.info("ending")
+        self._state.stopping()
+        await super().shutdown(sockets)
+
+
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise argparse.ArgumentTypeError(f"{host!r} is not a loopback address: no key is asked for")
-    return host
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(
+            (host, port),
+            family=family,
+            backlog=BACKLOG,
+            dualstack_ipv6=family is socket.AF_INET6 and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        given = f"{host}:{port}"
+        raise UsageError("host", given, f"cannot be bound: {error.strerror or error}") from error
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Before and after the server, which has handlers of its own, and raises the signal again."""
+    sys.exit(0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -P -m api", description=__doc__)
+    parser.add_argument("--db", help="address of the database; by default the user's own")
+    parser.add_argument("--host", help="address to bind to; by default 127.0.0.1")
+    parser.add_argument("--port", type=int, help="port to bind to; by default 8765, 0 for any")
+    parser.add_argument(
+        "--require-keys",
+        action=argparse.BooleanOptionalAction,
+        help="whether every caller needs a key; by default unless HOST is a loopback address",
+    )
+    parser.add_argument("--json", action="store_true", help="print where it is reached, as JSON")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

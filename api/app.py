@@ -1,108 +1,110 @@
-"""The FastAPI application: studies to read, as JSON.
+"""The FastAPI application: questions are asked, and studies seen, over HTTP."""
 
-It answers on the machine that it runs on only, and changes nothing: see ``api.__main__``.
-"""
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import anyio
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
-from fastapi import FastAPI, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from api import schemas
+from api.access import AccessLog
+from api.context import Context
+from api.documented import problems
+from api.keys import protect, require
+from api.limits import SECURITY_HEADERS
+from api.metrics import Metrics
+from api.problems import add_problems
+from api.queries import known_query
+from api.routes import audit, events, exports, health, metrics, openapi, studies
+from api.settings import Settings
+from tuner.store import Store
+from tuner.store.audit import Audit
+from tuner.store.figures import Figures, read_figures
+from tuner.store.keys import Keys
+from tuner.store.records import Scope
 
-from tuner import planner
-from tuner.errors import NothingFitsError, StoreError, TunerError, UsageError
-from tuner.store import Store, StudySummary
-from tuner.study import Study
-
-HOSTS = ("localhost", "127.0.0.1", "[::1]")
-"""Names that a browser may call this service by: another page's name is refused."""
-
-STATUS: Mapping[type[TunerError], int] = {UsageError: 422, NothingFitsError: 409, StoreError: 503}
-"""HTTP status of each kind of error; a study that is not there is 404."""
-
-StudyId = Annotated[str, Path(max_length=64, description="A study's id, such as st-0123456789ab")]
+TITLE = "tuner"
+API_VERSION = "1"
+"""Raised when what was asked so far is answered otherwise."""
+REFERENCE = "#/components/schemas/{model}"
+SUMMARY = "The fastest training settings that fit in memory"
 
 
-def create_app(store: Store) -> FastAPI:
-    """The application over one open store."""
-    app = FastAPI(title="tuner", summary="The fastest training settings that fit in memory")
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
-    app.add_exception_handler(TunerError, _tuner_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
+def create_app(store: Store, settings: Settings) -> FastAPI:
+    """The application over one open store.
 
-    @app.get("/healthz", summary="Whether the service is up")
-    def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    ``app.state.stopping()`` ends all waiting; call it when the server begins to stop.
 
-    @app.get("/tune", summary="Studies, the one asked last first")
-    def list_studies(
-        limit: Annotated[int, Query(ge=1, le=200, description="Studies at most")] = 50,
-    ) -> dict[str, Any]:
-        return {"studies": [_summary(summary) for summary in store.studies(limit)]}
-
-    @app.get("/tune/{study_id}", summary="A study: its question, where it stands, its suggestion")
-    def show_study(study_id: StudyId) -> dict[str, Any]:
-        study = _find(store, study_id)
-        return {
-            "study_id": study.id,
-            "state": str(study.state),
-            "reason": study.reason,
-            "question": study.question.as_dict(),
-            "terms": study.terms.as_dict(),
-            "suggestion": planner.answer(study).as_dict(),
-        }
-
-    @app.get("/tune/{study_id}/probes", summary="A study's probes, oldest first")
-    def show_probes(study_id: StudyId) -> dict[str, Any]:
-        study = _find(store, study_id)
-        return {"probes": [planner.probe_as_dict(study, probe) for probe in study.probes]}
-
+    Raises:
+        UsageError: the settings contradict each other.
+    """
+    note, keys = Audit(store.transactions), Keys(store.transactions)
+    context = Context.of(store, settings, note)
+    app = FastAPI(
+        title=TITLE,
+        summary=SUMMARY,
+        version=API_VERSION,
+        dependencies=[Depends(known_query)],
+        openapi_url=None,
+        generate_unique_id_function=_operation_id,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # to http, where a proxy has the TLS, and with the key
+        lifespan=_with_threads(settings.threads),
+    )
+    app.state.context, app.state.stopping = context, context.poller.stop
+    measured = Metrics(_figures(store), version=version("tuner"))
+    readable = [Depends(require(Scope.READ))]
+    for router in (studies.router, events.router, exports.router, openapi.router):
+        app.include_router(router)
+    app.include_router(audit.audit_router(note), responses=problems(422))
+    app.include_router(health.health_router(store))
+    app.include_router(metrics.metrics_router(measured), dependencies=readable)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    add_problems(app, SECURITY_HEADERS)
+    protect(app, settings, keys, note)
+    app.add_middleware(AccessLog, metrics=measured)
     return app
 
 
-def _find(store: Store, study_id: str) -> Study:
-    try:
-        return store.study(study_id)
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from error
+def _operation_id(route: APIRoute) -> str:
+    return route.name
 
 
-def _summary(summary: StudySummary) -> dict[str, Any]:
-    probes = {str(outcome): count for outcome, count in summary.probes.items()}
-    return {
-        "study_id": summary.id,
-        "model": summary.model_name,
-        "cluster": summary.cluster_name,
-        "state": str(summary.state),
-        "reason": summary.reason,
-        "probes": probes,
-        "created_at": summary.created_at,
-        "asked_at": summary.asked_at,
-    }
+def _figures(store: Store) -> Callable[[], Figures]:
+    def read() -> Figures:
+        with store.transactions.read() as session:
+            return read_figures(session)
+
+    return read
 
 
-def _problem(status: int, detail: str, **more: Any) -> JSONResponse:
-    """An RFC 9457 problem."""
-    body = {"type": "about:blank", "status": status, "detail": detail, **more}
-    return JSONResponse(body, status_code=status, media_type="application/problem+json")
+def _with_threads(count: int) -> Callable[[FastAPI], Any]:
+    """Has at most so many requests worked at side by side."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = count
+        yield
+
+    return lifespan
 
 
-async def _tuner_error(request: Request, error: Exception) -> JSONResponse:
-    status = next((s for kind, s in STATUS.items() if isinstance(error, kind)), 500)
-    return _problem(status, str(error))
-
-
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return _problem(error.status_code, str(error.detail))
-
-
-async def _validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return _problem(422, f"{field}: {first['msg']}", field=field)
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, made once; with the schemas that only problems and events have."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, summary=app.summary, version=app.version, routes=app.routes
+        )
+        kept = found["components"]["schemas"]
+        for model in (schemas.Problem, schemas.Event):
+            schema = model.model_json_schema(ref_template=REFERENCE)
+            kept |= {**schema.pop("$defs", {}), model.__name__: schema}
+        for unused in ("HTTPValidationError", "ValidationError"):
+            kept.pop(unused, None)
+        app.openapi_schema = found
+    return app.openapi_schema

@@ -1,0 +1,57 @@
+"""What the routes of one application share."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.answers import Answers
+from api.poller import Poller
+from api.settings import Settings
+from api.submissions import Submissions
+from tuner.store import Store
+from tuner.store.audit import Audit
+from tuner.store.standing import Standings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The store, and what is made of it."""
+
+    store: Store
+    """Where studies are."""
+    settings: Settings
+    """How the service runs."""
+    answers: Answers
+    """Studies as they are sent."""
+    standings: Standings
+    """Where studies stand."""
+    poller: Poller
+    """For those who wait."""
+    submissions: Submissions
+    """For those who ask."""
+    audit: Audit
+    """Who did what."""
+
+    @classmethod
+    def of(cls, store: Store, settings: Settings, audit: Audit) -> "Context":
+        """The context of an application over one open store."""
+        answers = Answers(store)
+        return cls(
+            store=store,
+            settings=settings,
+            answers=answers,
+            standings=Standings(store.transactions),
+            poller=Poller(store, settings.poll_s),
+            submissions=Submissions(store, answers, settings.max_open_studies),
+            audit=audit,
+        )
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+InContext = Annotated[Context, Depends(_context)]
+"""The application's context, as a parameter of a route."""

@@ -1,0 +1,67 @@
+"""``/tune/{id}/export/{format}``: a study's answer as a launcher's file."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from api import examples
+from api.context import InContext
+from api.documented import problems, text_answer
+from api.keys import Reader
+from api.problems import ProblemError
+from api.routes.studies import StudyId
+from tuner.answering import best_known, require_best
+from tuner.errors import UnknownNameError
+from tuner.export import FORMATS, why_not
+from tuner.launch import exported
+from tuner.study import Study
+from tuner.suggestion import Candidate
+
+router = APIRouter(tags=["studies"])
+
+
+@router.get(
+    "/tune/{study_id}/export/{format_name}",
+    response_class=Response,
+    summary="A study's answer as the file that a launcher reads",
+    responses={
+        200: text_answer("application/yaml", examples.EXPORTED, "The file.", "object"),
+        **problems(404, 409, 422),
+    },
+)
+def export_study(
+    context: InContext,
+    caller: Reader,
+    study_id: StudyId,
+    format_name: Annotated[
+        str,
+        Path(
+            max_length=40,
+            pattern=r"^[a-z0-9_-]+$",
+            description=f"The launcher's: {', '.join(FORMATS)}.",
+            examples=list(FORMATS),
+        ),
+    ],
+) -> Response:
+    """409 while there is no answer, or one that the launcher cannot run, with the reason."""
+    if format_name not in FORMATS:
+        error = UnknownNameError("format", format_name, FORMATS)
+        raise ProblemError(404, str(error), field="format", nearest=error.nearest)
+    if context.standings.one(study_id) is None:
+        raise ProblemError(404, f"there is no study {study_id}")
+    with context.answers.computing():
+        study = context.store.study(study_id)
+        best = _best(study)
+        if reason := why_not(format_name, study.question, best.settings):
+            raise ProblemError(409, f"{format_name}: {reason}", field="format")
+        text = exported(format_name, study.question, best, study.id)
+    found = FORMATS[format_name]
+    named = f'attachment; filename="{found.file_name}"'
+    return Response(text, media_type=found.media_type, headers={"Content-Disposition": named})
+
+
+def _best(study: Study) -> Candidate:
+    suggestion = best_known(study)
+    if suggestion is None:
+        raise ProblemError(409, f"study {study.id} has no suggestion yet")
+    return require_best(study, suggestion)

@@ -1,0 +1,270 @@
+"""What answers look like, for the OpenAPI document.
+
+They are the product's own objects (``as_dict``); tests hold them against what is said here.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api import examples
+from tuner.measurement import Fidelity, Outcome
+from tuner.quantity import Provenance
+from tuner.settings import Checkpointing, Sharding
+from tuner.store import EventKind
+from tuner.study import ProbeState, StudyState
+
+STUDY_ID = r"^st-[0-9a-f]{12}$"
+
+
+class Answered(BaseModel):
+    """Part of an answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Quantity(Answered):
+    """A number with its 80% interval; all three are null when it is unknown."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    provenance: Provenance
+
+
+class SettingsAnswered(Answered):
+    """One candidate."""
+
+    sharding: Sharding
+    tp_size: int
+    tp_recompute_allgather: bool
+    pp_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    sync_each_batch: bool
+    activation_checkpointing: Checkpointing
+    cpu_offload: bool
+
+
+class Memory(Answered):
+    """Memory of the GPU that needs most, in GiB of 2^30 bytes."""
+
+    allocated_gib: Quantity
+    reserved_gib: Quantity
+    device_gib: Quantity = Field(description="What the device's own tool shows.")
+    limit_gib: float
+    breakdown: dict[str, float]
+
+
+class Guard(Answered):
+    """Whether the settings were seen to train what they should."""
+
+    verdict: str
+    versions: dict[str, str]
+    date: str | None
+    why: str
+
+
+class Candidate(Answered):
+    """Settings that fit, with what is known of them."""
+
+    settings: SettingsAnswered
+    provenance: Provenance
+    fits: bool
+    memory: Memory
+    tokens_per_s_per_gpu: Quantity
+    step_time_s: Quantity
+    guard: Guard
+
+
+class PointMemory(Answered):
+    """Memory of a point."""
+
+    allocated_gib: Quantity
+
+
+class Point(Answered):
+    """Settings that no other beats in both memory and speed."""
+
+    settings: SettingsAnswered
+    memory: PointMemory
+    tokens_per_s_per_gpu: Quantity
+
+
+class DeadKnob(Answered):
+    """A knob that does not act, and why."""
+
+    knob: str
+    why: str
+
+
+class Space(Answered):
+    """Numbers of settings."""
+
+    legal: int
+    predicted_to_fit: int
+
+
+class Cost(Answered):
+    """What all probes took."""
+
+    wall_s: float
+    gpu_s: float
+
+
+class Launch(Answered):
+    """How to launch the best: the command, and the files that it reads."""
+
+    argv: list[str]
+    files: dict[str, str]
+
+
+class Suggestion(Answered):
+    """Ranked settings with the evidence for each number."""
+
+    study_id: str
+    state: StudyState
+    workload: dict[str, Any]
+    cluster: dict[str, Any]
+    framework: dict[str, Any]
+    best: Candidate | None
+    alternatives: list[Candidate]
+    pareto: list[Point]
+    dead_knobs: list[DeadKnob]
+    space: Space
+    probes: dict[str, int] = Field(description="Number of probes by outcome.")
+    cost: Cost
+    explanation: list[str]
+    launch: Launch
+
+
+class NoAnswer(Answered):
+    """Why a study at its end has no best settings."""
+
+    kind: Literal["nothing_fits", "speed_unknown", "no_result"]
+    message: str
+
+
+class Question(Answered):
+    """What was asked, complete."""
+
+    workload: dict[str, Any]
+    cluster: dict[str, Any]
+    framework: dict[str, Any]
+    knobs: dict[str, list[Any]]
+
+
+class Terms(Answered):
+    """On what terms."""
+
+    fidelity: Fidelity
+    headroom: float
+    memory_limit_bytes: int | None
+    tolerance: float
+    max_probes: int
+    max_dry_runs: int | None
+    wall_s: float | None
+    device_s: float | None
+    pool: str
+
+
+class Study(Answered):
+    """A study: what was asked, where it stands, and what is suggested."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.STUDY]})
+
+    study_id: str = Field(pattern=STUDY_ID)
+    state: StudyState
+    reason: str = Field(description="Why it stands there.")
+    revision: int
+    created_at: str
+    asked_at: str
+    probes_before: int = Field(description="Probes that earlier askings had spent.")
+    question: Question
+    terms: Terms
+    pending: bool = Field(description="Whether the first suggestion waits for a worker.")
+    suggestion: Suggestion | None
+    no_answer: NoAnswer | None
+
+
+class Submitted(Study):
+    """The study that answers a question, with what was decided and not asked for."""
+
+    notes: list[str]
+
+
+class Summary(Answered):
+    """A study in a list."""
+
+    study_id: str
+    model: str
+    cluster: str
+    state: StudyState
+    reason: str
+    pool: str
+    revision: int
+    probes: dict[str, int]
+    created_at: str
+    asked_at: str
+
+
+class StudyList(Answered):
+    """A page of studies, the one asked last first."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.STUDIES]})
+
+    studies: list[Summary]
+    next: str | None = Field(description="Give it as cursor for the next page; null on the last.")
+
+
+class Probe(Answered):
+    """Settings that were tried, or will be, with what was measured."""
+
+    id: int
+    settings: SettingsAnswered
+    fidelity: Fidelity
+    repetition: int
+    accumulation_counts: list[int]
+    state: ProbeState
+    memory_limit_bytes: int | None
+    finished_at: str | None
+    measurement: dict[str, Any] | None
+    outcome: Outcome | None = None
+    fits: bool | None = None
+    step_time_s: Quantity | None = None
+    tokens_per_s_per_gpu: Quantity | None = None
+
+
+class ProbeList(Answered):
+    """A study's probes, oldest first."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.PROBES]})
+
+    study_id: str
+    revision: int
+    probes: list[Probe]
+
+
+class Event(Answered):
+    """One thing that happened to a study: the data of one server-sent event."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.EVENT]})
+
+    id: int
+    study_id: str
+    kind: EventKind
+    at: str
+    data: dict[str, Any]
+
+
+class Problem(Answered):
+    """What went wrong, as RFC 9457 has it."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.PROBLEM]})
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = Field(default=None, description="Path of the field that is wrong.")
+    allowed: str | None = Field(default=None, description="What would have been accepted.")

@@ -1,0 +1,94 @@
+"""ASGI applications called by hand: requests that no client library would send."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Headers = Iterable[tuple[str, str]]
+HOST = ("host", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an application sent."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body's one object."""
+        return json.loads(self.body)
+
+
+def connection(
+    method: str = "GET",
+    path: str = "/tune",
+    headers: Headers = (HOST,),
+    *,
+    query: str = "",
+    client: str | None = "127.0.0.1",
+) -> Scope:
+    """A request's first lines."""
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
+        "client": (client, 50000) if client is not None else None,
+        "server": ("127.0.0.1", 8765),
+    }
+
+
+def body_of(*parts: bytes) -> list[Message]:
+    """A body as it comes in."""
+    last = len(parts) - 1
+    return [
+        {"type": "http.request", "body": part, "more_body": index < last}
+        for index, part in enumerate(parts)
+    ]
+
+
+async def send_to(app: ASGIApp, scope: Scope, messages: Iterable[Message] = ()) -> Answer | None:
+    """Calls ``app`` once; ``None`` when it sent nothing. After the messages nothing comes."""
+    waiting, sent = list(messages), []
+
+    async def receive() -> Message:
+        return waiting.pop(0) if waiting else await asyncio.Future()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    if not sent:
+        return None
+    start, *rest = sent
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Answer(start["status"], headers, b"".join(part.get("body", b"") for part in rest))
+
+
+def call(app: ASGIApp, scope: Scope, messages: Iterable[Message] | None = None) -> Answer:
+    """Calls ``app`` once, with an empty body unless another is given."""
+    given = body_of(b"") if messages is None else messages
+    answer = asyncio.run(send_to(app, scope, given))
+    assert answer is not None
+    return answer
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers with the body, as it came in its first message."""
+    message = await receive()
+    headers = [(b"content-type", b"text/plain")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    more = [b"+more"] if message.get("more_body") else []
+    await send({"type": "http.response.body", "body": b"".join([message["body"], *more])})

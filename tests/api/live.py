@@ -1,0 +1,28 @@
+"""A service that really listens: streams do not come through a client in this process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serves in a thread of this process; its URL."""
+    config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        (socket,) = server.servers[0].sockets
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+    finally:
+        app.state.stopping()
+        server.should_exit = True
+        thread.join(timeout=20)

@@ -1,0 +1,132 @@
+"""Studies as they are sent: kept until something happens to them."""
+
+import json
+import threading
+
+import pytest
+
+from api.answers import FRESH_S, MOST_KEPT, OLDEST_S, Answers, Body
+from tests.api.studies import MEASURED, finish, probe, question_of
+from tuner.store import Store
+from tuner.store.standing import Standing, Standings
+from tuner.study import StudyState, Terms
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def answers(store: Store, clock: Clock) -> Answers:
+    return Answers(store, clock)
+
+
+@pytest.fixture
+def study_id(store: Store) -> str:
+    return store.ask(question_of(MEASURED), Terms(max_probes=4)).id
+
+
+def standing(store: Store, study_id: str) -> Standing:
+    found = Standings(store.transactions).one(study_id)
+    assert found is not None
+    return found
+
+
+def test_an_answer_is_made_once_until_something_happens(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    first = answers.of(standing(store, study_id))
+    assert answers.of(standing(store, study_id)) is first
+    assert len(reads) == 1
+    store.move(study_id, StudyState.CANCELLED)
+    second = answers.of(standing(store, study_id))
+    assert json.loads(second.content)["state"] == "cancelled"
+    assert second.etag != first.etag
+    assert answers.of(first.standing) is second  # one who saw it earlier gets no older one
+
+
+def test_an_answer_is_made_anew_after_a_while(
+    store: Store, answers: Answers, clock: Clock, study_id: str
+) -> None:
+    """What calibrations and other studies add, no event of this one tells."""
+    first = answers.of(standing(store, study_id))
+    clock.now += FRESH_S + 1
+    again = answers.of(standing(store, study_id))
+    assert again is not first
+    assert again.etag == first.etag
+
+
+def test_nobody_waits_for_what_is_only_old(
+    store: Store, answers: Answers, clock: Clock, study_id: str
+) -> None:
+    """While another thread computes, what is a little old is good enough."""
+    first = answers.of(standing(store, study_id))
+
+    def found_while_another_computes() -> list[Body]:
+        found: list[Body] = []
+        asking = threading.Thread(target=lambda: found.append(answers.of(first.standing)))
+        with answers.computing() as mine:
+            assert mine
+            asking.start()
+            asking.join(timeout=1.0)
+            seen = list(found)
+        asking.join(timeout=30)
+        assert len(found) == 1
+        return seen
+
+    clock.now += FRESH_S + 1
+    assert found_while_another_computes() == [first]
+    clock.now += OLDEST_S
+    assert found_while_another_computes() == []
+
+
+def test_no_more_are_kept_than_may_be(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = standing(store, study_id)
+    made = answers.of(one)
+    for number in range(MOST_KEPT + 5):
+        other = Standing(**{**{n: getattr(one, n) for n in one.__slots__}, "id": f"st-{number}"})
+        answers._keep(Body(content=b"{}", etag="", standing=other, answered=False))
+    assert len(answers._kept) == MOST_KEPT
+    assert answers.of(one) is not made
+
+
+def test_one_thread_computes_for_all(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    one = standing(store, study_id)
+    threads = [threading.Thread(target=answers.of, args=(one,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1
+
+
+def test_notes_go_with_the_answer(store: Store, answers: Answers, study_id: str) -> None:
+    body = answers.of(standing(store, study_id))
+    found = json.loads(body.with_notes(["a", 'b "quoted"']))
+    assert found.pop("notes") == ["a", 'b "quoted"']
+    assert found == json.loads(body.content)
+
+
+def test_whether_asking_again_finds_more(store: Store, answers: Answers, study_id: str) -> None:
+    assert not answers.of(standing(store, study_id)).answered
+    probe(store, study_id)
+    finish(store, study_id)
+    assert answers.of(standing(store, study_id)).answered

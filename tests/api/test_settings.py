@@ -1,0 +1,61 @@
+"""Settings of the service: variables, a file, and what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+
+from api.settings import Settings, read_settings
+from tuner.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder and an environment without any."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"TUNER_{name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_by_default_it_is_for_this_machine() -> None:
+    found = read_settings()
+    assert (found.host, found.port, found.db) == ("127.0.0.1", 8765, None)
+    assert (found.require_keys, found.allowed_hosts, found.proxies) == (None, (), ())
+
+
+def test_options_go_before_variables_and_these_before_the_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / ".env").write_text("TUNER_PORT=1\nTUNER_HOST=10.0.0.1\nTUNER_THREADS=3\nOTHER=x\n")
+    monkeypatch.setenv("TUNER_PORT", "2")
+    monkeypatch.setenv("TUNER_ALLOWED_HOSTS", "a.example, b.example,")
+    monkeypatch.setenv("TUNER_REQUIRE_KEYS", "true")
+    monkeypatch.setenv("TUNER_DB", "")
+    found = read_settings(host="127.0.0.2")
+    assert (found.host, found.port, found.threads) == ("127.0.0.2", 2, 3)
+    assert found.allowed_hosts == ("a.example", "b.example")
+    assert found.require_keys is True
+    assert found.db is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PORT", "x"), ("PORT", "70000"), ("THREADS", "1"), ("THREADS", "10"), ("POLL_S", "0"),
+     ("MAX_BODY_BYTES", "1"), ("REQUIRE_KEYS", "perhaps"), ("RATE_PER_S", "0")],
+)  # fmt: skip
+def test_what_is_wrong_names_its_variable(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"TUNER_{name}", value)
+    with pytest.raises(UsageError, match=f"^TUNER_{name}: got {value!r}"):
+        read_settings()
+
+
+def test_what_is_wrong_with_an_option_names_it() -> None:
+    with pytest.raises(UsageError, match=r"^port: got 70000"):
+        read_settings(port=70000)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        read_settings().port = 1  # type: ignore[misc]
