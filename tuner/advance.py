@@ -1,7 +1,7 @@
 """What is done for a predicted study without torch: enter dry runs that are kept, and end it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tuner.cost.prediction import predict
 from tuner.dryrun import (
@@ -16,26 +16,34 @@ from tuner.measurement import Collective, Fidelity, Measurement, Memory, Outcome
 from tuner.planner import Stop, next_probe, what_is_needed
 from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity
-from tuner.study import ProbeRequest, Question, Study, StudyState
-
-OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
-"""States in which probes are entered."""
+from tuner.study import OPEN, ProbeRequest, Question, Study, StudyState
 
 
-def advance_from_cache(store: Store, study: Study) -> Study:
+def advance_from_cache(
+    store: Store,
+    study: Study,
+    installed: Mapping[str, str] | None = None,
+    view: Callable[[Study], Study] = lambda study: study,
+) -> Study:
     """Enter the dry runs that the study wants and that are kept already; the study after that.
 
     A measured study is left as it is.
+
+    Args:
+        store: where the study is.
+        study: the study.
+        installed: as of :func:`kept_dry_run`.
+        view: the study as if it were on other terms, for which dry runs are planned.
 
     Raises:
         StoreError: the database fails.
     """
     limit_bytes = study.terms.limit_bytes(study.question.cluster)
     while study.state in OPEN:
-        request = next_probe(study)
+        request = next_probe(view(study))
         if not isinstance(request, ProbeRequest):
             break
-        kept = kept_dry_run(store, study.question, request)
+        kept = kept_dry_run(store, study.question, request, installed)
         if kept is None:
             break
         found = measurement_of(study.question, request.settings, kept)
@@ -44,8 +52,13 @@ def advance_from_cache(store: Store, study: Study) -> Study:
     return study
 
 
-def conclude(store: Store, study: Study) -> Study | None:
+def conclude(store: Store, study: Study, *, here: bool = True) -> Study | None:
     """End a predicted study that no worker is at, if nothing more can be dry-run for it here.
+
+    Args:
+        store: where the study is.
+        study: the study.
+        here: as of :func:`end_of`.
 
     Returns:
         The study at its end; ``None`` when a dry run is wanted, or it moved on meanwhile.
@@ -53,7 +66,7 @@ def conclude(store: Store, study: Study) -> Study | None:
     Raises:
         StoreError: the database fails.
     """
-    end = end_of(study)
+    end = end_of(study, here=here)
     if study.state is not StudyState.QUEUED or end is None:
         return None
     state, reason = end
@@ -66,14 +79,19 @@ def conclude(store: Store, study: Study) -> Study | None:
     return store.study(study.id) if move(study.id, state, reason, revision=revision) else None
 
 
-def end_of(study: Study) -> tuple[StudyState, str] | None:
-    """How a predicted study ends now, and why; ``None`` while a dry run of it can be made here."""
+def end_of(study: Study, *, here: bool = True) -> tuple[StudyState, str] | None:
+    """How a predicted study ends now, and why; ``None`` while a dry run of it can be made.
+
+    Args:
+        study: the study.
+        here: whether dry runs are made with what is installed here, and nowhere else.
+    """
     plan = next_probe(study)
     if isinstance(plan, Stop):
         if plan.nothing_fits:
             return StudyState.FAILED, f"{plan.reason}: {plan.nothing_fits}"
         return StudyState.DONE, plan.reason
-    if not isinstance(plan, ProbeRequest):
+    if not isinstance(plan, ProbeRequest) or not here:
         return None
     why = why_not_here(study.question, plan.settings)
     if not why:
@@ -109,18 +127,30 @@ def _plan(question: Question, settings: Settings, versions: Mapping[str, str]) -
     )
 
 
-def kept_dry_run(store: Store, question: Question, request: ProbeRequest) -> DryRun | None:
+def kept_dry_run(
+    store: Store,
+    question: Question,
+    request: ProbeRequest,
+    installed: Mapping[str, str] | None = None,
+) -> DryRun | None:
     """The dry run that a probe asks for, if one is kept that holds on this machine.
 
-    What is not installed here, torch above all, counts as in the versions that the question
-    states: whoever shares the database may have made its dry runs with these.
+    What is not installed, torch above all, counts as in the versions that the question states:
+    whoever shares the database may have made its dry runs with these.
+
+    Args:
+        store: where dry runs are kept.
+        question: whose probe it is.
+        request: the probe.
+        installed: versions of the packages where dry runs are made; by default those here.
 
     Raises:
         StoreError: the database fails.
     """
     if not is_dry_run(request):
         return None
-    versions = {**question.framework.versions, **dry_run_versions()}
+    found_here = dry_run_versions() if installed is None else installed
+    versions = {**question.framework.versions, **found_here}
     try:
         key = _plan(question, request.settings, versions).key
     except NotDryRunError:

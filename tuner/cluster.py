@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,12 @@ MOST_NODES = 65_536
 MOST_GPUS_PER_NODE = 1_024
 MOST_CPU_RANKS = 256
 """CPU ranks of one machine; each holds a Python process with torch."""
+MOST_CORES = 65_536
+LONGEST_NAME = 128
+"""Characters of a processor's name."""
+SLOWEST, FASTEST = 1.0, 1e21
+"""Of links, memories and GPUs, per second: what no device is, and arithmetic still bears."""
+LONGEST_LATENCY_S = 3600.0
 MOST_LOCAL_CPU_RANKS = 8
 """CPU ranks that ``local`` uses of a machine without GPUs."""
 LARGEST_FILE_BYTES = 64 * 1024
@@ -52,8 +58,8 @@ class Link:
     """Seconds that one step of a ring takes, however little is sent; ``None`` when not known."""
 
     def __post_init__(self) -> None:
-        _rate(self, "bytes_per_s", 0.0)
-        _rate(self, "latency_s", None)
+        _rate(self, "bytes_per_s", SLOWEST, FASTEST)
+        _rate(self, "latency_s", 0.0, LONGEST_LATENCY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,10 @@ class Gpu:
     """Peak rate of fp16 matrices without sparsity; ``None`` when not known."""
     fp32_flops_per_s: float | None = None
     """Peak rate in plain fp32, without tensor cores; ``None`` when not known."""
+    processor: str = ""
+    """Of a CPU rank, its machine's processor as the kernel names it; empty when not known."""
+    cores: int = 0
+    """Of a CPU rank, its machine's cores, which all ranks share; 0 when not known."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w][\w.+-]{0,63}", self.name):
@@ -88,7 +98,18 @@ class Gpu:
             "dense_fp16_flops_per_s",
             "fp32_flops_per_s",
         ):
-            _rate(self, rate, 0.0)
+            _rate(self, rate, SLOWEST, FASTEST)
+        self._check_processor()
+
+    def _check_processor(self) -> None:
+        name = self.processor
+        if not isinstance(name, str) or len(name) > LONGEST_NAME or not name.isprintable():
+            allowed = f"must be a name of at most {LONGEST_NAME} characters, in one line"
+            raise UsageError("processor", name, allowed)
+        _whole(self, "cores", 0, MOST_CORES)
+        if self.device is not Device.CPU and (self.processor or self.cores):
+            given = self.processor or self.cores
+            raise UsageError("processor" if self.processor else "cores", given, "is of CPU ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +153,12 @@ class Cluster:
         return f"{self.gpus_per_node}x{self.gpu.name}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Plain JSON values; what is unknown of a CPU rank's machine is left out."""
         values = asdict(self)
         values["gpu"]["device"] = str(self.gpu.device)
+        for name in ("processor", "cores"):
+            if not values["gpu"][name]:
+                del values["gpu"][name]
         return values
 
     @classmethod
@@ -158,7 +182,9 @@ class Cluster:
 _LINKS = {"intra_node", "inter_node"}
 
 
-def parse_cluster(text: str, *, allow_files: bool = True) -> Cluster:
+def parse_cluster(
+    text: str, *, allow_files: bool = True, there: machine.Machine | None = None
+) -> Cluster:
     """The cluster that a user wrote.
 
     Args:
@@ -167,6 +193,7 @@ def parse_cluster(text: str, *, allow_files: bool = True) -> Cluster:
             nodes); ``local`` (this machine); or the path of a file that ends in ``.toml`` or
             ``.json``, with the fields of :class:`Cluster`.
         allow_files: whether a path is read. Off for text that comes over a network.
+        there: another machine, whose CPU ranks are then meant, and which is ``local``.
 
     Raises:
         UsageError: none of these, a size that is out of bounds, or a bad file.
@@ -174,31 +201,39 @@ def parse_cluster(text: str, *, allow_files: bool = True) -> Cluster:
     """
     wanted = text.strip()
     if allow_files and wanted.lower().endswith((".toml", ".json")):
-        return _read_file(Path(wanted))
+        return on_machine(_read_file(Path(wanted)), there)
     wanted = wanted.lower()
     if wanted == "local":
-        return local_cluster()
+        return local_cluster(there)
     if ranks := re.fullmatch(r"cpu:([0-9]{1,18})", wanted):
-        return _cpu_cluster(text, 1, int(ranks[1]))
+        return _cpu_cluster(text, 1, int(ranks[1]), there)
     sizes = re.fullmatch(r"(?:([0-9]{1,18})x)?(?:([0-9]{1,18})x)?([a-z][a-z0-9._-]*)", wanted)
     if not sizes:
         raise UsageError("cluster", text, SPELLINGS)
     nodes, gpus = (sizes[1], sizes[2]) if sizes[2] else (None, sizes[1])
+    if sizes[3] == "cpu":
+        return _cpu_cluster(text, int(nodes or 1), int(gpus or 1), there)
     return _named(text, int(nodes or 1), int(gpus or 1), sizes[3])
 
 
-def local_cluster() -> Cluster:
+def local_cluster(there: machine.Machine | None = None) -> Cluster:
     """This machine: its NVIDIA GPUs, or up to 8 CPU ranks where there are none.
 
     GPUs are read from ``nvidia-smi``; a kind that is not in the catalogue has the memory measured
     and rates unknown. AMD GPUs are not detected: name them, as in ``8xmi300x``.
 
+    Args:
+        there: another machine, which is then told instead.
+
     Raises:
         UsageError: GPUs of different kinds or sizes, or a driver that does not answer.
     """
-    gpus = machine.visible_gpus()
+    if there is not None and there.trouble:
+        raise UsageError("cluster", "local", there.trouble)
+    gpus = machine.visible_gpus() if there is None else there.gpus
     if not gpus:
-        return _cpu_cluster("local", 1, min(machine.usable_cores(), MOST_LOCAL_CPU_RANKS))
+        cores = machine.usable_cores() if there is None else there.cores
+        return _cpu_cluster("local", 1, min(cores, MOST_LOCAL_CPU_RANKS), there)
     if len(set(gpus)) > 1:
         kinds = ", ".join(sorted({f"{gpu.name} with {gpu.memory_mib} MiB" for gpu in gpus}))
         raise UsageError(
@@ -222,8 +257,6 @@ def _local_gpus(gpu: machine.ReportedGpu, count: int) -> Cluster:
 
 
 def _named(text: str, nodes: int, gpus_per_node: int, name: str) -> Cluster:
-    if name == "cpu":
-        return _cpu_cluster(text, nodes, gpus_per_node)
     kind = gpu_kind(name, "cluster")
     _in_bounds(text, nodes, MOST_NODES, "nodes")
     _in_bounds(text, gpus_per_node, MOST_GPUS_PER_NODE, "GPUs of a node")
@@ -235,14 +268,37 @@ def _named(text: str, nodes: int, gpus_per_node: int, name: str) -> Cluster:
     )
 
 
-def _cpu_cluster(text: str, nodes: int, ranks_per_node: int) -> Cluster:
-    """Ranks of this machine; the groups that stand for nodes share its memory too."""
+def on_machine(cluster: Cluster, there: machine.Machine | None = None) -> Cluster:
+    """A cluster whose CPU ranks are of a machine, by default this one, unless it names another.
+
+    What is measured on CPU ranks holds for that processor and so many cores: they are part of the
+    cluster, and of the identity of questions.
+    """
+    if cluster.gpu.device is not Device.CPU or cluster.gpu.processor:
+        return cluster
+    processor, cores = processor_of(there)
+    return replace(cluster, gpu=replace(cluster.gpu, processor=processor, cores=cores))
+
+
+def processor_of(there: machine.Machine | None) -> tuple[str, int]:
+    """A machine's processor, as long as names may be, and cores; by default this one's."""
+    if there is not None:
+        return there.processor[:LONGEST_NAME], there.cores
+    return machine.processor()[:LONGEST_NAME], machine.usable_cores()
+
+
+def _cpu_cluster(
+    text: str, nodes: int, ranks_per_node: int, there: machine.Machine | None
+) -> Cluster:
+    """Ranks that share a machine's memory, by default this one's; so do groups like nodes."""
     ranks = nodes * ranks_per_node
     _in_bounds(text, ranks, MOST_CPU_RANKS, "CPU ranks")
-    share = Gpu(name="cpu", device=Device.CPU, memory_bytes=machine.memory_bytes() // ranks)
-    return Cluster(
+    whole_bytes = machine.memory_bytes() if there is None else there.memory_bytes
+    share = Gpu(name="cpu", device=Device.CPU, memory_bytes=whole_bytes // ranks)
+    found = Cluster(
         nodes=nodes, gpus_per_node=ranks_per_node, gpu=share, intra_node=Link(), inter_node=Link()
     )
+    return on_machine(found, there)
 
 
 def _in_bounds(text: str, count: int, most: int, what: str) -> None:
@@ -330,13 +386,13 @@ def _whole(owner: object, name: str, least: int, most: int) -> None:
         raise UsageError(name, value, f"must be a whole number from {least} to {most}")
 
 
-def _rate(owner: object, name: str, above: float | None) -> None:
-    """A figure that may be unknown; stored as float. Above zero, or (``None``) from zero on."""
+def _rate(owner: object, name: str, least: float, most: float) -> None:
+    """A figure that may be unknown; stored as float."""
     value = getattr(owner, name)
     if value is None:
         return
-    low_enough = not isinstance(value, bool) and isinstance(value, int | float) and value < 1e30
-    if not low_enough or (value < 0 if above is None else not value > above):
-        what = "at least 0" if above is None else "above 0"
-        raise UsageError(name, value, f"must be a number {what}, or left out when not known")
+    is_number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not is_number or not least <= value <= most:
+        allowed = f"must be a number from {least:g} to {most:g}, or left out when not known"
+        raise UsageError(name, value, allowed)
     object.__setattr__(owner, name, float(value))

@@ -2,11 +2,13 @@
 
 TunerError                  something the user can act on; shown as one line
 ├── UsageError              a field of the question is wrong: field, given, allowed (exit 2)
+│   ├── RefusedError        the same, found by a service: what it says of the field
 │   ├── UnknownNameError    a catalogue name that does not exist, with the nearest names
 │   └── ModelConfigError    a config.json that cannot be read as data
 ├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
 ├── SpeedUnknownError       settings fit, but nothing says which is the fastest (exit 1)
 ├── StoreError              the database cannot be used (exit 1)
+├── ServiceError            the service cannot be reached, or refused (exit 1)
 └── ProbeError              the probes could not be run at all (exit 1)
 
 Programming mistakes of our own are ``AssertionError``; they are never caught.
@@ -45,6 +47,19 @@ class UsageError(TunerError):
         return f"got {_shown(self.given)}; {self.allowed}"
 
 
+class RefusedError(UsageError):
+    """A field of the question that a service has found wrong."""
+
+    def __init__(self, field: str, said: str) -> None:
+        self._said = said.removeprefix(f"{field}: ")
+        super().__init__(field, None, self._said)
+
+    @property
+    def detail(self) -> str:
+        """What is wrong, as the service says it."""
+        return self._said
+
+
 class UnknownNameError(UsageError):
     """A name that is not in a catalogue; ``nearest`` holds at most three like it."""
 
@@ -71,6 +86,10 @@ class SpeedUnknownError(TunerError):
 
 class StoreError(TunerError):
     """The database cannot be opened, is not up to date, or refused a write."""
+
+
+class ServiceError(TunerError):
+    """A service of studies cannot be reached, or does not do what was asked."""
 
 
 class ProbeError(TunerError):

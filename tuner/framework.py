@@ -159,12 +159,18 @@ def installed_versions() -> dict[str, str]:
     return releases_of(version_table().packages)
 
 
-def not_installed(stated: Framework) -> Iterator[tuple[str, str, str]]:
-    """Package, version stated, and the one that is installed here, where the two differ.
+def not_installed(
+    stated: Framework, installed: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """Package, version stated, and the one that is installed, where the two differ.
 
     The last is empty for a package that is not installed.
+
+    Args:
+        stated: the framework that is asked about.
+        installed: releases by package; by default those of this Python.
     """
-    here = installed_versions()
+    here = installed_versions() if installed is None else installed
     for package, version in stated.versions.items():
         if here.get(package) != version:
             yield package, version, here.get(package, "")

@@ -4,16 +4,17 @@ What looks at the machine does so when it is called; a driver that does not answ
 differ, raise ``UsageError``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner import machine
-from tuner.cluster import Cluster, Device, local_cluster
+from tuner.cluster import Cluster, Device, local_cluster, processor_of
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
 from tuner.cost.step_time import missing_link
 from tuner.errors import UsageError
 from tuner.framework import FrameworkName, not_installed
+from tuner.machine import Machine
 from tuner.measurement import Fidelity
 from tuner.space import enumerate_space
 from tuner.study import Question
@@ -61,68 +62,84 @@ def capabilities(here: Cluster | None, missing: Sequence[str]) -> Iterator[Capab
     yield Capability(name=Fidelity.MEASURED, possible=True, why=f"on {what}")
 
 
-def is_here(cluster: Cluster) -> bool:
+def is_here(cluster: Cluster, there: Machine | None = None) -> bool:
     """Whether this machine has all of the cluster: its GPUs, or memory for its CPU ranks."""
-    return not why_not_measured(cluster)
+    return not why_not_measured(cluster, there)
 
 
-def why_not_measured(cluster: Cluster) -> str:
-    """Why this machine is not the cluster; empty if it is, or has more of the same GPUs."""
+def why_not_measured(cluster: Cluster, there: Machine | None = None) -> str:
+    """Why this machine is not the cluster; empty if it is, or has more of the same GPUs.
+
+    Args:
+        cluster: what is asked about.
+        there: another machine, which is then judged instead of this one.
+    """
+    it = _name(there)
     if cluster.gpu.device is Device.CPU:
-        there_is = machine.memory_bytes()
+        if why := _why_other_processor(cluster, there):
+            return why
+        there_is = _memory_bytes(there)
         if cluster.gpu.memory_bytes * cluster.world_size <= there_is:
             return ""
         return (
             f"{cluster.world_size} ranks with {cluster.gpu.memory_bytes / 2**30:.1f} GiB each do"
-            f" not fit: this machine has {there_is / 2**30:.1f} GiB for all of them"
+            f" not fit: {it} has {there_is / 2**30:.1f} GiB for all of them"
         )
-    here = local_cluster()
+    here = local_cluster(there)
     if cluster.nodes > 1:
-        return f"it is {cluster.nodes} nodes, and this machine is {here.name}"
+        return f"it is {cluster.nodes} nodes, and {it} is {here.name}"
     if here.gpu.device is not Device.CUDA:
-        return f"nvidia-smi shows no GPU here, so this machine is {here.name}"
+        return f"nvidia-smi shows no GPU {_where(there)}, so {it} is {here.name}"
     if cluster.gpus_per_node > here.gpus_per_node or not _is_of_kind(cluster, here):
-        return f"this machine is {here.name}"
+        return f"{it} is {here.name}"
     return ""
 
 
-def has_one(cluster: Cluster) -> bool:
-    """Whether this machine has one device of the cluster's kind."""
+def has_one(cluster: Cluster, there: Machine | None = None) -> bool:
+    """Whether this machine, or the one that is named, has one device of the cluster's kind."""
     if cluster.gpu.device is Device.CPU:
-        return cluster.gpu.memory_bytes <= machine.memory_bytes()
-    return _is_of_kind(cluster, local_cluster())
+        is_other = _why_other_processor(cluster, there)
+        return not is_other and cluster.gpu.memory_bytes <= _memory_bytes(there)
+    return _is_of_kind(cluster, local_cluster(there))
 
 
-def why_not_emulated(cluster: Cluster) -> str:
+def why_not_emulated(cluster: Cluster, there: Machine | None = None) -> str:
     """Why no device of this machine can play one of the cluster's; empty if one can.
 
     A GPU of another kind can, if it has as much memory: what it may allocate is capped.
+
+    Args:
+        cluster: what is asked about.
+        there: another machine, which is then judged instead of this one.
     """
-    if has_one(cluster):
+    if has_one(cluster, there):
         return ""
     if cluster.gpu.device is Device.CPU:
-        return (
-            f"a rank of {cluster.name} has {cluster.gpu.memory_bytes / 2**30:.1f} GiB; this machine"
-            f" has {machine.memory_bytes() / 2**30:.1f} GiB"
+        return _why_other_processor(cluster, there) or (
+            f"a rank of {cluster.name} has {cluster.gpu.memory_bytes / 2**30:.1f} GiB;"
+            f" {_name(there)} has {_memory_bytes(there) / 2**30:.1f} GiB"
         )
-    here = local_cluster()
+    here = local_cluster(there)
     if here.gpu.device is not Device.CUDA:
-        return f"one GPU plays rank 0 of {cluster.name}; nvidia-smi shows none here"
+        return f"one GPU plays rank 0 of {cluster.name}; nvidia-smi shows none {_where(there)}"
     if not _is_roomy(cluster, here):
         return (
-            f"a GPU of {cluster.name} has {cluster.gpu.memory_bytes / 2**30:.1f} GiB; one here"
-            f" ({here.gpu.name}) has {here.gpu.memory_bytes / 2**30:.1f} GiB"
+            f"a GPU of {cluster.name} has {cluster.gpu.memory_bytes / 2**30:.1f} GiB; one"
+            f" {_where(there)} ({here.gpu.name}) has {here.gpu.memory_bytes / 2**30:.1f} GiB"
         )
     return ""
 
 
-def stands_in(cluster: Cluster) -> bool:
-    """Whether the device here is of another kind than the cluster's, and only as large."""
-    return not has_one(cluster)
+def stands_in(cluster: Cluster, there: Machine | None = None) -> bool:
+    """Whether the device here, or there, is of another kind than the cluster's, and as large."""
+    return not has_one(cluster, there)
 
 
 def best_fidelity(
-    question: Question, rates: Callable[[], Calibration | None] = lambda: None
+    question: Question,
+    rates: Callable[[], Calibration | None] = lambda: None,
+    there: Machine | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> tuple[Fidelity, str]:
     """The strongest fidelity that this machine has for a question, and why it is that one.
 
@@ -132,21 +149,23 @@ def best_fidelity(
     Args:
         question: what is asked.
         rates: finds the calibration of the cluster's devices; called where links are not known.
+        there: another machine, which is then judged instead of this one.
+        versions: releases of packages there; those installed here unless given.
     """
-    cluster = question.cluster
-    if why := _why_not_probed(question):
+    cluster, it = question.cluster, _name(there)
+    if why := _why_not_probed(question, versions, _where(there)):
         return Fidelity.PREDICTED, why
     try:
-        whole, one = is_here(cluster), has_one(cluster)
+        whole, one = is_here(cluster, there), has_one(cluster, there)
     except UsageError as error:
         return Fidelity.PREDICTED, str(error)
     if whole:
-        return Fidelity.MEASURED, f"this machine has all of {cluster.name}"
+        return Fidelity.MEASURED, f"{it} has all of {cluster.name}"
     if not one:
-        return Fidelity.PREDICTED, f"this machine has no device of {cluster.name}"
+        return Fidelity.PREDICTED, f"{it} has no device of {cluster.name}"
     if why := why_unpriced(question, rates):
         return Fidelity.PREDICTED, why
-    return Fidelity.EMULATED, f"this machine has one device of {cluster.name}"
+    return Fidelity.EMULATED, f"{it} has one device of {cluster.name}"
 
 
 def why_unpriced(question: Question, rates: Callable[[], Calibration | None] = lambda: None) -> str:
@@ -169,12 +188,35 @@ def _missing_links(question: Question, cluster: Cluster) -> str:
     return "" if "" in whys else whys[0]
 
 
-def _why_not_probed(question: Question) -> str:
+def _why_not_probed(question: Question, versions: Mapping[str, str] | None, where: str) -> str:
     if question.framework.name is FrameworkName.NANOTRON:
-        return "nanotron's settings are not probed here"
-    for package, version, found in not_installed(question.framework):
-        return f"{package} {version} is asked about, and {found or 'none'} is here"
+        return f"nanotron's settings are not probed {where}"
+    for package, version, found in not_installed(question.framework, versions):
+        return f"{package} {version} is asked about, and {found or 'none'} is {where}"
     return ""
+
+
+def _why_other_processor(cluster: Cluster, there: Machine | None) -> str:
+    """Why CPU ranks are not a machine's; empty if they are, or it is not known of which."""
+    asked, (processor, cores) = cluster.gpu, processor_of(there)
+    if not (asked.processor and processor) or (asked.processor, asked.cores) == (processor, cores):
+        return ""
+    return (
+        f"the ranks are of {asked.cores} cores of {asked.processor}; {_name(there)} has {cores} of"
+        f" {processor}"
+    )
+
+
+def _name(there: Machine | None) -> str:
+    return "this machine" if there is None else there.name
+
+
+def _memory_bytes(there: Machine | None) -> int:
+    return machine.memory_bytes() if there is None else there.memory_bytes
+
+
+def _where(there: Machine | None) -> str:
+    return "here" if there is None else f"on {there.name}"
 
 
 def _is_of_kind(cluster: Cluster, here: Cluster) -> bool:

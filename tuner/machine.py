@@ -2,16 +2,18 @@
 
 import os
 import platform
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tuner.errors import UsageError
 
 NVIDIA_SMI = (
     "nvidia-smi",
-    "--query-gpu=name,memory.total",
+    "--query-gpu=uuid,name,memory.total",
     "--format=csv,noheader,nounits",
 )
 TIMEOUT_S = 20.0
@@ -29,6 +31,52 @@ class ReportedGpu:
     """The driver's name for it."""
     memory_mib: int
     """Its total memory in MiB."""
+    uuid: str = field(default="", compare=False)
+    """The driver's id of this very GPU, such as ``GPU-5c9d...``; not of its kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a machine has, told so that what it can do is known without being on it."""
+
+    name: str
+    """Its name in the network."""
+    gpus: tuple[ReportedGpu, ...]
+    """The NVIDIA GPUs that processes would see there."""
+    cores: int
+    """Cores that a process may run on."""
+    memory_bytes: int
+    """Memory that a process may use."""
+    processor: str = ""
+    """The processor's name as the kernel tells it; empty when it is not known."""
+    trouble: str = ""
+    """Why its GPUs are not known; empty when they are."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Machine":
+        """The reverse of :meth:`as_dict`."""
+        gpus = tuple(ReportedGpu(**gpu) for gpu in values["gpus"])
+        return cls(**{**values, "gpus": gpus})
+
+
+def this_machine() -> Machine:
+    """What this machine has; that a driver does not answer is told, and no error."""
+    try:
+        gpus, trouble = visible_gpus(), ""
+    except UsageError as error:
+        gpus, trouble = (), error.allowed
+    return Machine(
+        name=socket.gethostname(),
+        gpus=gpus,
+        cores=usable_cores(),
+        memory_bytes=memory_bytes(),
+        processor=processor(),
+        trouble=trouble,
+    )
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> tuple[ReportedGpu, ...]:
@@ -94,7 +142,8 @@ def _nvidia_smi() -> str:
 
 
 def _reported(line: str) -> ReportedGpu:
-    name, _, memory = (part.strip() for part in line.rpartition(","))
+    uuid, _, kind = line.partition(",")
+    name, _, memory = (part.strip() for part in kind.rpartition(","))
     if not memory.isdecimal() or not name:
         raise UsageError(
             "cluster",
@@ -102,22 +151,28 @@ def _reported(line: str) -> ReportedGpu:
             f"nvidia-smi reports {line.strip()!r}, without a memory size; describe the GPU in a"
             " cluster file",
         )
-    return ReportedGpu(name=name, memory_mib=int(memory))
+    return ReportedGpu(name=name, memory_mib=int(memory), uuid=uuid.strip())
 
 
 def _chosen(gpus: tuple[ReportedGpu, ...], visible: str) -> Iterator[ReportedGpu]:
-    """As CUDA reads the variable: up to the first entry that names no GPU."""
-    for position, entry in enumerate(part.strip() for part in visible.split(",")):
+    """As CUDA reads the variable: up to the first entry that names no GPU, or one of several.
+
+    An entry may be the beginning of a UUID.
+    """
+    for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):
             raise UsageError(
                 "cluster",
                 "local",
                 "slices of a GPU (MIG) have no published figures; describe them in a cluster file",
             )
-        index = position if entry.startswith("GPU-") else int(entry) if entry.isdecimal() else -1
-        if not 0 <= index < len(gpus):
+        if entry.startswith("GPU-"):
+            named = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+        else:
+            named = list(gpus[int(entry) :][:1]) if entry.isdecimal() else []
+        if len(named) != 1:
             return
-        yield gpus[index]
+        yield named[0]
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

@@ -1,9 +1,10 @@
 """One candidate of the search: the knobs of a distributed training step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from tuner.errors import UsageError
@@ -83,17 +84,11 @@ class Settings:
     @property
     def settings_class(self) -> "Settings":
         """The settings without micro-batch size and accumulation, which are set to 1."""
-        return _class_of(self)
+        return _class_of(*_OF_CLASS(self))
 
     def data_parallel_size(self, world_size: int) -> int:
         """Ranks that see different data: ``world_size / (tp_size * pp_size)``."""
         return world_size // (self.tp_size * self.pp_size)
-
-
-# A space has few classes, and each of its settings is asked for its own again and again.
-@lru_cache(maxsize=4096)
-def _class_of(settings: Settings) -> Settings:
-    return replace(settings, micro_batch_size=1, gradient_accumulation_steps=1)
 
 
 KNOBS: Mapping[str, type] = {
@@ -108,6 +103,17 @@ KNOBS: Mapping[str, type] = {
     "cpu_offload": bool,
 }
 """Every knob and the type of its values."""
+
+_BATCH = ("micro_batch_size", "gradient_accumulation_steps")
+_CLASS = tuple(name for name in KNOBS if name not in _BATCH)
+_OF_CLASS = attrgetter(*_CLASS)
+"""The values of the knobs that all settings of a class have."""
+
+
+# A space has few classes, and each of its settings is asked for its own again and again.
+@lru_cache(maxsize=4096)
+def _class_of(*values: Any) -> Settings:
+    return Settings(**dict(zip(_CLASS, values, strict=True)))
 
 
 def knob_value(name: str, value: object) -> Any:

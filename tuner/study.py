@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 HEADROOM = 0.05
 """Share of a GPU's usable memory that an answer leaves free, unless a limit is given."""
 
+POOL_SPELLING = "must be up to 64 letters, digits, dots, underscores and hyphens"
+
 
 class StudyState(StrEnum):
     """Where a study stands."""
@@ -32,6 +35,9 @@ class StudyState(StrEnum):
     FAILED = "failed"  # it cannot be answered, with the reason
     CANCELLED = "cancelled"  # somebody asked for it
 
+
+OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
+"""States in which probes are entered: the others are ends."""
 
 STUDY_TRANSITIONS: Mapping[StudyState, frozenset[StudyState]] = {
     StudyState.QUEUED: frozenset({StudyState.RUNNING, StudyState.DONE, StudyState.CANCELLED}),
@@ -109,7 +115,17 @@ class Question:
         """SHA-256 of the question, in hex; the model's name is not part of it."""
         values = self.as_dict()
         del values["workload"]["model_name"]
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        return _hash(values)
+
+    @property
+    def kind(self) -> str:
+        """SHA-256 of what must be equal for a measurement to say something of another question:
+        the stack in its versions, GPU, node and links, and the number format.
+        """
+        values = self.as_dict()
+        cluster = {name: value for name, value in values["cluster"].items() if name != "nodes"}
+        precision = values["workload"]["precision"]
+        return _hash({"framework": values["framework"], "cluster": cluster, "precision": precision})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +148,8 @@ class Terms:
     """Seconds that this asking may take."""
     device_s: float | None = None
     """Device-seconds that this asking may take."""
+    pool: str = ""
+    """Label of the workers that may be at it; empty for any."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.headroom < 1:
@@ -144,6 +162,8 @@ class Terms:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(name, value, "must be positive")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", self.pool):
+            raise UsageError("pool", self.pool, POOL_SPELLING)
 
     def limit_bytes(self, cluster: Cluster) -> int:
         """Bytes that a probe may need on one GPU of ``cluster``."""
@@ -238,6 +258,12 @@ class Study:
     """What the guard has found of its model's structure in its versions, by the twin's key."""
     fruitless_s: float = 0.0
     """Seconds of this asking's attempts that left no result: lost, given back, or tried again."""
+    fruitless_before_s: float = 0.0
+    """The same of earlier askings, at the fidelity that is asked for now."""
+    guard_s: float = 0.0
+    """Seconds in which small twins of its finalists were trained for this asking."""
+    guard_before_s: float = 0.0
+    """The same for earlier askings."""
     calibration: Calibration | None = None
     """Rates that were measured on devices like the cluster's, where there are any."""
     past: "tuple[Study, ...]" = ()
@@ -248,21 +274,34 @@ class Study:
     asked_at: str = ""
     """When it was asked last, UTC in ISO 8601."""
 
+    @property
+    def in_order(self) -> tuple[Probe, ...]:
+        """Its probes as they were done, whichever was asked for first; then those that are not."""
+        return tuple(sorted(self.probes, key=_when_done))
+
     def at(self, fidelity: Fidelity) -> "Study":
         """The study as if it had only the probes of one fidelity.
 
         The same question may be asked at several, and what is found at one says nothing at
         another.
         """
-        ordered = sorted(self.probes, key=lambda probe: probe.id)
-        same = [probe.request.fidelity is fidelity for probe in ordered]
-        if all(same):
+        same = [probe for probe in self.probes if probe.request.fidelity is fidelity]
+        if len(same) == len(self.probes):
             return self
+        before = self.in_order[: self.probes_before]
         return replace(
             self,
-            probes=tuple(probe for probe, kept in zip(ordered, same, strict=True) if kept),
-            probes_before=sum(same[: self.probes_before]),
+            probes=tuple(sorted(same, key=lambda probe: probe.id)),
+            probes_before=sum(probe.request.fidelity is fidelity for probe in before),
         )
+
+
+def _hash(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _when_done(probe: Probe) -> tuple[bool, str, int]:
+    return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
 
 
 def _json(value: object) -> object:

@@ -40,6 +40,11 @@ class Guard:
             "why": self.why,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Guard":
+        """The reverse of :meth:`as_dict`."""
+        return cls(**values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -93,6 +98,25 @@ class Candidate:
             "step_time_s": self.step_time_s.as_dict(),
             "guard": self.guard.as_dict(),
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Candidate":
+        """The reverse of :meth:`as_dict`."""
+        memory = values["memory"]
+        basis = memory.get("basis")
+        return cls(
+            settings=Settings.from_dict(values["settings"]),
+            allocated_gib=Quantity.from_dict(memory["allocated_gib"]),
+            reserved_gib=Quantity.from_dict(memory["reserved_gib"]),
+            device_gib=Quantity.from_dict(memory["device_gib"]),
+            limit_gib=memory["limit_gib"],
+            breakdown_gib=memory["breakdown"],
+            tokens_per_s_per_gpu=Quantity.from_dict(values["tokens_per_s_per_gpu"]),
+            step_time_s=Quantity.from_dict(values["step_time_s"]),
+            guard=Guard.from_dict(values["guard"]),
+            basis=None if basis is None else Basis(basis),
+            by_phase_gib=memory.get("by_phase", {}),
+        )
 
     def as_point(self) -> dict[str, Any]:
         """The JSON object of each of ``pareto``: settings, memory and speed."""
@@ -168,3 +192,25 @@ class Suggestion:
             "explanation": list(self.explanation),
             "launch": dict(self.launch),
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Suggestion":
+        """The reverse of :meth:`as_dict`, but for ``pareto``, of which it does not tell all."""
+        best = values["best"]
+        return cls(
+            study_id=values["study_id"],
+            state=values["state"],
+            workload=values["workload"],
+            cluster=values["cluster"],
+            framework=values["framework"],
+            best=None if best is None else Candidate.from_dict(best),
+            alternatives=tuple(map(Candidate.from_dict, values["alternatives"])),
+            dead_knobs=tuple(DeadKnob(**dead) for dead in values["dead_knobs"]),
+            legal=values["space"]["legal"],
+            predicted_to_fit=values["space"]["predicted_to_fit"],
+            probes=values["probes"],
+            wall_s=values["cost"]["wall_s"],
+            device_s=values["cost"]["gpu_s"],
+            explanation=tuple(values["explanation"]),
+            launch=values["launch"],
+        )

@@ -17,7 +17,7 @@ from tuner.cluster import (
     parse_cluster,
 )
 from tuner.errors import UnknownNameError, UsageError
-from tuner.machine import ReportedGpu
+from tuner.machine import Machine, ReportedGpu
 
 GIB = 2**30
 INLINE = {
@@ -33,6 +33,7 @@ def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "visible_gpus", tuple)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     monkeypatch.setattr(machine, "memory_bytes", lambda: 24 * GIB)
+    monkeypatch.setattr(machine, "processor", lambda: "AMD EPYC 7763")
 
 
 def has_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: tuple[str, int]) -> None:
@@ -82,9 +83,65 @@ def test_gpus_without_bf16_units_have_no_bf16_rate() -> None:
 
 
 def test_cpu_ranks_share_the_memory_of_this_machine() -> None:
-    assert parse_cluster("cpu:2").gpu == Gpu(name="cpu", device=Device.CPU, memory_bytes=12 * GIB)
+    assert parse_cluster("cpu:2").gpu == Gpu(
+        name="cpu",
+        device=Device.CPU,
+        memory_bytes=12 * GIB,
+        processor="AMD EPYC 7763",
+        cores=2,
+    )
     assert parse_cluster("2x2xcpu").gpu.memory_bytes == 6 * GIB
     assert parse_cluster("cpu:2").intra_node == Link()
+
+
+ELSEWHERE = Machine(name="a", gpus=(), cores=64, memory_bytes=96 * GIB, processor="Xeon")
+
+
+def test_cpu_ranks_of_another_machine_are_that_ones() -> None:
+    gpu = parse_cluster("2x4xcpu", there=ELSEWHERE).gpu
+    assert (gpu.processor, gpu.cores, gpu.memory_bytes) == ("Xeon", 64, 12 * GIB)
+    assert parse_cluster("local", there=ELSEWHERE).gpus_per_node == 8
+    assert parse_cluster("8xa100-80gb", there=ELSEWHERE) == parse_cluster("8xa100-80gb")
+
+
+def test_a_file_of_cpu_ranks_means_this_machine_unless_it_names_another(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    gpu = {"name": "cpu", "device": "cpu", "memory_bytes": GIB}
+    path.write_text(json.dumps({"nodes": 1, "gpus_per_node": 2, "gpu": gpu}))
+    assert parse_cluster(str(path)).gpu.processor == "AMD EPYC 7763"
+    gpu |= {"processor": "Xeon", "cores": 4}
+    path.write_text(json.dumps({"nodes": 1, "gpus_per_node": 2, "gpu": gpu}))
+    found = parse_cluster(str(path)).gpu
+    assert (found.processor, found.cores) == ("Xeon", 4)
+
+
+def test_clusters_without_a_processor_are_read_and_written_as_ever() -> None:
+    gpu = {"name": "cpu", "device": "cpu", "memory_bytes": GIB}
+    found = Cluster.from_dict({"nodes": 1, "gpus_per_node": 2, "gpu": gpu})
+    assert found.gpu.processor == ""
+    assert not {"processor", "cores"} & found.as_dict()["gpu"].keys()
+    assert not {"processor", "cores"} & parse_cluster("8xa100-80gb").as_dict()["gpu"].keys()
+    here = parse_cluster("cpu:2")
+    assert Cluster.from_dict(here.as_dict()) == here
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"device": "cuda", "processor": "Xeon"}, "processor"),
+        ({"device": "cuda", "cores": 4}, "cores"),
+        ({"processor": "two\nlines"}, "processor"),
+        ({"processor": "x" * 129}, "processor"),
+        ({"processor": 7}, "processor"),
+        ({"cores": -1}, "cores"),
+        ({"cores": True}, "cores"),
+    ],
+)
+def test_a_processor_that_cannot_be_is_refused(fields: dict[str, object], field: str) -> None:
+    gpu = {"name": "cpu", "device": "cpu", "memory_bytes": GIB, **fields}
+    with pytest.raises(UsageError) as raised:
+        Cluster.from_dict({"nodes": 1, "gpus_per_node": 2, "gpu": gpu})
+    assert raised.value.field == f"cluster.gpu.{field}"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +290,9 @@ def test_a_table_may_describe_its_own_gpu() -> None:
         ({"gpu": {"name": "m", "memory_bytes": GIB, "flops": 1}}, "cluster.gpu.flops"),
         ({"intra_node": 5}, "cluster.intra_node"),
         ({"intra_node": {"bytes_per_s": 0}}, "cluster.intra_node.bytes_per_s"),
+        ({"intra_node": {"bytes_per_s": 1e-320}}, "cluster.intra_node.bytes_per_s"),
+        ({"intra_node": {"bytes_per_s": 1e29}}, "cluster.intra_node.bytes_per_s"),
+        ({"inter_node": {"latency_s": 1e29}}, "cluster.inter_node.latency_s"),
         ({"intra_node": {"bytes_per_s": "5"}}, "cluster.intra_node.bytes_per_s"),
         ({"inter_node": {"latency_s": -1}}, "cluster.inter_node.latency_s"),
         ({"inter_node": {"latency_s": float("nan")}}, "cluster.inter_node.latency_s"),

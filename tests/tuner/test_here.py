@@ -1,6 +1,7 @@
 """What this machine can do for a question; the machine is stood in for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,8 @@ from tuner.catalog.models import read
 from tuner.cluster import Cluster, Link, parse_cluster
 from tuner.errors import UsageError
 from tuner.framework import Framework, framework
-from tuner.here import best_fidelity, is_here, stands_in, why_not_emulated
-from tuner.machine import ReportedGpu
+from tuner.here import best_fidelity, is_here, stands_in, why_not_emulated, why_not_measured
+from tuner.machine import Machine, ReportedGpu
 from tuner.measurement import Fidelity
 from tuner.study import Question
 from tuner.workload import Workload
@@ -135,3 +136,82 @@ def test_a_larger_gpu_stands_in(has: SetUp) -> None:
     assert "80.0 GiB" in why_not_emulated(parse_cluster("8xh200-141gb"))
     has()
     assert "shows none here" in why_not_emulated(cluster)
+
+
+def machine_of(*gpus: ReportedGpu, memory_gib: int = 16, trouble: str = "") -> Machine:
+    """A machine elsewhere."""
+    size = memory_gib * GIB
+    return Machine(name="node7", gpus=gpus, cores=4, memory_bytes=size, trouble=trouble)
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would look at this machine fails."""
+
+    def look(*_: object) -> None:
+        raise AssertionError
+
+    for name in ("visible_gpus", "memory_bytes", "usable_cores"):
+        monkeypatch.setattr(machine, name, look)
+
+
+@pytest.mark.parametrize(
+    ("there", "cluster", "expected", "why"),
+    [
+        (machine_of(A100, A100), "2xa100-80gb", Fidelity.MEASURED, "node7 has all of 2xa100-80gb"),
+        (machine_of(A100), "8xa100-80gb", Fidelity.EMULATED, "node7 has one device of"),
+        (machine_of(H200), "8xa100-80gb", Fidelity.PREDICTED, "node7 has no device of"),
+        (machine_of(), "8xa100-80gb", Fidelity.PREDICTED, "node7 has no device of"),
+        (machine_of(trouble="it hangs"), "a100-80gb", Fidelity.PREDICTED, "it hangs"),
+    ],
+)
+@pytest.mark.usefixtures("unseen")
+def test_another_machine_is_judged_without_a_look_at_this_one(
+    there: Machine, cluster: str, expected: Fidelity, why: str
+) -> None:
+    found = best_fidelity(question(cluster), there=there)
+    assert found[0] is expected
+    assert why in found[1]
+
+
+@pytest.mark.usefixtures("unseen")
+def test_why_another_machine_cannot() -> None:
+    a100, h200 = parse_cluster("8xa100-80gb"), parse_cluster("8xh200-141gb")
+    assert why_not_emulated(a100, machine_of(H200)) == ""
+    assert "on node7 (a100-80gb) has 80.0 GiB" in why_not_emulated(h200, machine_of(A100))
+    assert "shows none on node7" in why_not_emulated(a100, machine_of())
+    assert why_not_measured(a100, machine_of(*[A100] * 8)) == ""
+    assert why_not_measured(a100, machine_of(A100)) == "node7 is 1xa100-80gb"
+    assert "shows no GPU on node7, so node7 is" in why_not_measured(a100, machine_of())
+    large = cpu_cluster(4, 8, Link())
+    assert "node7 has 16.0 GiB" in why_not_measured(large, machine_of())
+    assert "node7 has 4.0 GiB" in why_not_emulated(large, machine_of(memory_gib=4))
+    assert why_not_measured(large, machine_of(memory_gib=32)) == ""
+
+
+def test_another_machines_versions_count(has: SetUp) -> None:
+    has(A100)
+    asked = question("a100-80gb", framework("torch", {"torch": "2.12.0"}))
+    versions = asked.framework.versions
+    assert best_fidelity(asked, there=machine_of(A100), versions=versions)[0] is Fidelity.MEASURED
+    newer = {**versions, "torch": "2.13.0"}
+    fidelity, why = best_fidelity(asked, there=machine_of(A100), versions=newer)
+    assert (fidelity, why) == (
+        Fidelity.PREDICTED,
+        "torch 2.12.0 is asked about, and 2.13.0 is on node7",
+    )
+
+
+def test_cpu_ranks_of_another_machine_are_not_here(has: SetUp) -> None:
+    has(memory_gib=16)
+    there = Machine(name="b", gpus=(), cores=64, memory_bytes=16 * GIB, processor="Xeon")
+    asked = parse_cluster("cpu:2", there=there)
+    assert not is_here(asked)
+    assert "of 64 cores of Xeon; this machine has" in why_not_measured(asked)
+    assert "of 64 cores of Xeon; this machine has" in why_not_emulated(asked)
+    assert best_fidelity(question(asked))[0] is Fidelity.PREDICTED
+    assert is_here(asked, there)
+    assert is_here(parse_cluster("cpu:2"))
+    assert not is_here(parse_cluster("cpu:2"), there)
+    fewer = replace(there, cores=32)
+    assert "b has 32 of Xeon" in why_not_measured(asked, fewer)

@@ -1,3 +1,4 @@
+import json
 import os
 import platform
 import subprocess
@@ -7,7 +8,7 @@ import pytest
 
 from tuner import machine
 from tuner.errors import UsageError
-from tuner.machine import MEMORY_STEP_BYTES, ReportedGpu
+from tuner.machine import MEMORY_STEP_BYTES, Machine, ReportedGpu
 
 GIB = 2**30
 L4 = ReportedGpu(name="NVIDIA L4", memory_mib=23034)
@@ -28,31 +29,36 @@ def raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 def test_gpus_are_read_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "NVIDIA L4, 23034\nNVIDIA L4, 23034\n\n")
+    answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, NVIDIA L4, 23034\n\n")
     assert machine.visible_gpus({}) == (L4, L4)
+    assert [gpu.uuid for gpu in machine.visible_gpus({})] == ["GPU-1", "GPU-2"]
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"),
+    ("visible", "chosen"),
     [
-        ("", 0),
-        ("-1", 0),
-        ("0", 1),
-        ("2,0", 2),
-        ("0,7,1", 1),
-        ("NoDevFiles", 0),
-        ("GPU-11111111,GPU-22222222", 2),
+        ("", ""),
+        ("-1", ""),
+        ("0", "a0"),
+        ("2,0", "b0 a0"),
+        ("0,7,1", "a0"),
+        ("NoDevFiles", ""),
+        ("GPU-b0,GPU-a1", "b0 a1"),
+        ("GPU-b,0", "b0 a0"),
+        ("0,GPU-a,1", "a0"),
+        ("GPU-c0", ""),
     ],
 )
 def test_cuda_visible_devices_is_honoured(
-    monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+    monkeypatch: pytest.MonkeyPatch, visible: str, chosen: str
 ) -> None:
-    answers(monkeypatch, "NVIDIA L4, 23034\n" * 3)
-    assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible}) == (L4,) * count
+    answers(monkeypatch, "".join(f"GPU-{uuid}, NVIDIA L4, 23034\n" for uuid in ("a0", "a1", "b0")))
+    found = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible})
+    assert [gpu.uuid for gpu in found] == [f"GPU-{uuid}" for uuid in chosen.split()]
 
 
 def test_one_kind_of_a_mixed_machine_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "NVIDIA L4, 23034\nTesla T4, 15360\n")
+    answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, Tesla T4, 15360\n")
     assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == (L4,)
     assert len(set(machine.visible_gpus({}))) == 2
 
@@ -75,7 +81,9 @@ def test_a_driver_that_hangs_is_an_error_and_not_a_machine_without_gpus(
         machine.visible_gpus({})
 
 
-@pytest.mark.parametrize("line", ["NVIDIA GB10, [N/A]", "23034", ", 23034"])
+@pytest.mark.parametrize(
+    "line", ["GPU-1, NVIDIA GB10, [N/A]", "23034", "GPU-1, 23034", "GPU-1, , 23034"]
+)
 def test_a_gpu_without_a_memory_size_is_an_error(
     monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
@@ -85,16 +93,16 @@ def test_a_gpu_without_a_memory_size_is_an_error(
 
 
 def test_slices_of_a_gpu_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "NVIDIA H100 80GB HBM3, 81559\n")
+    answers(monkeypatch, "GPU-1, NVIDIA H100 80GB HBM3, 81559\n")
     with pytest.raises(UsageError, match="MIG"):
         machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1111"})
 
 
-def test_the_program_is_asked_for_name_and_total_memory(tmp_path: Path) -> None:
+def test_the_program_is_asked_for_ids_names_and_total_memory(tmp_path: Path) -> None:
     script = tmp_path / "nvidia-smi"
     script.write_text(
-        '#!/bin/sh\n[ "$1 $2" = "--query-gpu=name,memory.total --format=csv,noheader,nounits" ]'
-        ' && echo "NVIDIA L4, 23034"\n'
+        '#!/bin/sh\n[ "$1" = --query-gpu=uuid,name,memory.total ]'
+        ' && [ "$2" = --format=csv,noheader,nounits ] && echo "GPU-1, NVIDIA L4, 23034"\n'
     )
     script.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
@@ -172,3 +180,20 @@ def test_the_processor_is_named_as_the_kernel_names_it(tmp_path: Path) -> None:
     (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nmodel name\t: AMD EPYC 7B13\n")
     assert machine.processor(tmp_path) == "AMD EPYC 7B13"
     assert machine.processor(tmp_path / "nothing") == platform.machine()
+
+
+def test_a_machine_can_be_told_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, NVIDIA L4, 23034\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    here = machine.this_machine()
+    assert (here.gpus, here.trouble) == ((L4, L4), "")
+    assert (here.cores, here.memory_bytes) == (machine.usable_cores(), machine.memory_bytes())
+    there = Machine.from_dict(json.loads(json.dumps(here.as_dict())))
+    assert there == here
+    assert [gpu.uuid for gpu in there.gpus] == ["GPU-1", "GPU-2"]
+
+
+def test_a_machine_whose_driver_hangs_can_be_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    raises(monkeypatch, subprocess.TimeoutExpired("nvidia-smi", 20))
+    here = machine.this_machine()
+    assert (here.gpus, here.trouble) == ((), "nvidia-smi did not answer within 20 s")

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from tuner.cost.categories import Basis
 from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.settings import Settings
 from tuner.space import DeadKnob
@@ -112,3 +113,26 @@ def test_without_an_answer_best_is_null() -> None:
 def test_provenance_is_the_weakest(memory: Quantity, speed: Quantity, expected: str) -> None:
     found = suggestion(best=candidate(allocated_gib=memory, step_time_s=speed))
     assert found.provenance == found.best.provenance == expected
+
+
+def test_what_was_sent_is_read_again() -> None:
+    predicted = candidate(
+        allocated_gib=quantity(1.0, Provenance.PREDICTED),
+        step_time_s=UNKNOWN,
+        basis=Basis.DRY_RUN,
+        by_phase_gib={"backward": 1.0},
+    )
+    whole = suggestion(
+        alternatives=(candidate(), predicted),
+        dead_knobs=(DeadKnob(knob="pp_size", why="pp_size is 1: so it is"),),
+        legal=46,
+        predicted_to_fit=40,
+        probes={"ok": 3},
+        wall_s=9.0,
+        device_s=18.0,
+        explanation=("Because.",),
+        launch={"argv": ["a"], "files": {"b": "c"}},
+    )
+    assert Suggestion.from_dict(json.loads(json.dumps(whole.as_dict()))) == whole
+    none = suggestion(best=None)
+    assert Suggestion.from_dict(none.as_dict()) == none

@@ -8,10 +8,20 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from tuner.cases.coverage import NotCoveredError, uncovered_gpu, uncovered_model_type
 from tuner.cases.defaults import default_note, default_sizes
+from tuner.cases.kinds import (
+    as_mapping,
+    check_knob,
+    check_names,
+    check_whole,
+    read_headroom,
+    read_limit_gib,
+    renamed,
+    short,
+)
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster, parse_cluster
@@ -41,12 +51,10 @@ OPTIONAL = frozenset({"id", "framework", "headroom", "memory_limit_gib", "script
 
 INLINE_MODEL = "the model"
 """What a model is called whose configuration is given without ``model_name``."""
-LONGEST_TEXT = 1000
-"""Characters of a name or of settings written as text."""
-LARGEST_GIB = 2**20
-"""Of a memory limit; more is a mistake in units."""
 KEPT = 4096
 """Workloads, clusters and frameworks that are kept once read."""
+LONGEST_KEPT = 16 * 1024
+"""Characters of such a one; longer ones are read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +89,14 @@ def read_case(values: Mapping[str, Any]) -> Case:
         NotCoveredError: all is in order, but nothing is known of the model type, of the GPU, or
             of the workload under the framework.
     """
-    _check_names("", values, REQUIRED, OPTIONAL)
+    check_names("", values, REQUIRED, OPTIONAL)
     values = {name: value for name, value in values.items() if value is not None}
-    workload = _workload_of(values["workload"])
-    cluster = _cluster_of(values["cluster"])
-    stack = _framework_of(values.get("framework", str(FrameworkName.TORCH)))
+    workload = read_workload(values["workload"])
+    cluster = read_cluster(values["cluster"])
+    stack = _framework_here(values.get("framework", str(FrameworkName.TORCH)))
     written, given = read_settings(values["settings"])
-    headroom = _headroom(values.get("headroom", HEADROOM))
-    limit_gib = _limit_gib(values.get("memory_limit_gib"))
+    headroom = read_headroom(values.get("headroom", HEADROOM))
+    limit_gib = read_limit_gib(values.get("memory_limit_gib"))
     script = Script.from_dict(values.get("script", {}))
     missing = [str(one) for one in (workload, cluster) if isinstance(one, NotCoveredError)]
     if isinstance(workload, NotCoveredError) or isinstance(cluster, NotCoveredError):
@@ -132,7 +140,7 @@ def canonical(
             return settings, ()
         notes = settings_notes(question, written, given=given)
     except UsageError as error:
-        raise _renamed(error, _rule_path(error.field)) from error
+        raise renamed(error, rule_path(error.field)) from error
     return settings, tuple(note.why for note in notes)
 
 
@@ -145,29 +153,19 @@ def read_settings(value: object) -> tuple[Settings, frozenset[str]]:
     """
     try:
         if isinstance(value, str):
-            text = _short("settings", value)
+            text = short("settings", value)
             names = {part.partition("=")[0].strip() for part in text.split(",")}
             return parse_settings(text), frozenset(names & KNOBS.keys())
-        knobs = _mapping("settings", value)
+        knobs = as_mapping("settings", value)
         for name in knobs:
-            _check_kind(name, knobs[name])
+            check_knob(name, knobs[name])
         return Settings.from_dict(knobs), frozenset(knobs)
     except UsageError as error:
         field = error.field if error.field.startswith("settings") else f"settings.{error.field}"
-        raise _renamed(error, field) from error
+        raise renamed(error, field) from error
 
 
-def _check_kind(name: str, value: object) -> None:
-    """Refuse what the text form may have and JSON may not: numbers and flags as strings."""
-    if name not in KNOBS:
-        raise UsageError(f"settings.{name}", value, f"no such knob; there are {', '.join(KNOBS)}")
-    if KNOBS[name] is bool and not isinstance(value, bool):
-        raise UsageError(name, value, "must be true or false")
-    if KNOBS[name] is int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise UsageError(name, value, "must be a positive integer")
-
-
-def _rule_path(field: str) -> str:
+def rule_path(field: str) -> str:
     """The path in a case of what a rule of the space names."""
     if field in KNOBS:
         return f"settings.{field}"
@@ -196,23 +194,26 @@ def _kept(read: Callable[[Any], T]) -> Callable[[object], T | NotCoveredError]:
             return error
 
     def kept(value: object) -> T | NotCoveredError:
-        found = outcome(json.dumps(value))
+        text = json.dumps(value)
+        read_now = outcome if len(text) <= LONGEST_KEPT else outcome.__wrapped__
+        found = read_now(text)
         if isinstance(found, UsageError):
-            raise _renamed(found, found.field)
+            raise renamed(found, found.field)
         return found
 
     return kept
 
 
 @_kept
-def _workload_of(value: object) -> Workload:
-    fields = _mapping("workload", value)
+def read_workload(value: object) -> Workload:
+    """What is trained; a model is a name of the catalogue or its configuration, never a path."""
+    fields = as_mapping("workload", value)
     needed = ("model", "sequence_length", "global_batch_size")
     free = {"model_name", "optimizer", "precision", "reduce_dtype"}
-    _check_names("workload.", fields, needed, free)
+    check_names("workload.", fields, needed, free)
     sequence, batch = fields["sequence_length"], fields["global_batch_size"]
-    _check_whole("workload.sequence_length", sequence, 2, LARGEST_SEQUENCE)
-    _check_whole("workload.global_batch_size", batch, 1, LARGEST_BATCH)
+    check_whole("workload.sequence_length", sequence, 2, LARGEST_SEQUENCE)
+    check_whole("workload.global_batch_size", batch, 1, LARGEST_BATCH)
     reduced = fields.get("reduce_dtype")
     try:
         kinds: dict[str, Any] = {
@@ -245,27 +246,28 @@ def _model_of(value: object, name: object) -> ModelConfig:
             return models.read(value)
         also = "(or give the fields of its config.json)"
         raise UnknownNameError("model", value[:100], models.names(), also)
-    config = _mapping("model", value)
+    config = as_mapping("model", value)
     if reason := uncovered_model_type(config.get("model_type")):
         raise NotCoveredError(reason)
     try:
         return read_model_config(config, name=str(name) if name is not None else INLINE_MODEL)
     except UsageError as error:
         path = {"model": "model", "model name": "model_name"}
-        raise _renamed(error, path.get(error.field, f"model.{error.field}")) from error
+        raise renamed(error, path.get(error.field, f"model.{error.field}")) from error
 
 
 @_kept
-def _cluster_of(value: object) -> Cluster:
+def read_cluster(value: object) -> Cluster:
+    """The cluster in a short spelling or an object of its fields, never in a file."""
     if not isinstance(value, str):
-        fields = dict(_mapping("cluster", value))
+        fields = dict(as_mapping("cluster", value))
         gpu = fields.get("gpu")
         if isinstance(gpu, Mapping) and set(gpu) == {"name"}:
             gpu = fields["gpu"] = gpu["name"]  # without figures, it is just a name
         if isinstance(gpu, str):
-            _short("cluster.gpu", gpu)
+            short("cluster.gpu", gpu)
         return _covered(lambda: Cluster.from_dict(fields))
-    text = _short("cluster", value)
+    text = short("cluster", value)
     if text.strip().lower().endswith((".toml", ".json")):
         raise UsageError("cluster", text, "no file is read here: give the cluster's fields")
     return _covered(lambda: parse_cluster(text, allow_files=False))
@@ -281,79 +283,35 @@ def _covered(read: Callable[[], Cluster]) -> Cluster:
 
 
 @_kept
-def _framework_of(value: object) -> Framework:
+def _framework_here(value: object) -> Framework:
+    return read_framework(value, _installed())
+
+
+def read_framework(value: object, installed: Mapping[str, str]) -> Framework:
+    """The framework in a name, or in an object of ``name`` and stated ``versions``.
+
+    Args:
+        value: as it is written.
+        installed: versions of packages for which none is stated.
+
+    Raises:
+        UsageError: as :func:`tuner.framework.framework`, with the field's path.
+    """
     if isinstance(value, str):
-        return framework(_short("framework", value), None, _installed())
-    fields = _mapping("framework", value)
-    _check_names("framework.", fields, ("name",), {"versions"})
+        return framework(short("framework", value), None, installed)
+    fields = as_mapping("framework", value)
+    check_names("framework.", fields, ("name",), {"versions"})
     if not isinstance(fields["name"], str):
         allowed = f"must be one of {', '.join(FrameworkName)}"
         raise UsageError("framework.name", fields["name"], allowed)
-    versions = _mapping("framework.versions", fields.get("versions", {}))
+    versions = as_mapping("framework.versions", fields.get("versions", {}))
     try:
-        return framework(_short("framework.name", fields["name"]), versions, _installed())
+        return framework(short("framework.name", fields["name"]), versions, installed)
     except UsageError as error:
         path = {"framework": "framework.name", "framework_version": "framework.versions"}
-        raise _renamed(error, path.get(error.field, error.field)) from error
+        raise renamed(error, path.get(error.field, error.field)) from error
 
 
 @cache
 def _installed() -> Mapping[str, str]:
     return installed_versions()
-
-
-# --------------------------------------------------------------------------------------------
-# Kinds of values
-# --------------------------------------------------------------------------------------------
-
-
-def _headroom(value: object) -> float:
-    if not _is_number(value) or not 0 <= value < 1:
-        raise UsageError("headroom", value, "must be a number from 0 to below 1, such as 0.05")
-    return float(value)
-
-
-def _limit_gib(value: object) -> float | None:
-    if value is None:
-        return None
-    if not _is_number(value) or not 2**-30 <= value <= LARGEST_GIB:
-        allowed = f"must be a number of GiB above 0 and up to {LARGEST_GIB}"
-        raise UsageError("memory_limit_gib", value, allowed)
-    return float(value)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_whole(path: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UsageError(path, value, f"must be an integer from {least} to {most}")
-
-
-def _check_names(
-    path: str, values: Mapping[str, Any], required: Collection[str], optional: Collection[str]
-) -> None:
-    for name in values:
-        if name not in required and name not in optional:
-            known = ", ".join(sorted({*required, *optional}))
-            raise UsageError(f"{path}{name}", values[name], f"no such field; there are {known}")
-    for name in required:
-        if values.get(name) is None:
-            raise UsageError(f"{path}{name}", None, "is required")
-
-
-def _mapping(path: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(path, value, "must be an object of fields")
-    return value
-
-
-def _short(path: str, text: str) -> str:
-    if len(text) > LONGEST_TEXT:
-        raise UsageError(path, text, f"must have {LONGEST_TEXT} characters at most")
-    return text
-
-
-def _renamed(error: UsageError, field: str) -> UsageError:
-    return UsageError(field, error.given, error.allowed)

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -129,6 +129,7 @@ def read_version_table(data: Mapping[str, Any]) -> VersionTable:
     )
 
 
+@lru_cache(maxsize=1024)  # asked a thousand times for each answer, of a few versions
 def meets(version: str, requirement: str) -> bool:
     """Whether ``version`` is in a range such as ``>=0.28,<0.31``.
 

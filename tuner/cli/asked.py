@@ -33,7 +33,8 @@ from tuner.framework import (
 from tuner.here import best_fidelity, why_not_emulated, why_not_measured, why_unpriced
 from tuner.measurement import Fidelity
 from tuner.model import ModelConfig, load_model
-from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
+from tuner.planner.dry_runs import MOST_DRY_RUNS
+from tuner.request import AUTO, MOST_PROBES
 from tuner.settings import KNOBS
 from tuner.space import Space, enumerate_space
 from tuner.store import default_url, open_store
@@ -42,16 +43,6 @@ from tuner.study import HEADROOM, Question, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload, choice
 
 T = TypeVar("T")
-
-MOST_PROBES: Mapping[Fidelity, int] = {
-    Fidelity.MEASURED: 20,
-    Fidelity.EMULATED: 20,
-    Fidelity.PREDICTED: MOST_CLASSES,
-}
-"""Probes to run at most, unless a number is given."""
-
-AUTO = "auto"
-"""The word for the strongest fidelity that this machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +67,7 @@ def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
     Raises:
         UsageError: some of it cannot be read, is contradictory, or cannot be measured here.
     """
-    question = _question(asked)
+    question = read_question(asked)
     fidelity, chosen_for = read_fidelity(asked, question)
     if fidelity is Fidelity.PREDICTED and "max_probes" not in budget:
         budget["max_dry_runs"] = MOST_DRY_RUNS
@@ -109,6 +100,7 @@ def read_budget(asked: SuggestAsked) -> dict[str, Any]:
         "wall_s": if_given(read_duration, "budget", asked.budget),
         "device_s": if_given(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
         "tolerance": read_share("tolerance", asked.tolerance),
+        "pool": asked.pool,
     }
 
 
@@ -118,12 +110,13 @@ def read_fidelity(asked: Asked, question: Question) -> tuple[Fidelity, str]:
     Raises:
         UsageError: in no way that there is.
     """
-    if asked.fidelity == AUTO:
+    wanted = str(Fidelity.MEASURED) if asked.fidelity is None else asked.fidelity
+    if wanted == AUTO:
         return best_fidelity(question, partial(kept_rates, asked.db, question))
-    if asked.fidelity not in list(Fidelity):
+    if wanted not in list(Fidelity):
         known = ", ".join((AUTO, *Fidelity))
-        raise UsageError("fidelity", asked.fidelity, f"must be one of {known}")
-    return Fidelity(asked.fidelity), ""
+        raise UsageError("fidelity", wanted, f"must be one of {known}")
+    return Fidelity(wanted), ""
 
 
 def check_covered(question: Question) -> None:
@@ -215,12 +208,21 @@ def _or_calibrate(cluster: Cluster) -> str:
     return "" if why_not_measured(cluster) else f", or run tuner calibrate --cluster {cluster.name}"
 
 
-def _question(asked: Asked) -> Question:
+def read_question(asked: Asked, installed: Mapping[str, str] | None = None) -> Question:
+    """The question that was written.
+
+    Args:
+        asked: the options.
+        installed: versions of packages for which none is stated; by default those here.
+
+    Raises:
+        UsageError: some of it cannot be read.
+    """
     stated = parse_stated_versions(asked.framework_version or ())
     return Question(
         workload=_workload(asked),
         cluster=parse_cluster(asked.cluster),
-        framework=framework(asked.framework, stated),
+        framework=framework(asked.framework, stated, installed),
         knobs=_knobs(asked.knob or ()),
     )
 

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tuner.answer_words import range_text, speed_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.rows import differing, knob_texts
 from tuner.cli.tables import TITLES
-from tuner.cli.units import speed_text, time_text
-from tuner.cli.words import range_text
+from tuner.cli.units import time_text
 from tuner.cost.categories import Basis
 from tuner.quantity import Provenance, Quantity
 from tuner.settings import KNOBS

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from tuner.cli import operating
 from tuner.cli.options import Database, Json, PredictAsked, ProbeAsked, SuggestAsked, taking
 
 StudyId = Annotated[
@@ -145,32 +146,96 @@ def show_study(study: StudyId, json: Json = False, db: Database = None) -> int:
     return run(study, as_json=json, db=db)
 
 
-def upgrade_database(json: Json = False, db: Database = None) -> int:
-    """Bring a database to this version's schema; a SQLite file that is absent is made.
-
-    SQLite is brought there by itself whenever it is used; other databases only by this command.
-
-    \b
-    Example:
-      tuner db upgrade --db postgresql://user@host/tuner
-    """
-    from tuner.cli.database import upgrade
-
-    return upgrade(as_json=json, db=db)
-
-
-def check_database(json: Json = False, db: Database = None) -> int:
-    """Check a database for damage and for differences from this version's schema.
-
-    Exit code 1 says that something is wrong with it.
+def cancel_study(
+    study: StudyId,
+    server: Annotated[
+        str | None,
+        Option(metavar="URL", help="The service that has it; its key is taken from $TUNER_KEY."),
+    ] = None,
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Cancel a study: its running probe ends within seconds, and what was measured is kept.
 
     \b
     Example:
-      tuner db check
+      tuner studies cancel st-5c1f --server https://tuner.example.org
     """
-    from tuner.cli.database import check
+    from tuner.cli.cancel import run
 
-    return check(as_json=json, db=db)
+    return run(study, server, as_json=json, db=db)
+
+
+def create_key(
+    name: Annotated[str, Argument(metavar="NAME", help="Who or what will use it, for people.")],
+    scope: Annotated[
+        str,
+        Option(
+            metavar="read|submit|admin",
+            help="What it allows. read: see studies. submit: ask and cancel too. admin: see too"
+            " who did what.",
+        ),
+    ] = "submit",
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Make a key to the service, and print it: it is kept nowhere, and cannot be shown again.
+
+    Alone on stdout, so that it can be put where it is needed without being seen.
+
+    \b
+    Example:
+      tuner keys create scheduler --scope submit > scheduler.key
+    """
+    from tuner.cli.keys import create
+
+    return create(name, scope, as_json=json, db=db)
+
+
+def list_keys(json: Json = False, db: Database = None) -> int:
+    """List the keys to the service: what each allows, and when it was used last.
+
+    \b
+    Example:
+      tuner keys list
+    """
+    from tuner.cli.keys import show_keys
+
+    return show_keys(as_json=json, db=db)
+
+
+def revoke_key(
+    key: Annotated[
+        str, Argument(metavar="KEY", help="The key's id, or a beginning of it that no other has.")
+    ],
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Revoke a key for ever, from the next request on; the service need not be started again.
+
+    \b
+    Example:
+      tuner keys revoke 5c1f
+    """
+    from tuner.cli.keys import revoke
+
+    return revoke(key, as_json=json, db=db)
+
+
+def audit_keys(
+    limit: Annotated[str, Option(metavar="N", help="Entries to show at most, up to 1000.")] = "50",
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Show who did what, the newest first: keys made, used to submit or cancel, and refused.
+
+    \b
+    Example:
+      tuner keys audit --limit 20
+    """
+    from tuner.cli.keys import show_audit
+
+    return show_audit(limit, as_json=json, db=db)
 
 
 def doctor(
@@ -202,10 +267,27 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "calibrate": calibrate,
     "export": export,
     "doctor": doctor,
+    "serve": operating.serve,
+    "worker": operating.worker,
+    "workers": operating.list_workers,
 }
 """``tuner NAME``."""
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
-    "studies": ("Look at studies.", {"list": list_studies, "show": show_study}),
-    "db": ("Look after the database.", {"upgrade": upgrade_database, "check": check_database}),
+    "studies": (
+        "Look at studies.",
+        {"list": list_studies, "show": show_study, "cancel": cancel_study},
+    ),
+    "db": (
+        "Look after the database.",
+        {
+            "upgrade": operating.upgrade_database,
+            "check": operating.check_database,
+            "backup": operating.backup_database,
+        },
+    ),
+    "keys": (
+        "Look after the keys to the service.",
+        {"create": create_key, "list": list_keys, "revoke": revoke_key, "audit": audit_keys},
+    ),
 }
 """``tuner GROUP NAME``, with each group's help."""

@@ -1,8 +1,9 @@
-"""``tuner db``: bring a database to this version's schema, and check it."""
+"""``tuner db``: bring a database to this version's schema, check it, and copy it."""
 
 import typer
 
 from tuner.cli.errors import print_json
+from tuner.sizes import size_text
 from tuner.store import default_url, migrate
 from tuner.store.engine import parse_url, shown_url
 
@@ -43,3 +44,22 @@ def check(*, as_json: bool, db: str | None) -> int:
         for line in problems or ["in order"]:
             typer.echo(f"{shown}: {line}")
     return FAILED if problems else 0
+
+
+def backup(path: str, *, as_json: bool, db: str | None) -> int:
+    """Copy the database, which may be in use, to a new file; the exit code.
+
+    Raises:
+        UsageError: it is PostgreSQL's, or not there, or the file is there already.
+        StoreError: no copy could be made.
+    """
+    from tuner.store.backup import backup as copy  # needs what the other commands do not
+
+    url = db or default_url()
+    size_bytes = copy(url, path)
+    shown = shown_url(parse_url(url))
+    if as_json:
+        print_json({"db": shown, "path": path, "size_bytes": size_bytes})
+    else:
+        typer.echo(f"{shown}: copied to {path}, {size_text(size_bytes)}")
+    return 0

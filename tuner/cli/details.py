@@ -6,10 +6,10 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
+from tuner.answer_words import range_text, rank_word, speed_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
-from tuner.cli.units import duration_text, moment_text, speed_text, time_text
-from tuner.cli.words import range_text, rank_word
+from tuner.cli.units import duration_text, moment_text, time_text
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import speed_of
 from tuner.planner.probes import step_time_of

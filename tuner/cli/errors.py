@@ -1,6 +1,5 @@
 """How errors are shown, and the exit code of each: the only place for both."""
 
-import json
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import typer
 
 from tuner.errors import TunerError, UsageError
+from tuner.json_text import json_text
 
 USAGE = 2
 
@@ -54,7 +54,7 @@ def field_of(error: Exception) -> str | None:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on stdout."""
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    typer.echo(json_text(value, indent=2))
 
 
 def _one_line(error: Exception) -> str:

@@ -2,11 +2,12 @@
 
 import typer
 
-from tuner.cli.answers import require_best
+from tuner.answering import require_best
 from tuner.cli.errors import print_json
-from tuner.cli.targets import exported, read_path, write_text
+from tuner.cli.targets import read_path, write_text
 from tuner.errors import UnknownNameError
 from tuner.export import FORMATS
+from tuner.launch import exported
 from tuner.planner import answer
 from tuner.store import open_store
 

@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tuner.cli.errors import StoppedError
 from tuner.cli.progress import Progress
@@ -37,18 +38,30 @@ def follow(store: Store, study_id: str, progress: Progress, argv: Sequence[str])
     """
     with Signals() as signals, Worker(argv, {"TUNER_DB": store.url}) as worker, progress:
         reader = _Reader(store, study_id)
-        while (code := worker.poll()) is None and not signals.noted:
-            progress.show(reader.read())
-            time.sleep(POLL_S)
+        watch(reader, progress, lambda: worker.poll() is not None or bool(signals.noted))
         if signals.noted:
             progress.note("stopping; once more to force it")
             worker.stop(signals)
             raise StoppedError(signals.noted[0], _kept(reader.read()))
         study = reader.read()
         progress.show(study)
-        if code:
+        if code := worker.poll():
             raise ProbeError(failure_text(code, worker.last_words()))
     return study
+
+
+class Reader(Protocol):
+    """Where a study's progress is read from."""
+
+    def read(self) -> Study:
+        """The study as it is now; the same object while nothing has happened."""
+
+
+def watch(reader: Reader, progress: Progress, is_over: Callable[[], bool]) -> None:
+    """Show a study as it comes in, until there is nothing more to wait for."""
+    while not is_over():
+        progress.show(reader.read())
+        time.sleep(POLL_S)
 
 
 class _Reader:

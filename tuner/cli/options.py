@@ -142,16 +142,17 @@ class Asked:
         ),
     ] = None
     fidelity: Annotated[
-        str,
+        str | None,
         _option(
             "measured|emulated|predicted|auto",
             "How probes are run. measured: on all ranks of the cluster. emulated: as its rank 0,"
             " alone on one device of its kind, or a larger one; communication is arithmetic."
             " predicted: as dry runs of one rank, without a device; what they do not show is"
-            " arithmetic. auto: the first of these that this machine can.",
+            " arithmetic. auto: the first of these that this machine can. By default measured; with"
+            " --server auto.",
             BUDGET,
         ),
-    ] = "measured"
+    ] = None
     json: Json = False
     db: Database = None
 
@@ -195,6 +196,23 @@ class SuggestAsked(Asked):
             BUDGET,
         ),
     ] = "0.01"
+    server: Annotated[
+        str | None,
+        _option(
+            "URL",
+            "Have a service answer, such as https://tuner.example.org: its workers probe, and"
+            " this command shows how they get on. A key to it is taken from $TUNER_KEY.",
+            PLACE,
+        ),
+    ] = None
+    pool: Annotated[
+        str,
+        _option(
+            "LABEL",
+            "Only service workers of this pool may be at it. By default any.",
+            PLACE,
+        ),
+    ] = ""
     write: Annotated[
         list[str] | None,
         Option(

@@ -7,12 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tuner.answer_words import range_text, rank_word, speed_text
 from tuner.cases import Case, Finding, notes_of, prediction_of
 from tuner.cli.candidates import sizes_text, spare_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid
-from tuner.cli.units import speed_text, time_text
-from tuner.cli.words import question_text, range_text, rank_word
+from tuner.cli.units import time_text
+from tuner.cli.words import question_text
 from tuner.cost.categories import Basis
 from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction

@@ -12,10 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tuner.answer_words import rank_word
 from tuner.cli.rows import Row, differing, fastest_first, rows_of
 from tuner.cli.tables import probes_table
 from tuner.cli.units import duration_text
-from tuner.cli.words import question_text, rank_word, row_text
+from tuner.cli.words import question_text, row_text
 from tuner.planner.words import describe
 from tuner.settings import Settings
 from tuner.space import enumerate_space
@@ -144,11 +145,11 @@ class LiveTable:
 
 def probes_spent(study: Study) -> int:
     """Finished probes of this asking."""
-    return sum(probe.state is ProbeState.DONE for probe in study.probes[study.probes_before :])
+    return sum(probe.state is ProbeState.DONE for probe in study.in_order[study.probes_before :])
 
 
 def _of_most(number: int, study: Study) -> str:
-    """``3/10``; a probe that an interrupted asking has left behind may come on top."""
+    """``3/10``; a probe that another worker was running when it was asked may come on top."""
     return f"{number}/{max(number, study.terms.max_probes)}"
 
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from tuner.answer_words import memory_range_text, rank_word, speed_range_text
+from tuner.answering import is_forecast
 from tuner.cli.candidates import predicted_facts, show_candidates
 from tuner.cli.console import TEXT_WIDTH, facts_grid
 from tuner.cli.rows import Row, differing, fastest_first, rows_of
 from tuner.cli.tables import common_text, probes_table
 from tuner.cli.units import count_text, duration_text, time_text
-from tuner.cli.words import memory_range_text, rank_word, speed_range_text
 from tuner.measurement import Fidelity, Outcome
 from tuner.space.dead import show
 from tuner.study import Study
@@ -21,10 +22,11 @@ from tuner.suggestion import Candidate, Guard, Suggestion
 
 def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> None:
     """What the answer was chosen from: probes, or where these are dry runs, what they predict."""
-    if study.terms.fidelity is Fidelity.PREDICTED:
+    best, is_predicted = suggestion.best, study.terms.fidelity is Fidelity.PREDICTED
+    if not is_predicted:
+        show_probes(console, study, None if is_forecast(study, suggestion) else best)
+    if is_predicted or any(one.basis for one in (best, *suggestion.alternatives) if one):
         show_candidates(console, suggestion, rank_word(study.question))
-    else:
-        show_probes(console, study, suggestion.best)
 
 
 def show_probes(console: Console, study: Study, best: Candidate | None) -> None:
@@ -50,7 +52,9 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
     """The best settings, why, which knobs were dead, and how to launch."""
     best = suggestion.best
     if best is not None:
-        _show_best(console, best, rank_word(study.question))
+        forecast = f"Predicted, not {study.terms.fidelity}"
+        title = forecast if is_forecast(study, suggestion) else "Answer"
+        _show_best(console, best, rank_word(study.question), title)
     _section(console, "Why" if best else "No answer", suggestion.explanation)
     _section(console, "Knobs without effect here", [dead.why for dead in suggestion.dead_knobs])
 
@@ -65,15 +69,15 @@ def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -
         console.print(Text.assemble(("Launch   ", "bold"), command), soft_wrap=True)
     probes = count_text(sum(suggestion.probes.values()), "probe")
     spent = duration_text(suggestion.wall_s)
-    if suggestion.best is None or suggestion.best.basis is None:  # dry runs hold no device
+    if suggestion.device_s or suggestion.best is None or suggestion.best.basis is None:
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     console.print(Text.assemble(("Cost     ", "bold"), f"{probes}, {spent}"))
     console.print(Text.assemble(("Study    ", "bold"), suggestion.study_id))
 
 
-def _show_best(console: Console, best: Candidate, per: str) -> None:
+def _show_best(console: Console, best: Candidate, per: str, title: str) -> None:
     console.print()
-    console.print(Text("Answer", style="bold green"))
+    console.print(Text(title, style="bold green"))
     facts = [(knob, show(value)) for knob, value in best.settings.as_dict().items()]
     facts += predicted_facts(best, per) if best.basis else _measured_facts(best, per)
     facts.append(("guard", _guard_text(best.guard)))

@@ -9,9 +9,9 @@ from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.details import show_logs
 from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_evidence
-from tuner.cli.targets import with_launch
 from tuner.cli.units import count_text, duration_text, moment_text
 from tuner.cli.words import question_text
+from tuner.launch import with_launch
 from tuner.planner import answer, probe_as_dict
 from tuner.sizes import size_text
 from tuner.space.dead import show
@@ -29,7 +29,7 @@ def run(study_id: str, *, as_json: bool, db: str | None) -> int:
     """
     with open_store(db, create=False) as store:
         study = store.study(study_id)
-    suggestion = with_launch(answer(study), study.question, ())
+    suggestion = with_launch(answer(study), study.question)
     if as_json:
         print_json(_as_dict(study, suggestion))
     else:
@@ -74,6 +74,10 @@ def _facts(study: Study) -> Iterator[tuple[str, str]]:
     budget = [count_text(terms.max_probes, "probe")]
     budget += [duration_text(terms.wall_s)] if terms.wall_s else []
     budget += [f"{terms.device_s:g} device-seconds"] if terms.device_s else []
-    yield "Terms", f"at most {', '.join(budget)}; memory limit {limit}; {terms.fidelity}"
+    yield (
+        "Terms",
+        f"at most {', '.join(budget)}; memory limit {limit}; tolerance {100 * terms.tolerance:g}%;"
+        f" {terms.fidelity}",
+    )
     asked = f"asked {moment_text(study.created_at)}, last {moment_text(study.asked_at)} UTC"
     yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"

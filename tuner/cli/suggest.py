@@ -2,7 +2,8 @@
 
 import typer
 
-from tuner.cli.answers import answered_before, closed_without_probes, finish, standing_text
+from tuner.answering import answered_before, check_terms, closed_without_probes
+from tuner.cli.answers import finish, standing_text
 from tuner.cli.asked import Inquiry, check_covered, read_budget, read_inquiry
 from tuner.cli.follow import follow
 from tuner.cli.options import SuggestAsked
@@ -21,6 +22,10 @@ def run(asked: SuggestAsked) -> int:
         UsageError: something about the question is wrong; nothing was written then.
         TunerError: it could not be answered.
     """
+    if asked.server is not None:
+        from tuner.cli.remote import run as run_remote
+
+        return run_remote(asked, asked.server)
     inquiry = read_inquiry(asked, **read_budget(asked))
     if inquiry.terms.fidelity is Fidelity.PREDICTED:
         check_covered(inquiry.question)
@@ -41,4 +46,6 @@ def _answered(store: Store, inquiry: Inquiry) -> Study:
         typer.echo(standing_text(closed, answered=True), err=True)
         return closed
     typer.echo(standing_text(study, answered=False), err=True)
-    return follow(store, study.id, progress_of(study), worker_argv(study.id))
+    study = follow(store, study.id, progress_of(study), worker_argv(study.id))
+    check_terms(study, inquiry.terms)
+    return study

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from tuner.answer_words import speed_text
 from tuner.cli.columns import Column, natural_width, table_of
 from tuner.cli.rows import Row, knob_texts
-from tuner.cli.units import speed_text, time_text
+from tuner.cli.units import time_text
 from tuner.measurement import Outcome
 from tuner.settings import KNOBS, Settings
 from tuner.sizes import size_number, size_unit

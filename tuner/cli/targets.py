@@ -2,17 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.cli.words import memory_range_text, rank_word, speed_range_text
 from tuner.errors import TunerError, UsageError
-from tuner.export import FORMATS, About, export, why_not
-from tuner.framework import FrameworkName
+from tuner.export import FORMATS, why_not
 from tuner.space import Space
 from tuner.study import Question
-from tuner.suggestion import Candidate, Suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +29,23 @@ def read_targets(texts: Sequence[str], question: Question, space: Space) -> tupl
             space with settings that the format cannot express.
     """
     targets = tuple(_target(text) for text in texts)
+    check_targets(targets, question, space)
+    if len({target.path.absolute() for target in targets}) < len(targets):
+        raise UsageError("write", ", ".join(texts), "names one file twice")
+    return targets
+
+
+def check_targets(targets: Sequence[Target], question: Question, space: Space) -> None:
+    """Refuse targets that cannot express some settings of a space.
+
+    Raises:
+        UsageError: so it is; with the reason.
+    """
     for target in targets:
         for settings in space.legal:
             if reason := why_not(target.format_name, question, settings):
                 given = f"{target.format_name}={target.path}"
                 raise UsageError("write", given, f"the answer might not fit the format: {reason}")
-    if len({target.path.absolute() for target in targets}) < len(targets):
-        raise UsageError("write", ", ".join(texts), "names one file twice")
-    return targets
 
 
 def read_path(field: str, text: str) -> Path:
@@ -85,41 +90,6 @@ def write_text(path: Path, text: str) -> None:
         raise TunerError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def with_launch(
-    suggestion: Suggestion, question: Question, targets: Sequence[Target]
-) -> Suggestion:
-    """The suggestion with the launcher's files, and the command that reads them.
-
-    Without targets, the files are those of the framework that was asked about.
-    """
-    best = suggestion.best
-    if best is None:
-        return suggestion
-    wanted = [(target.format_name, str(target.path)) for target in targets]
-    if not wanted and question.framework.name is not FrameworkName.TORCH:
-        names = [name for name in FORMATS if why_not(name, question, best.settings) is None]
-        wanted = [(name, FORMATS[name].file_name) for name in names]
-    files = {path: exported(name, question, best, suggestion.study_id) for name, path in wanted}
-    return replace(suggestion, launch={"argv": _argv(question, tuple(files)), "files": files})
-
-
-def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:
-    """The text of a launcher's file for ``best``.
-
-    Raises:
-        UsageError: there is no such format, or it cannot express the settings.
-    """
-    per = rank_word(question)
-    about = About(
-        study_id=study_id,
-        date=datetime.now(UTC).date().isoformat(),
-        provenance=best.provenance,
-        versions=best.guard.versions,
-        figures=(speed_range_text(best, per), memory_range_text(best, per)),
-    )
-    return export(format_name, question, best.settings, about)
-
-
 def _target(text: str) -> Target:
     name, equals, path = (part.strip() for part in text.partition("="))
     if not equals or not name or not path:
@@ -128,16 +98,3 @@ def _target(text: str) -> Target:
     if name not in FORMATS:
         raise UsageError("write", name, f"no such format; the formats are {', '.join(FORMATS)}")
     return Target(format_name=name, path=read_path("write", path))
-
-
-def _argv(question: Question, files: Sequence[str]) -> list[str]:
-    if files:
-        return ["accelerate", "launch", "--config_file", files[0], "SCRIPT.py"]
-    cluster = question.cluster
-    if cluster.nodes > 1:
-        # On every node; HOST is any one of them.
-        sizes = ["--nnodes", str(cluster.nodes), "--nproc-per-node", str(cluster.gpus_per_node)]
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
-        return ["torchrun", *sizes, *meeting, "SCRIPT.py"]
-    ranks = str(cluster.world_size)
-    return ["torchrun", "--standalone", "--nproc-per-node", ranks, "SCRIPT.py"]

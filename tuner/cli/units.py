@@ -106,13 +106,6 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} h"
 
 
-def speed_text(tokens_per_s: float | None) -> str:
-    """Tokens per second with three digits or more."""
-    if tokens_per_s is None:
-        return "-"
-    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
-
-
 def time_text(seconds: float | None) -> str:
     """Seconds with three digits or more."""
     if seconds is None:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
+
+from tuner.errors import UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks this command to end."""
@@ -133,6 +135,39 @@ def worker_argv(study_id: str, *, queued_only: str | None = None) -> list[str]:
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
     return [*argv, "--queued-only", "--fidelity", queued_only] if queued_only else argv
+
+
+def serve(
+    *, pools: Sequence[str], name: str, once: bool, drain: bool, as_json: bool, db: str | None
+) -> NoReturn:
+    """Become a worker that serves studies, which ends by signals; does not return.
+
+    The process stays the same, so that signals, and whoever watches or kills it, mean the worker
+    itself. Where the database is stands in its environment, which only this user can read: its
+    address may hold a password.
+
+    Raises:
+        UsageError: it is to end after one study, and when none is left.
+    """
+    if once and drain:
+        raise UsageError("once", "with --drain", "only one of them can be asked for")
+    if db is not None:
+        os.environ["TUNER_DB"] = db
+    if as_json:
+        os.environ["TUNER_LOG"] = "json"
+    sys.stdout.flush()
+    argv = service_argv(pools, name=name, once=once, drain=drain)
+    os.execv(argv[0], argv)  # noqa: S606  (of our own making)
+
+
+def service_argv(
+    pools: Sequence[str] = (), *, name: str = "", once: bool = False, drain: bool = False
+) -> list[str]:
+    """The command of a worker that serves studies."""
+    argv = [sys.executable, "-P", "-m", "workers", "--serve"]
+    argv += [f"--pool={pool}" for pool in pools]
+    argv += [f"--name={name}"] if name else []
+    return [*argv, *(["--once"] if once else []), *(["--drain"] if drain else [])]
 
 
 def guard_argv() -> list[str]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tuner import machine
 from tuner.catalog.gpus import gpu_kinds
-from tuner.cluster import Cluster, Device, Link
+from tuner.cluster import Cluster, Device, Link, on_machine
 from tuner.cost.constants import Costs
 from tuner.quantity import Provenance, Quantity
 from tuner.workload import Precision
@@ -163,13 +162,14 @@ def _quantity(values: Mapping[str, Any]) -> Quantity:
 def hardware_key(cluster: Cluster) -> str:
     """Which kind of device a cluster has; the same in all clusters of that kind.
 
-    A CPU rank has a share of this machine, so its kind is the processor with its cores, and how
-    many ranks share them.
+    A CPU rank has a share of a machine, so its kind is the processor with its cores, this machine's
+    where they are not known, and how many ranks share them.
     """
     kind: dict[str, object] = {"device": str(cluster.gpu.device), "name": cluster.gpu.name}
     if cluster.gpu.device is Device.CPU:
         ranks = {"nodes": cluster.nodes, "ranks": cluster.gpus_per_node}
-        kind |= {"processor": machine.processor(), "cores": machine.usable_cores(), **ranks}
+        gpu = on_machine(cluster).gpu
+        kind |= {"processor": gpu.processor, "cores": gpu.cores, **ranks}
     return hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()
 
 

@@ -42,7 +42,10 @@ class LinkSeconds:
 
     def scaled(self, factor: float) -> "LinkSeconds":
         """On links so many times as slow."""
-        return replace(self, **{f.name: factor * getattr(self, f.name) for f in fields(self)})
+        return replace(self, **{name: factor * getattr(self, name) for name in _BESIDE})
+
+
+_BESIDE = tuple(f.name for f in fields(LinkSeconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +110,10 @@ def link_seconds(
         cluster: where; the bandwidth of the links that are used must be known.
         costs: constants.
     """
-    found = dict.fromkeys((f.name for f in fields(LinkSeconds)), 0.0)
+    found = dict.fromkeys(_BESIDE, 0.0)
+    groups = {axis: axis_group(axis, sizes, cluster) for axis in Axis}
     for item in collectives:
-        group = axis_group(item.axis, sizes, cluster)
+        group = groups[item.axis]
         twice = item.op is Op.ALL_REDUCE
         seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
         if costs.ring_factors:

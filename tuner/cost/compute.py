@@ -23,6 +23,7 @@ def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
     return cluster.gpu.dense_bf16_flops_per_s
 
 
+@lru_cache(maxsize=64)
 def attended_keys(workload: Workload) -> float:
     """Keys that each query of transformers' attention is multiplied with, averaged over layers.
 

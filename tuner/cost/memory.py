@@ -7,7 +7,7 @@ micro-batch size. Sources beside the code that is named there: Rajbhandari et al
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tuner.cluster import Cluster
 from tuner.cost.axes import is_fsdp
@@ -75,8 +75,7 @@ def step_memory(workload: Workload, settings: Settings, cluster: Cluster) -> Ste
         ZeroDivisionError: settings of more ranks than the cluster has.
     """
     size, count = settings.micro_batch_size, settings.gradient_accumulation_steps
-    one_class = replace(settings, micro_batch_size=1, gradient_accumulation_steps=1)
-    moments = step_moments(workload, one_class, count > 1, cluster)
+    moments = step_moments(workload, settings.settings_class, count > 1, cluster)
     highest: dict[Phase, Moment] = {}
     for moment in moments:
         known = highest.get(moment.phase)

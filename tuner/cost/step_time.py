@@ -143,6 +143,8 @@ def missing_rate(
 
 def missing_link(settings: Settings, cluster: Cluster, *, piped: bool = False) -> str:
     """What would have to be known of a link that is used; empty if nothing."""
+    if None not in (cluster.intra_node.bytes_per_s, cluster.inter_node.bytes_per_s):
+        return ""
     groups = list(_groups(settings, cluster, piped=piped))
     if cluster.intra_node.bytes_per_s is None and any(g.ranks_per_node > 1 for g in groups):
         return "the bandwidth of the link within a node is not known"

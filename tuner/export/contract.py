@@ -34,5 +34,7 @@ class Format:
     """Usual name of the file."""
     why_not: Callable[[Question, Settings], str | None]
     """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
+    media_type: str = "application/yaml"
+    """What the file is, as HTTP says it."""
     render: Callable[[Question, Settings, About], str]
     """The file's text. Only for settings with no ``why_not``."""

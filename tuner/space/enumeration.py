@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -43,6 +44,20 @@ class Space:
     """Knobs that do not act: anywhere, or where versions decide it, or though asked for."""
 
 
+class _Asked:
+    """A question by what its space depends on: questions hold mappings, and cannot be a key."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.key = question.identity, question.workload.model.name  # which sentences tell
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.key == other.key
+
+
 def enumerate_space(question: Question) -> Space:
     """Every legal settings of the question, and the knobs that do not act in it.
 
@@ -53,6 +68,13 @@ def enumerate_space(question: Question) -> Space:
         UsageError: a restriction names an impossible value, can be met nowhere or leaves
             nothing, or no settings can make the global batch.
     """
+    return _space(_Asked(question))
+
+
+# A study is planned again after every probe, and its space stays the same.
+@lru_cache(maxsize=4)
+def _space(asked: _Asked) -> Space:
+    question = asked.question
     for knob, values in question.knobs.items():
         for value in values:
             check_possible(question, knob, value)

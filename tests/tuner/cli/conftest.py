@@ -187,7 +187,7 @@ def study_of(question: Question, *found: Found, terms: Terms | None = None) -> S
                 request=request_of(question, text),
                 state=ProbeState.DONE if done else ProbeState(result),
                 measurement=result if isinstance(result, Measurement) else None,
-                finished_at="2026-11-21T06:30:00+00:00" if done else None,
+                finished_at=f"2026-11-21T06:{29 + number}:00+00:00" if done else None,
             )
         )
     return Study(

@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.answers import (
-    answered_before,
-    closed_without_probes,
-    finish,
-    require_best,
-    standing_text,
-)
+from tuner.answering import answered_before, closed_without_probes, require_best
+from tuner.cli.answers import finish, standing_text
 from tuner.cli.targets import Target
 from tuner.cluster import parse_cluster
 from tuner.errors import NothingFitsError, ProbeError
@@ -52,7 +47,7 @@ def test_the_answer_in_words(study: Study, capsys: pytest.CaptureFixture[str]) -
         assert f"\n{line}" in out, out
     assert "\n* is the answer; > ran out of memory there\n" in out
     assert max(map(len, out.splitlines())) <= 160
-    assert "Written" not in out
+    assert "\nWritten" not in out
 
 
 def test_json_is_the_whole_of_stdout(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +125,7 @@ def test_when_no_probe_had_a_result_it_failed(
     study = lab.study((FIRST, lab.crashed()))
     assert finish(study, (), as_json=False) == 1
     out, err = capsys.readouterr()
-    assert err.startswith("tuner: error: study st-0123456789ab has no answer: ")
+    assert err.startswith("tuner: error: study st-0123456789ab has no measured answer: ")
     assert "probe #1 crashed: rank 0 raised RuntimeError: no such kernel" in out
 
 
@@ -220,3 +215,30 @@ def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered
 def test_a_new_study_is_never_closed(environment: Any, lab: SimpleNamespace) -> None:
     with open_store() as store:
         assert closed_without_probes(store, store.ask(lab.question, Terms())) is None
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_is_predicted_is_shown_but_not_taken_for_measured(
+    lab: SimpleNamespace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:
+    path, spent = tmp_path / "a.yaml", "the budget of 11.2 s is spent"
+    asked = lab.study()
+    question = replace(asked.question, cluster=parse_cluster("8xa100-80gb"))
+    ended = replace(asked, question=question, state=StudyState.DONE, reason=spent)
+    target = Target(format_name="accelerate", path=path)
+    assert finish(ended, (target,), as_json=as_json) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("tuner: error: study st-0123456789ab has no measured answer: ")
+    assert spent in err
+    assert err.endswith("What is suggested is predicted.\n")
+    assert not path.exists()
+    assert "\nWritten" not in out
+    if as_json:
+        assert json.loads(out)["best"]["provenance"] == "predicted"
+    else:
+        assert "\nPredicted, not measured\n" in out
+        assert "\nAnswer" not in out
+    assert require_best(ended, answer(ended)).basis is not None

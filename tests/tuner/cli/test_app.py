@@ -33,6 +33,8 @@ SUGGEST_OPTIONS = {
     "--json",
     "--db",
     "--write",
+    "--server",
+    "--pool",
     "--help",
 }
 
@@ -47,8 +49,17 @@ def test_commands_are_those_that_exist() -> None:
         "doctor",
         "studies list",
         "studies show",
+        "studies cancel",
         "db upgrade",
         "db check",
+        "db backup",
+        "serve",
+        "worker",
+        "workers",
+        "keys create",
+        "keys list",
+        "keys revoke",
+        "keys audit",
     }
 
 
@@ -77,7 +88,8 @@ def test_probe_takes_settings_and_no_budget(cli: Any) -> None:
     text = cli("probe", "--help").out
     found = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE))
     budget = {"--max-probes", "--budget", "--max-gpu-seconds", "--tolerance", "--write"}
-    assert found == SUGGEST_OPTIONS - budget | {"--settings"}
+    elsewhere = {"--server", "--pool"}
+    assert found == SUGGEST_OPTIONS - budget - elsewhere | {"--settings"}
 
 
 def test_options_say_their_unit_and_default(cli: Any) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from tuner.answer_words import speed_text
 from tuner.cli import units
 from tuner.errors import UsageError
 
@@ -72,7 +73,7 @@ def test_durations_are_shown(seconds: float, text: str) -> None:
 
 
 def test_numbers_keep_three_digits() -> None:
-    assert [units.speed_text(v) for v in (None, 3.456, 99.94, 1243.4)] == [
+    assert [speed_text(v) for v in (None, 3.456, 99.94, 1243.4)] == [
         "-",
         "3.46",
         "99.9",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.worker import Signals, Worker, worker_argv
+from tuner.cli.worker import Signals, Worker, serve, service_argv, worker_argv
+from tuner.errors import UsageError
 
 PATIENT = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -130,3 +131,34 @@ def test_signals_are_noted_and_given_back() -> None:
         until(lambda: len(signals.noted) == 2)
         assert set(signals.noted) == {signal.SIGINT, signal.SIGTERM}
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_command_of_a_service() -> None:
+    serves = [sys.executable, "-P", "-m", "workers", "--serve"]
+    assert service_argv() == serves
+    assert service_argv(["h100", "a"], name="w 1", drain=True) == [
+        *serves, "--pool=h100", "--pool=a", "--name=w 1", "--drain"
+    ]  # fmt: skip
+    assert service_argv(once=True) == [*serves, "--once"]
+
+
+def test_a_worker_is_the_process_that_was_started(tmp_path: Path) -> None:
+    """Signals that the command gets are the worker's; the database stands in no argument."""
+    url = f"sqlite:///{tmp_path}/new.db"
+    command = "import sys; from tuner.cli import main; sys.exit(main())"
+    argv = [sys.executable, "-P", "-c", command, "worker", "--db", url, "--name", "w1"]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert '"serving any study as w1"' in process.stderr.readline()
+        assert url not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_one_study_and_all_of_them_cannot_both_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="once"):
+        serve(pools=[], name="", once=True, drain=True, as_json=False, db=None)

@@ -85,7 +85,7 @@ def test_more_keys_take_longer_by_their_flops() -> None:
 
 def test_traffic_is_as_wide_as_the_precision() -> None:
     """Without FLOPs to speak of, the same activations take twice the bytes in fp32."""
-    gpu = replace(CLUSTER.gpu, dense_bf16_flops_per_s=1e29, fp32_flops_per_s=1e29)
+    gpu = replace(CLUSTER.gpu, dense_bf16_flops_per_s=1e21, fp32_flops_per_s=1e21)
     cluster = replace(CLUSTER, gpu=gpu)
     for model in ("llama-3.1-8b", "qwen3-30b-a3b"):
         narrow, mixed, wide = (
@@ -93,7 +93,7 @@ def test_traffic_is_as_wide_as_the_precision() -> None:
             for precision in (Precision.BF16, Precision.BF16_MIXED, Precision.FP32)
         )
         assert narrow == mixed
-        assert wide == pytest.approx(2 * narrow)
+        assert wide == pytest.approx(2 * narrow, rel=1e-4)
 
 
 def test_the_head_costs_its_vocabulary() -> None:

@@ -1,0 +1,36 @@
+# One image for the service, its migrations and its workers, with GPUs and without.
+#
+#   docker build --tag tuner .
+#   docker build --tag tuner --build-arg TORCH_INDEX=URL .     without CUDA's libraries, a tenth of
+#                       the size: URL is the index of torch's builds for CPUs, which its site names
+
+ARG PYTHON=3.12
+
+FROM python:${PYTHON}-slim AS build
+ARG TORCH_INDEX=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/tuner
+WORKDIR /src
+COPY constraints.txt .
+# torch comes first: it is the large part, and may have an index of its own.
+RUN /opt/tuner/bin/pip install --constraint constraints.txt \
+        ${TORCH_INDEX:+--no-deps --index-url "$TORCH_INDEX"} torch
+COPY . .
+RUN /opt/tuner/bin/pip install --constraint constraints.txt '.[8bit,postgres]'
+
+FROM python:${PYTHON}-slim
+# adamw_8bit compiles its step, for which torch calls a compiler.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp/home tuner
+COPY --from=build /opt/tuner /opt/tuner
+# /tmp is all that a process writes to, beside its database: the rest may be read-only.
+ENV PATH=/opt/tuner/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    XDG_CACHE_HOME=/tmp/cache
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8765
+ENTRYPOINT ["tuner"]
+CMD ["--help"]

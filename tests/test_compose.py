@@ -1,0 +1,369 @@
+"""The compose file, the image, and what docs/deploy.md shows: all that they name exists.
+
+No container is started: what is checked is that commands, options, modules, files, variables,
+ports and paths are this project's own, and that nothing runs with more rights than it needs.
+"""
+
+import ast
+import configparser
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from packaging.specifiers import SpecifierSet
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.app import create_app
+from api.metrics import Metrics
+from api.settings import PREFIX, Settings
+from tuner.cli.app import app as command_line
+from tuner.measurement import Outcome
+from tuner.store import open_store
+from tuner.store.figures import Figures
+from tuner.study import StudyState
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PORT = Settings.model_fields["port"].default
+IS_SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|KEY")
+HARDENED = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+
+
+def parsed(words: Sequence[str]) -> Any:
+    """A command of ``tuner`` with its options read, as it would be before it runs."""
+    command = typer.main.get_command(command_line())
+    context = command.make_context("tuner", list(words))
+    while hasattr(command, "resolve_command"):
+        left = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, left)
+        context = command.make_context(name, rest, parent=context)
+    return context
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's, each with its arguments in one line."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    whole = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in whole if line.strip()]
+
+
+def of(instruction: str) -> list[str]:
+    return [arguments for name, arguments in instructions() if name == instruction]
+
+
+@cache
+def known_variables() -> set[str]:
+    """``TUNER_*`` variables that anything reads: settings, and names in the code."""
+    names = {PREFIX + field.upper() for field in Settings.model_fields}
+    for package in ("tuner", "workers", "api"):
+        for path in (ROOT / package).rglob("*.py"):
+            names |= set(re.findall(r'"(TUNER_[A-Z_]+)"', path.read_text()))
+    return names
+
+
+def blocks(language: str = "") -> list[str]:
+    """Blocks of code in docs/deploy.md."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    return [block for kind, block in fences if kind == language]
+
+
+def shown_commands() -> Iterator[list[str]]:
+    """Commands in the blocks that are a shell's, without comments."""
+    for block in blocks():
+        whole = re.sub(r"\\\n\s*", " ", block)
+        for line in re.sub(r"\$\([^)]*\)", "X", whole).splitlines():
+            if re.match(r"(tuner|docker) (?!.*\{$)", line):
+                yield shlex.split(line, comments=True)
+
+
+def ours() -> list[str]:
+    return [name for name, service in SERVICES.items() if "build" in service]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Paths that the service has."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('paths')}/s.db"
+    with open_store(url) as store:
+        return set(create_app(store, Settings()).openapi()["paths"])
+
+
+# The compose file
+
+
+def test_it_has_the_processes_of_the_service() -> None:
+    assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
+    assert [name for name, one in SERVICES.items() if one.get("profiles") == ["gpu"]] == [
+        "worker-gpu"
+    ]
+
+
+@pytest.mark.parametrize("name", ours())
+def test_every_command_exists_with_its_options(name: str) -> None:
+    assert of("ENTRYPOINT") == ['["tuner"]']
+    parsed(SERVICES[name]["command"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nothing_has_more_rights_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert {key: service[key] for key in HARDENED} == HARDENED
+    uid, gid = service["user"].split(":")
+    assert int(uid) > 0
+    assert int(gid) > 0
+    assert any(mount.split(":")[0] == "/tmp" for mount in service["tmpfs"])
+    assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc"}
+
+
+@pytest.mark.parametrize("name", ours())
+def test_every_variable_is_read_by_something(name: str) -> None:
+    assert set(SERVICES[name]["environment"]) <= known_variables()
+
+
+def test_no_secret_has_a_default() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    used = dict(re.findall(r"\$\{(\w+)(:?[-?]?)", text))
+    assert {name for name in used if IS_SECRET.search(name)} == {"POSTGRES_PASSWORD"}
+    for name, how in used.items():
+        assert how == (":?" if IS_SECRET.search(name) else ":-"), name
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            if IS_SECRET.search(variable) or "://" in value:
+                assert "${POSTGRES_PASSWORD:?" in value, f"{name}: {variable}"
+
+
+def test_the_example_of_settings_is_complete_and_holds_no_secret() -> None:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    assert set(given) == used
+    assert {name for name in given if IS_SECRET.search(name) and given[name]} == set()
+
+
+def test_what_waits_for_health_has_a_check() -> None:
+    for name, service in SERVICES.items():
+        for other, waits in service.get("depends_on", {}).items():
+            if waits["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], f"{name} waits for {other}"
+            else:
+                assert waits["condition"] == "service_completed_successfully"
+                assert SERVICES[other]["command"] == ["db", "upgrade"]
+
+
+def test_every_lasting_process_has_a_health_check_that_can_work(paths: set[str]) -> None:
+    for name, service in SERVICES.items():
+        if name == "migrate":
+            continue
+        how, program, *arguments = service["healthcheck"]["test"]
+        assert how == "CMD"
+        if program == "tuner":
+            parsed(arguments)
+        elif program == "python":
+            ast.parse(arguments[-1])
+            port, path = re.findall(r"http://127.0.0.1:(\d+)(/\w+)", arguments[-1])[0]
+            assert int(port) == PORT
+            assert path in paths
+        else:
+            assert program == "pg_isready"
+
+
+def test_ports_are_the_service_s_and_this_machine_s_only() -> None:
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["api"]
+    (published,) = SERVICES["api"]["ports"]
+    assert published.startswith("127.0.0.1:")
+    options = parsed(SERVICES["api"]["command"]).params
+    assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
+    assert options["require_keys"] is True
+
+
+def test_volumes_and_networks_are_declared() -> None:
+    for service in SERVICES.values():
+        assert set(service["networks"]) <= set(COMPOSE["networks"])
+        for volume in service.get("volumes", []):
+            assert volume.split(":")[0] in COMPOSE["volumes"]
+    assert COMPOSE["networks"]["database"]["internal"] is True
+    assert [name for name, one in SERVICES.items() if "outside" in one["networks"]] == ["api"]
+
+
+def test_all_reach_the_same_database() -> None:
+    postgres = SERVICES["postgres"]["environment"]
+    for name in ours():
+        url = SERVICES[name]["environment"]["TUNER_DB"]
+        user, rest = url.removeprefix("postgresql://").split(":", 1)
+        assert (user, rest.rsplit("@", 1)[1]) == (
+            postgres["POSTGRES_USER"],
+            f"postgres:5432/{postgres['POSTGRES_DB']}",
+        )
+
+
+# The image
+
+
+def test_one_image_is_built_of_this_project_for_all_of_its_services() -> None:
+    stages = {stage.split(" AS ")[1] for stage in of("FROM") if " AS " in stage}
+    arguments = {value.split("=")[0] for value in of("ARG")}
+    for name in ours():
+        build = SERVICES[name]["build"]
+        assert (ROOT / build["context"] / "Dockerfile").is_file()
+        assert set(build["args"]) <= arguments
+        assert SERVICES[name]["image"] == "tuner"
+    sources = set(re.findall(r"--from=(\S+)", (ROOT / "Dockerfile").read_text()))
+    assert sources <= stages
+
+
+def test_the_image_is_of_a_python_and_extras_that_are_supported() -> None:
+    (version,) = [value for value in of("ARG") if value.startswith("PYTHON=")]
+    assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(version.split("=")[1])
+    (extras,) = re.findall(r"'\.\[(.*?)\]'", (ROOT / "Dockerfile").read_text())
+    assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+    assert "postgres" in extras.split(",")
+    assert "tuner" in PROJECT["project"]["scripts"]
+
+
+def test_the_image_s_user_and_port_are_those_of_the_compose_file() -> None:
+    assert of("EXPOSE") == [str(PORT)]
+    (user,) = of("USER")
+    assert {SERVICES[name]["user"] for name in ours()} == {user}
+    assert f"--uid {user.split(':')[0]} " in (ROOT / "Dockerfile").read_text()
+
+
+def test_what_the_image_is_built_from_reaches_the_builder() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in sent)
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    project = PROJECT["project"]
+    needed = {*wheel["packages"], *wheel["force-include"], *project["license-files"]}
+    copied = {arguments.split()[0] for arguments in of("COPY") if "--from" not in arguments}
+    assert needed | {project["readme"], "pyproject.toml"} | copied - {"."} <= sent
+
+
+# docs/deploy.md
+
+
+def test_every_command_that_is_shown_exists() -> None:
+    commands = list(shown_commands())
+    assert len(commands) > 15
+    for words in commands:
+        if words[0] == "tuner":
+            parsed(words[1:])
+            continue
+        assert words[1] in ("compose", "network")
+        mentioned = [word for word in words[3:] if word in SERVICES]
+        if words[2] == "run":
+            assert mentioned == [words[4]]
+            if arguments := words[5:]:
+                parsed(arguments)
+        elif words[2] in ("exec", "stop"):
+            assert mentioned
+
+
+def test_every_setting_is_in_the_table_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(TUNER_\w+)` \| (.*?) \|", PAGE, flags=re.M))
+    fields = {PREFIX + name.upper(): field for name, field in Settings.model_fields.items()}
+    assert set(rows) == {*fields, "TUNER_LOG"}
+    for name, field in fields.items():
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+            assert float(rows[name]) == field.default, name
+
+
+def test_every_variable_that_is_named_is_read() -> None:
+    assert set(re.findall(r"\bTUNER_[A-Z_]+[A-Z]", PAGE)) <= known_variables()
+
+
+def test_every_metric_is_in_the_table() -> None:
+    figures = Figures(
+        studies={StudyState.DONE: 1}, probes={}, attempts={}, outcomes={Outcome.OK: 1},
+        probe_s={Outcome.OK: 1.0}, oldest_beat_s=0.0, devices_held=0, workers_living=0,
+    )  # fmt: skip
+    body, _ = Metrics(lambda: figures, version="1").text()
+    families = text_string_to_metric_families(body.decode())
+    exposed = {
+        f"{one.name}_total" if one.type == "counter" else one.name
+        for one in families
+        if not one.name.startswith("process_")
+    }
+    shown = set(re.findall(r"^\| `(tuner_\w+)` \|", PAGE, flags=re.M))
+    assert {name.removesuffix("_info") for name in shown} == {
+        name.removesuffix("_info") for name in exposed
+    }
+    alerts = re.findall(r"tuner_[a-z_]+", PAGE.split("Worth an alert")[1])
+    assert set(alerts) <= shown | {"tuner_outside"}
+
+
+def manifests() -> list[dict[str, Any]]:
+    (block,) = [block for block in blocks("yaml") if "apiVersion" in block]
+    return list(yaml.safe_load_all(block))
+
+
+def pods() -> list[dict[str, Any]]:
+    found = [one["spec"] for one in manifests() if one["kind"] == "Deployment"]
+    for one in found:
+        labels = one["template"]["metadata"]["labels"]
+        assert one["selector"]["matchLabels"] == labels
+    return [one["template"]["spec"] for one in found]
+
+
+def test_the_kubernetes_manifest_names_what_exists(paths: set[str]) -> None:
+    for pod in pods():
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsUser"] == int(of("USER")[0].split(":")[0])
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            parsed(container["args"])
+            assert {one["name"] for one in container["env"]} <= known_variables()
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["image"] in {SERVICES[name]["image"] for name in ours()}
+            for probe in ("livenessProbe", "readinessProbe"):
+                if "httpGet" in container.get(probe, {}):
+                    assert container[probe]["httpGet"]["path"] in paths
+                elif probe in container:
+                    parsed(container[probe]["exec"]["command"][1:])
+            mounted = {one["name"] for one in container["volumeMounts"]}
+            assert mounted <= {one["name"] for one in pod["volumes"]}
+
+
+def test_the_kubernetes_service_leads_to_the_api() -> None:
+    (service,) = [one for one in manifests() if one["kind"] == "Service"]
+    (pod,) = [pod for pod in pods() if "initContainers" in pod]
+    (container,) = pod["containers"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == parsed(container["args"]).params["port"] == PORT
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert service["spec"]["ports"][0]["port"] == PORT
+    deployments = [one for one in manifests() if one["kind"] == "Deployment"]
+    labels = [one["spec"]["selector"]["matchLabels"] for one in deployments]
+    assert service["spec"]["selector"] in labels
+
+
+def test_the_unit_of_systemd_names_what_exists() -> None:
+    (block,) = blocks("ini")
+    unit = configparser.ConfigParser()
+    unit.read_string(block)
+    program, *arguments = unit["Service"]["ExecStart"].split()
+    assert Path(program).name in PROJECT["project"]["scripts"]
+    parsed(arguments)
+
+
+def test_proxies_lead_to_the_service_and_hold_nothing_back() -> None:
+    (nginx,) = blocks("nginx")
+    (caddy,) = [block for block in blocks() if "reverse_proxy" in block]
+    assert f"proxy_pass http://127.0.0.1:{PORT};" in nginx
+    assert f"reverse_proxy 127.0.0.1:{PORT} " in caddy
+    assert "proxy_buffering off;" in nginx
+    assert "flush_interval -1" in caddy
+    assert "proxy_set_header Host $host;" in nginx
+    (limit_kib,) = re.findall(r"client_max_body_size (\d+)k;", nginx)
+    assert int(limit_kib) * 1024 == Settings.model_fields["max_body_bytes"].default

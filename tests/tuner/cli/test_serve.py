@@ -1,0 +1,62 @@
+"""The command that becomes the service."""
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from tuner.cli.serve import serve_argv
+
+SERVICE = [sys.executable, "-P", "-m", "api"]
+
+
+class BecameError(Exception):
+    """This process would be another now."""
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> list[list[str]]:
+    """What the process became, instead of becoming it."""
+    commands = []
+
+    def become(path: str, argv: list[str]) -> None:
+        assert path == argv[0]
+        commands.append(argv)
+        raise BecameError
+
+    monkeypatch.setattr("tuner.cli.serve.os.execv", become)
+    return commands
+
+
+def test_the_command_of_the_service() -> None:
+    assert serve_argv() == SERVICE
+    assert serve_argv(host="::1", port=0, require_keys=True, as_json=True) == [
+        *SERVICE, "--host", "::1", "--port", "0", "--require-keys", "--json",
+    ]  # fmt: skip
+    assert serve_argv(require_keys=False) == [*SERVICE, "--no-require-keys"]
+
+
+def test_options_are_handed_on(cli: Any, became: list[list[str]]) -> None:
+    with pytest.raises(BecameError):
+        cli("serve", "--host", "0.0.0.0", "--port", "80", "--require-keys", "--json")
+    (argv,) = became
+    assert argv == [*SERVICE, "--host", "0.0.0.0", "--port", "80", "--require-keys", "--json"]
+
+
+def test_a_database_with_its_password_is_no_argument(
+    cli: Any, became: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_DB", "sqlite:///other.db")
+    with pytest.raises(BecameError):
+        cli("serve", "--db", "postgresql://user:secret@host/tuner")
+    (argv,) = became
+    assert "secret" not in str(argv)
+    assert os.environ["TUNER_DB"] == "postgresql://user:secret@host/tuner"
+
+
+def test_a_port_is_a_number(cli: Any, became: list[list[str]]) -> None:
+    result = cli("serve", "--port", "http")
+    assert result.code == 2
+    assert "--port" in result.err
+    assert became == []

@@ -1,0 +1,82 @@
+"""The workers that serve studies now."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tuner.machine import Machine, ReportedGpu
+from tuner.store import WorkerIdentity, open_store
+from tuner.store.workers import Workers
+
+GPU = ReportedGpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, uuid="GPU-1")
+HERE = Machine(name="here", gpus=(), cores=2, memory_bytes=2**33)
+THERE = Machine(name="there", gpus=(GPU, GPU), cores=64, memory_bytes=2**40)
+
+
+@pytest.fixture
+def workers(environment: dict[str, str]) -> dict[str, int]:
+    """One of this process, one of another machine, and one that stopped; their ids."""
+    mine = WorkerIdentity.of_this_process("mine")
+    other = WorkerIdentity(host="there", boot_id="b", pid=7, started=1.0, name="there:7")
+    with open_store() as store:
+        registry = Workers(store.transactions)
+        ids = {
+            "mine": registry.register(mine, ["cpu"], HERE.as_dict(), {"torch": "2.13.0"}),
+            "there": registry.register(other, [], THERE.as_dict(), {"torch": "2.12.0"}),
+            "gone": registry.register(other, [], THERE.as_dict(), {}),
+        }
+        registry.stopped(ids["gone"])
+    return ids
+
+
+def test_those_that_live_are_listed(cli: Any, workers: dict[str, int]) -> None:
+    result = cli("workers")
+    assert result.code == 0
+    _, _, mine, there = result.out.splitlines()
+    assert mine.split()[:5] == ["mine", "cpu", "2", "CPU", "cores"]
+    assert there.split()[:6] == ["there:7", "-", "2", "NVIDIA", "H100", "80GB"]
+    assert "2.12.0" in there
+
+
+def test_as_json(cli: Any, workers: dict[str, int]) -> None:
+    mine, there = cli("workers", "--json").json["workers"]
+    assert (mine["id"], there["id"]) == (workers["mine"], workers["there"])
+    assert mine["pools"] == ["cpu"]
+    assert Machine.from_dict(there["machine"]) == THERE
+    assert there["versions"] == {"torch": "2.12.0"}
+
+
+def test_those_of_this_machine(cli: Any, workers: dict[str, int]) -> None:
+    (mine,) = cli("workers", "--here", "--json").json["workers"]
+    assert mine["id"] == workers["mine"]
+
+
+def test_none_is_a_failure_as_a_health_check_needs_it(
+    cli: Any, workers: dict[str, int], environment: dict[str, str]
+) -> None:
+    with open_store() as store:
+        Workers(store.transactions).stopped(workers["mine"])
+    result = cli("workers", "--here")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "no worker is running on this machine: tuner worker starts one\n"
+    assert cli("workers", "--here", "--json").json == {"workers": []}
+    assert cli("workers").code == 0
+
+
+def test_without_a_database_it_is_an_error(cli: Any) -> None:
+    assert cli("workers").code == 2
+
+
+def test_a_health_check_imports_little(environment: dict[str, str], workers: Any) -> None:
+    code = (
+        "import sys; from tuner.cli import main; main(['workers', '--here', '--json']);"
+        "heavy = {'torch', 'optuna', 'numpy', 'alembic', 'tuner.planner', 'rich'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

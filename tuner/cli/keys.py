@@ -1,0 +1,137 @@
+"""``tuner keys``: who may use the service, and what they did."""
+
+import getpass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import typer
+
+from tuner.cli.errors import print_json
+from tuner.cli.units import moment_text, read_whole
+from tuner.errors import UsageError
+from tuner.store import open_store
+from tuner.store.audit import Audit, AuditEntry
+from tuner.store.keys import Key, Keys
+from tuner.store.records import Scope
+from tuner.store.transactions import Transactions
+
+MOST = 1000
+"""Entries of the audit that are shown at once."""
+
+
+def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
+    """Make a key and print it, this once; the exit code.
+
+    Raises:
+        UsageError: there is no such scope, or the name cannot be one.
+        StoreError: the database cannot be used.
+    """
+    allows = _scope(scope)
+    with open_store(db) as store:
+        key, text = Keys(store.transactions).create(name, allows, by=_user())
+    if as_json:
+        print_json({"key": text, **asdict(key)})
+    else:
+        typer.echo(text)
+        told = f"key {key.id} ({key.scope}) is shown this once: requests send it as"
+        typer.echo(f"{told} 'Authorization: Bearer tuner_...'", err=True)
+    return 0
+
+
+def show_keys(*, as_json: bool, db: str | None) -> int:
+    """List the keys; the exit code.
+
+    Raises:
+        UsageError: there is no such database.
+        StoreError: it cannot be used.
+    """
+    with _opened(db) as transactions:
+        found = Keys(transactions).list()
+    if as_json:
+        print_json({"keys": [asdict(key) for key in found]})
+    elif not found:
+        typer.echo("no keys yet: tuner keys create NAME makes one")
+    else:
+        titles = ("key", "name", "scope", "created (UTC)", "last used", "revoked")
+        _show(titles, [_key_row(key) for key in found])
+    return 0
+
+
+def revoke(key: str, *, as_json: bool, db: str | None) -> int:
+    """Revoke a key; the exit code.
+
+    Raises:
+        UsageError: there is no such key, or no such database.
+        StoreError: it cannot be used.
+    """
+    with _opened(db) as transactions:
+        revoked = Keys(transactions).revoke(key, by=_user())
+    if as_json:
+        print_json(asdict(revoked))
+    else:
+        typer.echo(f"key {revoked.id} ({revoked.name}) is revoked: no request with it is answered")
+    return 0
+
+
+def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
+    """Show the newest entries of the audit; the exit code.
+
+    Raises:
+        UsageError: the limit is none, or there is no such database.
+        StoreError: it cannot be used.
+    """
+    most = read_whole("limit", limit)
+    if most > MOST:
+        raise UsageError("limit", limit, f"must be at most {MOST}")
+    with _opened(db) as transactions:
+        found = Audit(transactions).newest(most)
+    if as_json:
+        print_json({"audit": [entry.as_dict() for entry in found]})
+    elif not found:
+        typer.echo("nothing is noted yet")
+    else:
+        _show(("at (UTC)", "who", "what", "study", "more"), [_audit_row(one) for one in found])
+    return 0
+
+
+@contextmanager
+def _opened(db: str | None) -> Iterator[Transactions]:
+    with open_store(db, create=False) as store:
+        yield store.transactions
+
+
+def _scope(text: str) -> Scope:
+    try:
+        return Scope(text)
+    except ValueError as error:
+        raise UsageError("scope", text, f"must be {', '.join(Scope)}") from error
+
+
+def _user() -> str:
+    """Who runs this command, as the audit names them."""
+    try:
+        return f"local {getpass.getuser()}"
+    except (OSError, KeyError):  # a user without a name, as in a container
+        return "local"
+
+
+def _key_row(key: Key) -> Sequence[str]:
+    moments = (key.created_at, key.last_used_at or "", key.revoked_at or "")
+    return (key.id, key.name, str(key.scope), *map(moment_text, moments))
+
+
+def _audit_row(entry: AuditEntry) -> Sequence[str]:
+    more = ", ".join(f"{name} {value}" for name, value in entry.data.items() if value != "")
+    return (moment_text(entry.at), entry.actor, entry.action, entry.study_id, more)
+
+
+def _show(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from tuner.cli.columns import Column, table_of
+    from tuner.cli.console import stdout_console
+
+    console = stdout_console()
+    columns = [
+        Column(title, cells) for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
+    ]
+    console.print(table_of(columns, console.width))

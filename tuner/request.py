@@ -1,0 +1,258 @@
+"""A question as it comes over a network: one JSON object, read strictly.
+
+Nothing in it names a file, an address, a class or a command. What is wrong is named with its path,
+such as ``workload.sequence_length``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tuner.cases.coverage import NotCoveredError
+from tuner.cases.defaults import default_note
+from tuner.cases.kinds import (
+    as_mapping,
+    check_knob,
+    check_names,
+    check_whole,
+    is_number,
+    read_headroom,
+    read_limit_gib,
+    read_share,
+    renamed,
+    short,
+)
+from tuner.cases.reading import read_cluster, read_framework, read_workload
+from tuner.cluster import SPELLINGS, Cluster, Device, on_machine, parse_cluster
+from tuner.errors import UsageError
+from tuner.framework import FrameworkName
+from tuner.machine import Machine
+from tuner.measurement import Fidelity
+from tuner.model_checks import check_json
+from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
+from tuner.settings import KNOBS
+from tuner.space import enumerate_space
+from tuner.study import Question, Terms
+from tuner.workload import Workload, choice
+
+AUTO = "auto"
+"""The word for the strongest fidelity that there is for a question."""
+REQUIRED = ("workload", "cluster")
+OPTIONAL = (
+    "framework", "knobs", "fidelity", "budget", "tolerance", "headroom", "memory_limit_gib", "pool",
+)  # fmt: skip
+BUDGET = ("max_probes", "wall_s", "gpu_s")
+NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of its fields"
+"""How a cluster may be written that is not here."""
+LONGEST_S = 366 * 86_400
+"""Seconds of a budget: a year."""
+MOST_VALUES = 100
+"""Values of a knob that may be allowed."""
+
+MOST_PROBES: Mapping[Fidelity, int] = {
+    Fidelity.MEASURED: 20,
+    Fidelity.EMULATED: 20,
+    Fidelity.PREDICTED: MOST_CLASSES,
+}
+"""Probes to run at most, unless a number is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What is asked for, before it is known who answers it."""
+
+    workload: Workload
+    """What is trained."""
+    cluster: Cluster
+    """Where; CPU ranks are of the machine on which it was read."""
+    spelled: str = ""
+    """The cluster's short spelling, where it was given by one."""
+    framework: object = str(FrameworkName.TORCH)
+    """With which stack, as it was written: versions that it leaves out are those of the workers."""
+    knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Knobs restricted to some values."""
+    fidelity: Fidelity | None = None
+    """How probes are to be run; ``None`` for the strongest that there is."""
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    """The further fields of :class:`tuner.study.Terms` that were given."""
+    notes: tuple[str, ...] = ()
+    """What was written and is not used, or was left out and matters."""
+
+    @property
+    def pool(self) -> str:
+        """Label of the workers that may be at it; empty for any."""
+        return str(self.terms.get("pool", ""))
+
+    def on(self, there: Machine | None) -> "TuneRequest":
+        """The request with CPU ranks of a machine, by default this one, unless it names another."""
+        if self.cluster.gpu.device is not Device.CPU:
+            return self
+        if self.spelled:
+            found = parse_cluster(self.spelled, allow_files=False, there=there)
+            return replace(self, cluster=found)
+        return replace(self, cluster=on_machine(self.cluster, there))
+
+    def question(self, installed: Mapping[str, str]) -> Question:
+        """The question, with ``installed`` versions where none are stated.
+
+        Raises:
+            UsageError: a framework or version that there is not, or no settings are legal.
+        """
+        stack = read_framework(self.framework, installed)
+        try:
+            question = Question(
+                workload=self.workload, cluster=self.cluster, framework=stack, knobs=self.knobs
+            )
+            enumerate_space(question)
+        except UsageError as error:
+            raise renamed(error, _path(error.field)) from error
+        return question
+
+    def terms_at(self, fidelity: Fidelity) -> Terms:
+        """The terms, with a fidelity's defaults."""
+        defaults: dict[str, Any] = {"max_probes": MOST_PROBES[fidelity]}
+        if fidelity is Fidelity.PREDICTED and "max_probes" not in self.terms:
+            defaults["max_dry_runs"] = MOST_DRY_RUNS
+        return Terms(fidelity=fidelity, **{**defaults, **self.terms})
+
+
+def read_request(value: object) -> TuneRequest:
+    """The request in a JSON value.
+
+    Raises:
+        UsageError: a field is wrong, missing or not covered; with its path.
+    """
+    values = as_mapping("body", value)
+    check_json(values, depth=-2)
+    _check_text(values)
+    check_names("", values, REQUIRED, OPTIONAL)
+    values = {name: item for name, item in values.items() if item is not None}
+    return TuneRequest(
+        workload=_workload(values["workload"]),
+        cluster=_cluster(values["cluster"]),
+        spelled=values["cluster"] if isinstance(values["cluster"], str) else "",
+        framework=values.get("framework", str(FrameworkName.TORCH)),
+        knobs=_knobs(values.get("knobs", {})),
+        fidelity=_fidelity(values.get("fidelity", AUTO)),
+        terms=_terms(values),
+        notes=_notes(values),
+    )
+
+
+def _check_text(values: Mapping[str, Any]) -> None:
+    """Refuse text that cannot be written down: halves of characters, which JSON can escape."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("body", "half a character", "must be of Unicode characters") from error
+
+
+def _workload(value: object) -> Workload:
+    found = read_workload(value)
+    if isinstance(found, NotCoveredError):
+        model_type = as_mapping("workload", value)["model"]["model_type"]
+        raise UsageError("workload.model.model_type", model_type, str(found)) from found
+    return found
+
+
+def _cluster(value: object) -> Cluster:
+    if isinstance(value, str) and value.strip().lower() == "local":
+        allowed = "is the machine that asks: name what it has, such as 8xa100-80gb"
+        raise UsageError("cluster", value, allowed)
+    try:
+        found = read_cluster(value)
+    except UsageError as error:
+        if error.allowed == SPELLINGS:
+            raise UsageError(error.field, error.given, NETWORK_SPELLINGS) from error
+        raise
+    if isinstance(found, NotCoveredError):
+        gpu = value if isinstance(value, str) else as_mapping("cluster", value)["gpu"]
+        raise UsageError("cluster", gpu, str(found)) from found
+    return found
+
+
+def _fidelity(value: object) -> Fidelity | None:
+    if value == AUTO:
+        return None
+    try:
+        return choice("fidelity", Fidelity, value)
+    except UsageError as error:
+        raise UsageError("fidelity", value, f"{error.allowed}, {AUTO}") from error
+
+
+def _knobs(value: object) -> dict[str, tuple[Any, ...]]:
+    knobs = as_mapping("knobs", value)
+    check_names("knobs.", knobs, (), KNOBS)
+    return {name: _values(name, knobs[name]) for name in knobs}
+
+
+def _values(name: str, value: object) -> tuple[Any, ...]:
+    path = f"knobs.{name}"
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_VALUES:
+        allowed = f"must be a list of 1 to {MOST_VALUES} values that are allowed"
+        raise UsageError(path, value, allowed)
+    for one in value:
+        try:
+            check_knob(name, one)
+        except UsageError as error:
+            raise renamed(error, path) from error
+        if KNOBS[name] not in (bool, int) and not isinstance(one, str):
+            raise UsageError(path, one, "must be the name of a value")
+    return tuple(value)
+
+
+def _terms(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the terms that are given, but for the fidelity."""
+    terms = _budget(as_mapping("budget", values.get("budget", {})))
+    if "tolerance" in values:
+        terms["tolerance"] = read_share("tolerance", values["tolerance"], 0.01)
+    if "headroom" in values:
+        terms["headroom"] = read_headroom(values["headroom"])
+    if limit_gib := read_limit_gib(values.get("memory_limit_gib")):
+        terms["memory_limit_bytes"] = round(limit_gib * 2**30)
+    if "pool" in values:
+        terms["pool"] = _pool(values["pool"])
+    return terms
+
+
+def _budget(budget: Mapping[str, Any]) -> dict[str, Any]:
+    check_names("budget.", budget, (), BUDGET)
+    terms: dict[str, Any] = {}
+    if (most := budget.get("max_probes")) is not None:
+        check_whole("budget.max_probes", most, 1, 10_000)
+        terms["max_probes"] = most
+    for name, term in (("wall_s", "wall_s"), ("gpu_s", "device_s")):
+        if (seconds := budget.get(name)) is not None:
+            if not is_number(seconds) or not 0 < seconds <= LONGEST_S:
+                allowed = f"must be a number of seconds above 0 and up to {LONGEST_S}"
+                raise UsageError(f"budget.{name}", seconds, allowed)
+            terms[term] = float(seconds)
+    return terms
+
+
+def _pool(value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError("pool", value, "must be the label of a pool of workers")
+    Terms(pool=short("pool", value))
+    return value
+
+
+def _notes(values: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if "headroom" in values and "memory_limit_gib" in values:
+        notes.append("headroom is not applied: memory_limit_gib is taken as it is")
+    if note := default_note(values["workload"]["model"]):
+        notes.append(note)
+    return tuple(notes)
+
+
+def _path(name: str) -> str:
+    """The path in a request of what a rule of the space names."""
+    if name in KNOBS:
+        return f"knobs.{name}"
+    return {
+        "knob": "knobs",
+        "global_batch_size": "workload.global_batch_size",
+        "tp_size x pp_size": "knobs.tp_size",
+    }.get(name, name)
