@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def serving(
         process = subprocess.Popen(
             [*command, "--port", "0", "--json", *options],
             env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            # a shell's background processes ignore it
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
     with process:
         try:

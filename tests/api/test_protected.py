@@ -49,7 +49,7 @@ def port(store: Store) -> Iterator[int]:
     protect(app, settings, Keys(store.transactions), Audit(store.transactions))
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     while not server.started:

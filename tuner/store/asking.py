@@ -93,8 +93,12 @@ def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
 def renew(
     session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
 ) -> None:
-    """Puts a study on new terms; what is queued is for the planner to ask for again."""
-    queue.withdraw(session, study, "the question was asked again", now)
+    """Puts a study on new terms; on other ones, what is queued is for the planner to ask for again.
+
+    On the same ones it goes on, and the attempts that a probe has cost its workers stay counted.
+    """
+    if study.terms != terms.as_dict():
+        queue.withdraw(session, study, "the question was asked again on other terms", now)
     done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
     study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
     study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0

@@ -105,8 +105,8 @@ class Store:
         """Asks a question: a new study, or the same question's, on the new terms.
 
         Everything learned for it is kept, and counted in ``probes_before``. It is put back to
-        queued, unless a worker is at it. Probes that were planned and never tried are withdrawn:
-        they were planned on the old terms.
+        queued, unless a worker is at it. On other terms than before, what is queued is withdrawn:
+        it was planned on the old ones.
         """
         self.reap()  # a study that runs after it has a live worker
         with self.transactions.write() as session:
