@@ -44,8 +44,9 @@ def others_too(study: Study, known: Knowledge) -> Iterator[str]:
     ]
     if not dry_runs:
         return
-    counted = "1 class" if len(dry_runs) == 1 else f"{len(dry_runs)} classes"
-    yield f"{counted} of settings were dry-run too; --fidelity predicted answers from these."
+    one = len(dry_runs) == 1
+    counted = "1 class of settings was" if one else f"{len(dry_runs)} classes of settings were"
+    yield f"{counted} dry-run too; --fidelity predicted answers from these."
     fitting = known.fitting
     found = forecast(study).estimates.get(fitting[0].settings) if fitting else None
     if found is not None and found.probe is not None:
