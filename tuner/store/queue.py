@@ -225,7 +225,7 @@ def _put_back(
         _move_probe(session, study, probe, ProbeState.QUEUED, now, data, attempt)
         return
     found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
-    _finish(session, study, probe, attempt.id, found, now)
+    _finish(session, study, probe, None, found, now)  # what the attempt cost came to nothing
     data = {"outcome": str(found.outcome), **data}
     _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
 
