@@ -137,14 +137,14 @@ def test_clocks_that_are_minutes_apart_change_nothing(
     hook = tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(SKEWED)
-    variables["STAND_IN_GPUS"] = "GPU-a,GPU-b"
     members = []
     with open_store(server.url, lease_s=LEASE_S) as store:
         studies = [ask(store, batch, wall_s=600.0) for batch in (64, 128)]
-        for name, skew_s in (("ahead", SKEW_S), ("behind", -SKEW_S)):
+        # a GPU each, or the one that is up first might leave the other nothing to do
+        for name, skew_s, gpu in (("ahead", SKEW_S, "GPU-a"), ("behind", -SKEW_S, "GPU-b")):
             member = worker(name, server.url, tmp_path, SCRIPT, machine=name, **variables)
             path = f"{hook}{os.pathsep}{member.environment['PYTHONPATH']}"
-            skew = {"PYTHONPATH": path, "STAND_IN_SKEW_S": str(skew_s)}
+            skew = {"PYTHONPATH": path, "STAND_IN_SKEW_S": str(skew_s), "STAND_IN_GPUS": gpu}
             member.environment = {**member.environment, **skew}
             members.append(join(member))
         for member in members:
