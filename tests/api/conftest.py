@@ -18,6 +18,21 @@ from tuner.store import Store, open_store
 GIB = 2.0**30
 
 
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock for what is kept for a while."""
+    return Clock()
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """The address of an empty database."""

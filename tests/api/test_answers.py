@@ -6,22 +6,11 @@ import threading
 import pytest
 
 from api.answers import FRESH_S, MOST_KEPT, OLDEST_S, Answers, Body
+from tests.api.conftest import Clock
 from tests.api.studies import MEASURED, finish, probe, question_of
 from tuner.store import Store
 from tuner.store.standing import Standing, Standings
 from tuner.study import StudyState, Terms
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

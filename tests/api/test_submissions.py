@@ -9,24 +9,13 @@ from api import submissions as module
 from api.answers import Answers
 from api.problems import ProblemError
 from api.submissions import PLACED_S, SEEN_S, Submissions
+from tests.api.conftest import Clock
 from tests.api.studies import MEASURED, PREDICTED
 from tuner.errors import UsageError
 from tuner.framework import installed_versions
 from tuner.machine import this_machine
 from tuner.store import Store, WorkerIdentity
 from tuner.store.workers import Workers
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
