@@ -135,6 +135,7 @@ class Lane:
                 return study
             self._tell(study.id, judged.why)
             self._pass(study.id, study.revision, judged.again_s)
+            self._left = self._left or judged.again_s != inf
         return None
 
     def _read(self, one: OpenStudy) -> Study | None:

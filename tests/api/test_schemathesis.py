@@ -122,7 +122,7 @@ def explore(folder: Path, sequences: int) -> Sent:
 
 
 def test_two_hundred_requests_find_no_mistake(tmp_path: Path) -> None:
-    sent = explore(tmp_path, 25)
+    sent = explore(tmp_path, 32)
     assert sent.count >= 200
     assert sent.statuses is not None
     assert sent.statuses.keys() >= {200, 202, 404, 422}

@@ -111,6 +111,13 @@ def test_a_study_that_waits_for_others_is_left_and_taken_again(
     assert work.done == [studies[0], studies[2], studies[0], studies[0]]
 
 
+def test_it_does_not_drain_while_a_study_waits_for_another_lane(store, lane, work, studies) -> None:
+    """Passed over at the only look so far: that another lane is at it may not be known yet."""
+    first: list[Judged] = [Judged(takes=False, again_s=0.05)]
+    lane(lambda study: first.pop() if first else YES).run(drains=True)
+    assert sorted(work.done) == sorted([studies[0], studies[2]])
+
+
 def test_what_turns_out_not_to_be_done_here_is_left_for_a_while(
     store, lane, work, studies, monkeypatch, caplog
 ) -> None:
