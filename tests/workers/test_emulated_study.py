@@ -1,11 +1,14 @@
 """Emulated studies from asking to answer: one process plays rank 0 of a cluster."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tuner.cost.calibrations import calibration_of
+from tests.workers.preloaded import Preloaded
 from tuner.cluster import Cluster, parse_cluster
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner import answer
@@ -14,9 +17,12 @@ from tuner.settings import parse_settings
 from tuner.store import Store
 from tuner.study import ProbeRequest, Question, Study, StudyState, Terms
 from workers.calibration_plan import plan
+from workers.launchers.local import series_argv
 from workers.options import Options
 from workers.stop import StopRequest
 from workers.worker import Worker
+
+Emulate = Callable[..., Study]
 
 CLUSTER = {
     "nodes": 2,
@@ -33,26 +39,36 @@ def asked(question: Question) -> Question:
     return replace(question, workload=workload, cluster=Cluster.from_dict(CLUSTER))
 
 
-def emulate(store: Store, asked: Question, folder: Path, *texts: str, **terms: object) -> Study:
-    """Probe some settings of a new study, and nothing else."""
-    study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, **terms))
-    for text in texts:
-        request = ProbeRequest(settings=parse_settings(text), fidelity=Fidelity.EMULATED)
-        limit = study.terms.limit_bytes(asked.cluster)
-        assert store.enter_probe(study.id, store.study(study.id).revision, request, limit)
-    options = Options(
-        queued_only=True,
-        fidelity=Fidelity.EMULATED,
-        folder=folder / "probes",
-        lock=folder / "probes.lock",
-    )
-    assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
-    return store.study(study.id)
+@pytest.fixture
+def emulate(store: Store, preloaded: Preloaded, tmp_path: Path) -> Emulate:
+    """Probe some settings of a new study of a question, and nothing else."""
+
+    def argv(folder: Path) -> tuple[str, ...]:
+        return preloaded(series_argv(folder))
+
+    def run(asked: Question, *texts: str, **terms: Any) -> Study:
+        study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, **terms))
+        for text in texts:
+            request = ProbeRequest(settings=parse_settings(text), fidelity=Fidelity.EMULATED)
+            limit = study.terms.limit_bytes(asked.cluster)
+            assert store.enter_probe(study.id, store.study(study.id).revision, request, limit)
+        options = Options(
+            queued_only=True,
+            fidelity=Fidelity.EMULATED,
+            folder=tmp_path / "probes",
+            lock=tmp_path / "probes.lock",
+            argv=argv,
+            twin_argv=argv,
+        )
+        assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+        return store.study(study.id)
+
+    return run
 
 
-def test_a_probe_of_eight_ranks_on_two_nodes(store: Store, asked: Question, tmp_path: Path) -> None:
+def test_a_probe_of_eight_ranks_on_two_nodes(emulate: Emulate, asked: Question) -> None:
     text = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=2"
-    study = emulate(store, asked, tmp_path, text)
+    study = emulate(asked, text)
     assert study.state is StudyState.DONE
     (probe,) = study.probes
     found = probe.measurement
@@ -73,9 +89,9 @@ def test_a_probe_of_eight_ranks_on_two_nodes(store: Store, asked: Question, tmp_
     assert any(c.overlap == "prefetched" for c in found.collectives)
 
 
-def test_out_of_memory_is_an_answer(store: Store, asked: Question, tmp_path: Path) -> None:
+def test_out_of_memory_is_an_answer(emulate: Emulate, asked: Question) -> None:
     text = "sharding=ddp,micro_batch_size=2"
-    study = emulate(store, asked, tmp_path, text, memory_limit_bytes=150_000_000)
+    study = emulate(asked, text, memory_limit_bytes=150_000_000)
     (probe,) = study.probes
     assert probe.measurement is not None
     assert probe.measurement.outcome is Outcome.OOM, probe.measurement.detail
@@ -84,7 +100,7 @@ def test_out_of_memory_is_an_answer(store: Store, asked: Question, tmp_path: Pat
 
 
 def test_calibrated_links_of_cpu_ranks_have_a_price(
-    store: Store, asked: Question, tmp_path: Path
+    store: Store, emulate: Emulate, asked: Question
 ) -> None:
     """No cluster file states their rates: what was measured is predicted with, and says so."""
     cluster = replace(parse_cluster("cpu:2"), gpu=asked.cluster.gpu)
@@ -92,7 +108,7 @@ def test_calibrated_links_of_cpu_ranks_have_a_price(
     versions = question.framework.versions
     store.keep_calibration(calibration_of(plan(cluster)["cases"], cluster, versions=versions))
     text = "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=2"
-    study = emulate(store, question, tmp_path, text)
+    study = emulate(question, text)
     (probe,) = study.probes
     assert probe.measurement is not None
     found = probe.measurement.emulation

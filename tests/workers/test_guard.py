@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
 from tuner.cluster import parse_cluster
 from tuner.framework import framework
 from tuner.guard.ruling import Ruling
@@ -50,7 +51,7 @@ def argv_with(fault: str) -> Callable[[Path], tuple[str, ...]]:
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Check:
+def check(tmp_path: Path, preloaded: Preloaded) -> Check:
     """``check(fault, *texts)``: the verdicts on settings in a stack with a fault."""
 
     def run(
@@ -63,7 +64,11 @@ def check(tmp_path: Path) -> Check:
             time.sleep(seconds)
             return ""
 
-        argv = argv_with(fault) if fault else series_argv
+        cold = argv_with(fault) if fault else series_argv
+
+        def argv(directory: Path) -> tuple[str, ...]:
+            return preloaded(cold(directory))
+
         asked = [
             Asked(
                 twin=twin_of(

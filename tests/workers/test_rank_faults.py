@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.workers.preloaded import Preloaded
 from tuner.cluster import parse_cluster
 from tuner.errors import ProbeError
 from tuner.measurement import Outcome
@@ -118,11 +119,13 @@ def test_a_rank_that_fails_while_the_other_waits(
 def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
     tmp_path: Path,
     spec: dict[str, Any],
+    preloaded: Preloaded,
     alive: Callable[[str], list[psutil.Process]],
 ) -> None:
+    breaks = BREAKS.format(fault="lose_device")
     with WarmRanks(
-        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault="lose_device")),
-        check_argv=lambda place, device: in_place(check_argv(place, device), GONE),
+        argv=lambda place: preloaded(in_place(series_argv(place), breaks)),
+        check_argv=lambda place, device: preloaded(in_place(check_argv(place, device), GONE)),
         folder=tmp_path,
     ) as ranks:
         found = measure(ranks, spec).measurement

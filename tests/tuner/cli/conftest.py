@@ -230,7 +230,15 @@ def lab(question: Question) -> SimpleNamespace:
 
 
 @pytest.fixture
-def answered(environment: Mapping[str, str], question: Question) -> Study:
+def made(
+    make_database: Callable[[Path], str], environment: Mapping[str, str], database: Path
+) -> str:
+    """The default database, which is there, and empty."""
+    return make_database(database)
+
+
+@pytest.fixture
+def answered(made: str, question: Question) -> Study:
     """A finished study in the default database; its best is full_shard."""
     with open_store() as store:
         return stored(
@@ -242,14 +250,14 @@ def answered(environment: Mapping[str, str], question: Question) -> Study:
 
 
 @pytest.fixture
-def unanswered(environment: Mapping[str, str], question: Question) -> Study:
+def unanswered(made: str, question: Question) -> Study:
     """A finished study in the default database, whose only probe ran out of memory."""
     with open_store() as store:
         return stored(store, question, ("sharding=full_shard,micro_batch_size=4", oom(50)))
 
 
 @pytest.fixture
-def failed(environment: Mapping[str, str], question: Question) -> Study:
+def failed(made: str, question: Question) -> Study:
     """A finished study in the default database, whose only probe crashed, twice."""
     with open_store() as store:
         return stored(store, question, ("sharding=full_shard,micro_batch_size=4", crashed()))

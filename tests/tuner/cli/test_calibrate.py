@@ -60,6 +60,7 @@ def test_rates_are_measured_shown_and_used(db: str, capsys: pytest.CaptureFixtur
     assert any("calibrated rates" in sentence for sentence in answer["explanation"])
 
 
+@pytest.mark.slow
 def test_json_has_everything_that_was_timed(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "calibrate", "--cluster", "cpu:1", "--json", "--db", db)
     assert code == 0

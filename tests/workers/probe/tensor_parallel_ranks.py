@@ -1,6 +1,6 @@
 """Four ranks that train tiny models with tensor parallelism, case after case.
 
-    PYTHONPATH=.:tests/workers/probe python tensor_parallel_ranks.py OUTPUT_FOLDER
+    PYTHONPATH=.:tests/workers/probe python tensor_parallel_ranks.py OUTPUT_FOLDER MODEL...
 
 The ranks are forked from one process, so that the imports, half of the time otherwise, are
 done once. They are a 2 x 2 mesh (dp, tp). Cases without data parallelism run on the two
@@ -13,7 +13,7 @@ import multiprocessing
 import multiprocessing.connection
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -297,7 +297,7 @@ def _loss_error(logits: torch.Tensor, axis: Axis, arguments: dict[str, Any]) -> 
     return max(float(of_gradient), float((loss - expected).abs()))
 
 
-def run_rank(rank: int, folder: Path) -> None:
+def run_rank(rank: int, folder: Path, models: Sequence[str]) -> None:
     torch.set_num_threads(1)
     rendezvous = f"file://{folder / 'rendezvous'}"
     dist.init_process_group(
@@ -308,7 +308,7 @@ def run_rank(rank: int, folder: Path) -> None:
         timeout=timedelta(seconds=120),  # a rank whose peers are gone ends too
     )
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    results = run_cases(rank, mesh)
+    results = run_cases(rank, mesh, models)
     results["hooks_are_checkpointed"] = "__call__" in vars(GradientCheckpointingLayer)
     results["refusals"] = refusals(mesh)
     results["norms_of_placements"] = norms_of_placements(mesh)
@@ -319,8 +319,8 @@ def run_rank(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def run_cases(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
-    own = list(MODELS)[rank // 2 :: 2]
+def run_cases(rank: int, mesh: DeviceMesh, models: Sequence[str]) -> dict[str, Any]:
+    own = models[rank // 2 :: 2]
     alone = {name: build(name) for name in own}
     results: dict[str, Any] = {}
     if rank % 2 == 0:
@@ -329,16 +329,16 @@ def run_cases(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
         if case.model in own:
             results[case.name] = train_case(case, mesh, alone)
     hybrid = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
-    for case in two_dimensional_cases():
+    for case in (case for case in two_dimensional_cases() if case.model in models):
         on = hybrid if case.data_parallel == "hybrid_shard" else mesh
         results[case.name] = train_case(case, on, alone)
     return results
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, models: Sequence[str]) -> int:
     """The exit status: 0 if every rank ended well; if one did not, the others are ended."""
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, folder)) for rank in range(RANKS)]
+    ranks = [fork.Process(target=run_rank, args=(rank, folder, models)) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     running = list(ranks)
@@ -351,4 +351,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

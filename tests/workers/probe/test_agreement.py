@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
+
 TOLERANCE = 1e-5
 """Relative. Agreement is within 5e-7; planted faults were 7e-4 and more."""
 GLOBAL_BATCH, ACCUMULATION, SEQUENCE = 24, 3, 32
@@ -87,12 +89,15 @@ def combinations(ranks: int) -> list[dict]:
     return knobs
 
 
-def start(folder: Path, ranks: int, specs: list[dict]) -> list[subprocess.Popen]:
+def start(
+    preloaded: Preloaded, folder: Path, ranks: int, specs: list[dict]
+) -> list[subprocess.Popen]:
     """Ranks that go through ``specs`` in ``folder``."""
     (folder / "specs.json").write_text(json.dumps(specs))
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
                    "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("agreement.py")), str(folder)]
+    program = str(Path(__file__).with_name("agreement.py"))
+    command = preloaded([sys.executable, program, str(folder)])
     processes = []
     for rank in range(ranks):
         with (folder / f"{rank}.log").open("w") as log:
@@ -113,17 +118,17 @@ def finish(folder: Path, processes: list[subprocess.Popen]) -> list[dict]:
     return json.loads((folder / "records.json").read_text())
 
 
-def run_all(folder: Path, ranks: int, specs: list[dict]) -> list[dict]:
+def run_all(preloaded: Preloaded, folder: Path, ranks: int, specs: list[dict]) -> list[dict]:
     """Records of ``specs`` on a number of ranks."""
     folder.mkdir()
-    return finish(folder, start(folder, ranks, specs))
+    return finish(folder, start(preloaded, folder, ranks, specs))
 
 
 @pytest.fixture(scope="session")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+def references(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """Each model on one process, nothing sharded, nothing checkpointed."""
     folder = tmp_path_factory.mktemp("agreement") / "reference"
-    records = run_all(folder, 1, [spec(model, 1) for model in MODELS])
+    records = run_all(preloaded, folder, 1, [spec(model, 1) for model in MODELS])
     return dict(zip(MODELS, records, strict=True))
 
 
@@ -187,11 +192,15 @@ def check_collectives(case: dict, record: dict) -> None:
     ],
 )
 def test_every_settings_trains_what_one_process_trains(
-    ranks: int, model: str, references: dict[str, dict], tmp_path: Path
+    ranks: int,
+    model: str,
+    references: dict[str, dict],
+    preloaded: Preloaded,
+    tmp_path: Path,
 ) -> None:
     cases = [{**spec(model, ranks, **knobs), "model_name": model} for knobs in combinations(ranks)]
     specs = [{k: v for k, v in case.items() if k != "model_name"} for case in cases]
-    records = run_all(tmp_path / "ranks", ranks, specs)
+    records = run_all(preloaded, tmp_path / "ranks", ranks, specs)
     for case, record in zip(cases, records, strict=True):
         what = f"{case['model_name']} {case['settings']}"
         worst = max(differences(record, references[case["model_name"]]))

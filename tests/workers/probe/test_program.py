@@ -4,9 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.workers.preloaded import Preloaded
+
+Run = Callable[[Path, dict], tuple[list[int], list[dict]]]
 
 TINY = {
     "model_type": "llama",
@@ -38,13 +44,15 @@ def spec(ranks: int = 1, knobs: dict | None = None, **changes: object) -> dict:
     }  # fmt: skip
 
 
-def run(folder: Path, values: dict) -> tuple[list[int], list[dict]]:
-    """Exit codes and records of all ranks."""
+def run_as(
+    start: Callable[[Sequence[str]], Sequence[str]], folder: Path, values: dict
+) -> tuple[list[int], list[dict]]:
+    """Exit codes and records of all ranks, each of them started as ``start`` says."""
     (folder / "spec.json").write_text(json.dumps(values))
-    command = [
+    command = start([
         sys.executable, "-P", "-m", "workers.probe", "--spec", str(folder / "spec.json"),
         "--out", str(folder), "--init-method", f"file://{folder}/rendezvous",
-    ]  # fmt: skip
+    ])  # fmt: skip
     ranks = range(1 if values.get("fidelity") == "emulated" else values["world_size"])
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
@@ -59,8 +67,14 @@ def run(folder: Path, values: dict) -> tuple[list[int], list[dict]]:
     return codes, [json.loads((folder / f"rank-{r:05d}.json").read_text()) for r in ranks]
 
 
+@pytest.fixture
+def run(preloaded: Preloaded) -> Run:
+    """Exit codes and records of all ranks, which are forks that have their imports."""
+    return partial(run_as, preloaded)
+
+
 def test_a_probe_measures_memory_time_and_training(tmp_path: Path) -> None:
-    codes, records = run(tmp_path, spec(2, {"sharding": "full_shard"}))
+    codes, records = run_as(list, tmp_path, spec(2, {"sharding": "full_shard"}))
     assert codes == [0, 0]
     first = records[0]
     assert first["outcome"] == "ok"
@@ -82,7 +96,7 @@ def test_a_probe_measures_memory_time_and_training(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_long_accumulation_is_timed_at_two_counts(tmp_path: Path) -> None:
+def test_a_long_accumulation_is_timed_at_two_counts(run: Run, tmp_path: Path) -> None:
     values = spec(
         1, {"gradient_accumulation_steps": 64}, global_batch_size=128, accumulation_counts=[2, 4]
     )
@@ -100,7 +114,7 @@ LONG = {"gradient_accumulation_steps": 64, "sharding": "full_shard"}
 )
 @pytest.mark.parametrize("fidelity", ["measured", "emulated"])
 def test_slow_steps_are_not_timed_further(
-    tmp_path: Path, fidelity: str, limit_s: float, outcome: str, steps: int
+    run: Run, tmp_path: Path, fidelity: str, limit_s: float, outcome: str, steps: int
 ) -> None:
     """All ranks agree, and what was seen until then is kept."""
     changes = {
@@ -129,7 +143,7 @@ def test_slow_steps_are_not_timed_further(
         assert found["copies_s"].keys() == found["collectives"].keys() == {"2", "4"}
 
 
-def test_out_of_memory_says_where_and_how_much(tmp_path: Path) -> None:
+def test_out_of_memory_says_where_and_how_much(run: Run, tmp_path: Path) -> None:
     limit = 1_000_000
     codes, records = run(tmp_path, spec(memory_limit_bytes=limit))
     assert codes == [10]
@@ -144,7 +158,7 @@ def test_out_of_memory_says_where_and_how_much(tmp_path: Path) -> None:
 EMULATED = {"fidelity": "emulated", "accumulation_counts": [2, 4]}
 
 
-def test_a_rank_alone_has_computing_and_collectives_apart(tmp_path: Path) -> None:
+def test_a_rank_alone_has_computing_and_collectives_apart(run: Run, tmp_path: Path) -> None:
     """Sixteen ranks on four nodes, played by one process."""
     knobs = {"sharding": "hybrid_shard", "gradient_accumulation_steps": 8, "sync_each_batch": False}
     codes, (record,) = run(tmp_path, spec(16, knobs, gpus_per_node=4, **EMULATED))
@@ -176,14 +190,14 @@ def test_a_rank_alone_has_computing_and_collectives_apart(tmp_path: Path) -> Non
     assert record["collectives"] == found["collectives"]["4"]
 
 
-def test_what_a_rank_alone_receives_is_not_judged(tmp_path: Path) -> None:
+def test_what_a_rank_alone_receives_is_not_judged(run: Run, tmp_path: Path) -> None:
     """Its loss is of other weights than anybody's: it may be anything, or nothing."""
     values = spec(2, {"sharding": "full_shard"}, model={**TINY, "rms_norm_eps": -1.0}, **EMULATED)
     codes, (record,) = run(tmp_path, values)
     assert (codes, record["outcome"]) == ([0], "ok")
 
 
-def test_a_rank_alone_runs_out_of_memory_where_ranks_would(tmp_path: Path) -> None:
+def test_a_rank_alone_runs_out_of_memory_where_ranks_would(run: Run, tmp_path: Path) -> None:
     limit = 1_000_000
     codes, (record,) = run(tmp_path, spec(2, memory_limit_bytes=limit, **EMULATED))
     assert (codes, record["outcome"]) == ([10], "oom")
@@ -201,7 +215,7 @@ def test_a_rank_alone_runs_out_of_memory_where_ranks_would(tmp_path: Path) -> No
         ({"device": "tpu"}, "crashed"),
     ],
 )
-def test_other_ends_are_recorded(tmp_path: Path, changes: dict, outcome: str) -> None:
+def test_other_ends_are_recorded(run: Run, tmp_path: Path, changes: dict, outcome: str) -> None:
     codes, records = run(tmp_path, spec(**changes))
     assert codes == [10]
     assert records[0]["outcome"] == outcome
@@ -209,7 +223,7 @@ def test_other_ends_are_recorded(tmp_path: Path, changes: dict, outcome: str) ->
     assert records[0]["error"]["traceback"]
 
 
-def test_tensor_parallelism_without_a_plan_is_refused(tmp_path: Path) -> None:
+def test_tensor_parallelism_without_a_plan_is_refused(run: Run, tmp_path: Path) -> None:
     model = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64,
              "n_positions": 64}  # fmt: skip
     codes, records = run(tmp_path, spec(2, {"tp_size": 2}, model=model))
@@ -220,7 +234,9 @@ def test_tensor_parallelism_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "full_shard"])
-def test_the_8_bit_optimizer_halves_the_state_or_better(tmp_path: Path, sharding: str) -> None:
+def test_the_8_bit_optimizer_halves_the_state_or_better(
+    run: Run, tmp_path: Path, sharding: str
+) -> None:
     pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
     values = spec(2, {"sharding": sharding}, optimizer="adamw_8bit")
     codes, records = run(tmp_path, values)

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
 from workers.launchers.base import Ended, Job
 from workers.launchers.local import LocalLauncher, probe_argv, series_argv
 from workers.probe.orders import END, SPEC, SPENT
@@ -43,8 +44,10 @@ def spec() -> Spec:
     return partial(module.spec, time_budget_s=1e4)  # the same number of steps at any load
 
 
-def run(argv: tuple[str, ...], folder: Path, ranks: int) -> Ended:
-    job = Job(argv=argv, directory=folder, ranks=ranks, device="cpu", deadline_s=900, sharing=2)
+def run(argv: Sequence[str], folder: Path, ranks: int) -> Ended:
+    job = Job(
+        argv=tuple(argv), directory=folder, ranks=ranks, device="cpu", deadline_s=900, sharing=2
+    )
     launched = LocalLauncher().start(job)
     while (ended := launched.poll()) is None:
         time.sleep(0.05)
@@ -55,10 +58,10 @@ def records(folder: Path, ranks: int) -> Records:
     return [json.loads((folder / f"rank-{rank:05d}.json").read_text()) for rank in range(ranks)]
 
 
-def cold(folder: Path, spec: Mapping[str, Any], ranks: int) -> Records:
+def cold(start: Preloaded, folder: Path, spec: Mapping[str, Any], ranks: int) -> Records:
     folder.mkdir()
     (folder / SPEC).write_text(json.dumps(spec))
-    run(probe_argv(folder), folder, ranks)
+    run(start(probe_argv(folder)), folder, ranks)
     return records(folder, ranks)
 
 
@@ -81,14 +84,16 @@ LEFT = "left: 0 0 0"
 """Bytes, meshes, process groups."""
 
 
-def warm(folder: Path, specs: list[dict[str, Any]], ranks: int) -> tuple[Ended, list[Path]]:
+def warm(
+    start: Preloaded, folder: Path, specs: list[dict[str, Any]], ranks: int
+) -> tuple[Ended, list[Path]]:
     """All specs as orders that are there from the start; what is left after each is counted."""
     places = [folder / f"{number:04d}" for number in range(1, len(specs) + 1)]
     for place, spec in zip(places, specs, strict=True):
         place.mkdir(parents=True)
         (place / SPEC).write_text(json.dumps(spec))
     (folder / END).touch()
-    return run(in_place_of_the_program(COUNTS, folder), folder, ranks), places
+    return run(start(in_place_of_the_program(COUNTS, folder)), folder, ranks), places
 
 
 def in_place_of_the_program(text: str, folder: Path) -> tuple[str, ...]:
@@ -118,16 +123,16 @@ def assert_as_much(mine: dict[str, Any], other: dict[str, Any], *, exactly: bool
         assert mine[name] == pytest.approx(value, abs=0.05 * peak), name
 
 
-def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> None:
+def assert_alike(start: Preloaded, tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> None:
     """Run all in one series, and the last two by themselves too."""
-    ended, places = warm(tmp_path / "warm", specs, ranks)
+    ended, places = warm(start, tmp_path / "warm", specs, ranks)
     assert [end.code for end in ended.ranks] == [0] * ranks, records(places[0], ranks)
     assert not (tmp_path / "warm" / SPENT).exists()
     for rank in range(ranks):
         said = (tmp_path / "warm" / f"rank-{rank:05d}.log").read_text().splitlines()
         assert [line for line in said if line.startswith("left:")] == [LEFT] * len(specs)
     for number in (-2, -1):
-        alone = cold(tmp_path / f"cold{number}", specs[number], ranks)
+        alone = cold(start, tmp_path / f"cold{number}", specs[number], ranks)
         for mine, other in zip(records(places[number], ranks), alone, strict=True):
             assert mine["outcome"] == other["outcome"] == "ok", (mine["error"], other["error"])
             assert_as_much(memory(mine), memory(other), exactly=ranks == 1)
@@ -135,7 +140,7 @@ def assert_alike(tmp_path: Path, specs: list[dict[str, Any]], ranks: int) -> Non
 
 
 @pytest.mark.slow
-def test_measured_probes_after_others(tmp_path: Path, spec: Spec) -> None:
+def test_measured_probes_after_others(preloaded: Preloaded, tmp_path: Path, spec: Spec) -> None:
     """Meshes of one shape follow each other, dropout draws, weights are cast."""
     tensor_parallel = {"tp_size": 2, "tp_recompute_allgather": True}
     specs = [
@@ -145,11 +150,13 @@ def test_measured_probes_after_others(tmp_path: Path, spec: Spec) -> None:
         spec(2, tensor_parallel, global_batch_size=4, precision="bf16_mixed"),
         spec(2, {"sharding": "full_shard"}, model=GPT2),
     ]
-    assert_alike(tmp_path, specs, 2)
+    assert_alike(preloaded, tmp_path, specs, 2)
 
 
 @pytest.mark.slow
-def test_measured_probes_on_two_axes_after_others(tmp_path: Path, spec: Spec) -> None:
+def test_measured_probes_on_two_axes_after_others(
+    preloaded: Preloaded, tmp_path: Path, spec: Spec
+) -> None:
     both = {"sharding": "full_shard", "tp_size": 2, "tp_recompute_allgather": True}
     specs = [
         spec(4, both, global_batch_size=8),
@@ -158,18 +165,18 @@ def test_measured_probes_on_two_axes_after_others(tmp_path: Path, spec: Spec) ->
         spec(4, {"sharding": "hybrid_shard", "sync_each_batch": False}, gpus_per_node=2),
         spec(4, both, global_batch_size=8),
     ]
-    assert_alike(tmp_path, specs, 4)
+    assert_alike(preloaded, tmp_path, specs, 4)
 
 
 @pytest.mark.slow
-def test_compiled_optimizers_after_others(tmp_path: Path, spec: Spec) -> None:
+def test_compiled_optimizers_after_others(preloaded: Preloaded, tmp_path: Path, spec: Spec) -> None:
     """The second finds nothing compiled, and compiles for its own shapes."""
     models = [{**GPT2, "n_embd": width} for width in (64, 96)]
     specs = [spec(1, model=model, optimizer="adamw_8bit") for model in models]
-    assert_alike(tmp_path, specs, 1)
+    assert_alike(preloaded, tmp_path, specs, 1)
 
 
-def test_emulated_probes_after_others(tmp_path: Path, spec: Spec) -> None:
+def test_emulated_probes_after_others(preloaded: Preloaded, tmp_path: Path, spec: Spec) -> None:
     alone = {"fidelity": "emulated", "accumulation_counts": [2, 4], "gpus_per_node": 4}
     knobs = {"gradient_accumulation_steps": 8}
     sharded = {"sharding": "full_shard", "tp_size": 2, "tp_recompute_allgather": True, **knobs}
@@ -179,7 +186,7 @@ def test_emulated_probes_after_others(tmp_path: Path, spec: Spec) -> None:
         spec(16, {"sharding": "ddp", **knobs}, **alone),
         spec(16, sharded, **{**alone, "global_batch_size": 128}),
     ]
-    assert_alike(tmp_path, specs, 1)
+    assert_alike(preloaded, tmp_path, specs, 1)
 
 
 LEAKS = """
@@ -191,12 +198,14 @@ main()
 """
 
 
-def test_a_process_with_memory_left_behind_waits_for_nothing(tmp_path: Path, spec: Spec) -> None:
+def test_a_process_with_memory_left_behind_waits_for_nothing(
+    preloaded: Preloaded, tmp_path: Path, spec: Spec
+) -> None:
     """No end is ordered: it goes by itself."""
     place = tmp_path / "0001"
     place.mkdir()
     (place / SPEC).write_text(json.dumps(spec(1, model={**GPT2, "vocab_size": 40_000})))
-    ended = run(in_place_of_the_program(LEAKS, tmp_path), tmp_path, 1)
+    ended = run(preloaded(in_place_of_the_program(LEAKS, tmp_path)), tmp_path, 1)
     assert [end.code for end in ended.ranks] == [0]
     assert records(place, 1)[0]["outcome"] == "ok"
     assert (tmp_path / SPENT).exists()
@@ -204,7 +213,7 @@ def test_a_process_with_memory_left_behind_waits_for_nothing(tmp_path: Path, spe
 
 def test_nothing_follows_a_probe_that_failed(tmp_path: Path, spec: Spec) -> None:
     specs = [spec(1), spec(1, memory_limit_bytes=1_000_000), spec(1)]
-    ended, places = warm(tmp_path / "warm", specs, 1)
+    ended, places = warm(tuple, tmp_path / "warm", specs, 1)
     assert [end.code for end in ended.ranks] == [10]
     assert records(places[0], 1)[0]["outcome"] == "ok"
     assert records(places[1], 1)[0]["outcome"] == "oom"

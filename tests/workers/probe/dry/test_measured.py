@@ -1,9 +1,12 @@
 """Dry runs, and rank 0 alone, against real CPU ranks: the peak that the ranks' tracker counts."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.workers.preloaded import Preloaded
 
 pytestmark = pytest.mark.xdist_group("dry_measured")
 
@@ -23,13 +26,31 @@ CASES = {
 """What differs most from one another; ``combinations`` has nearly all else."""
 
 
-def hold(measured: ModuleType, folder: Path, ranks: int, specs: dict[str, dict]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab:
+    """Where specs are measured and dry-run."""
+
+    measured: ModuleType
+    """``measured.py``."""
+    preloaded: Preloaded
+    """Starts ranks."""
+    folder: Path
+    """For their records."""
+
+
+@pytest.fixture
+def lab(measured: ModuleType, preloaded: Preloaded, tmp_path: Path) -> Lab:
+    return Lab(measured=measured, preloaded=preloaded, folder=tmp_path)
+
+
+def hold(lab: Lab, ranks: int, specs: dict[str, dict]) -> None:
     """Peaks within 1%, and the very same collectives."""
+    measured = lab.measured
     requests = [measured.request(name, values) for name, values in specs.items()]
-    traces = measured.traces(requests)
-    records = measured.measure(folder / "ranks", ranks, list(specs.values()))
+    traces = measured.traces(lab.preloaded, requests)
+    records = measured.measure(lab.preloaded, lab.folder / "ranks", ranks, list(specs.values()))
     blocks = [traces[name]["block_bytes"] for name in specs]
-    hold_alone(measured, folder / "alone", ranks, list(specs.values()), records, blocks)
+    hold_alone(lab, ranks, list(specs.values()), records, blocks)
     misses = {}
     for name, record in zip(specs, records, strict=True):
         peak = record["memory"]["low_peak_bytes"]
@@ -43,18 +64,14 @@ def hold(measured: ModuleType, folder: Path, ranks: int, specs: dict[str, dict])
 
 
 def hold_alone(
-    measured: ModuleType,
-    folder: Path,
-    ranks: int,
-    specs: list[dict],
-    records: list[dict],
-    blocks: list[int],
+    lab: Lab, ranks: int, specs: list[dict], records: list[dict], blocks: list[int]
 ) -> None:
     """Peaks of rank 0 alone within 1%, and the very same collectives and knobs that act.
 
     On a busy machine real ranks free what they gathered later, and peak a block higher.
     """
-    alone = measured.measure(folder, ranks, [{**one, "fidelity": "emulated"} for one in specs])
+    emulated_specs = [{**one, "fidelity": "emulated"} for one in specs]
+    alone = lab.measured.measure(lab.preloaded, lab.folder / "alone", ranks, emulated_specs)
     for values, emulated, record, block in zip(specs, alone, records, blocks, strict=True):
         peak, low, high = (
             emulated["memory"]["low_peak_bytes"],
@@ -81,16 +98,16 @@ def _collectives(rows: list[dict]) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-def test_two_ranks(measured: ModuleType, tmp_path: Path) -> None:
+def test_two_ranks(lab: Lab) -> None:
     specs = {}
     for name, case in CASES.items():
         choices = {"model": "llama", **case}
-        specs[name] = measured.spec(choices.pop("model"), 2, **choices)
-    hold(measured, tmp_path, 2, specs)
+        specs[name] = lab.measured.spec(choices.pop("model"), 2, **choices)
+    hold(lab, 2, specs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_all_combinations(measured: ModuleType, tmp_path: Path, ranks: int) -> None:
-    combinations = measured.combinations(ranks)
-    hold(measured, tmp_path, ranks, {str(i): c for i, c in enumerate(combinations)})
+def test_all_combinations(lab: Lab, ranks: int) -> None:
+    combinations = lab.measured.combinations(ranks)
+    hold(lab, ranks, {str(i): c for i, c in enumerate(combinations)})

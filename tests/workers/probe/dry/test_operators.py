@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
+
 pytestmark = pytest.mark.xdist_group("dry_program")
 
 SERVE = """
@@ -22,7 +24,7 @@ def forward(mlp, x):
     return mlp.down_proj(mlp.up_proj(x))
 modeling_llama.LlamaMLP.forward = forward
 write = lambda line: print(line, flush=True)
-server.Server(0, write, is_heard=lambda: True, limit_s=10.0, wall_s=200.0, jobs=2).run()
+server.Server(0, write, is_heard=lambda: True, limit_s=4.0, wall_s=200.0, jobs=2).run()
 """
 ERRORS = {
     192: ("", "aten._local_scalar_dense.default"),
@@ -34,14 +36,14 @@ ERRORS = {
 """The rule and the operator of the error of each; a machine's errors have neither."""
 
 
-def test_errors_name_the_operator_that_raised(measured: ModuleType) -> None:
+def test_errors_name_the_operator_that_raised(preloaded: Preloaded, measured: ModuleType) -> None:
     spec = measured.spec("llama", 2, sharding="full_shard")
     requests = [
         measured.request(str(size), {**spec, "model": {**spec["model"], "intermediate_size": size}})
         for size in (*ERRORS, 256)
     ]
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", SERVE], input="\n".join(map(json.dumps, requests)),
+        preloaded([sys.executable, "-P", "-c", SERVE]), input="\n".join(map(json.dumps, requests)),
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]

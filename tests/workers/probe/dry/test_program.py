@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
+
 pytestmark = pytest.mark.xdist_group("dry_program")
 
 PHASES = ("forward", "loss", "backward", "optimizer")
 
 
 @pytest.fixture(scope="module")
-def found(measured: ModuleType) -> dict[str, Any]:
+def found(preloaded: Preloaded, measured: ModuleType) -> dict[str, Any]:
     """The answers of one run of the program."""
     request, spec = measured.request, measured.spec
     cuda = {"device": "cuda", "precision": "bf16"}
@@ -40,7 +42,7 @@ def found(measured: ModuleType) -> dict[str, Any]:
         request("unknown", {**spec("llama", 2), "model": {"model_type": "xyz", "vocab_size": 8}}),
     ]  # fmt: skip
     lines = ["{", *map(json.dumps, requests), '{"id": "odd", "spec": 1}', "[]"]
-    answers: dict[str, Any] = measured.answers(lines)
+    answers: dict[str, Any] = measured.answers(preloaded, lines)
     return answers
 
 
@@ -179,6 +181,7 @@ def test_what_the_stack_refuses_names_its_phase(found: dict[str, Any]) -> None:
         assert found[name]["error"]["message"]
 
 
-def test_a_dry_run_without_end_is_ended(measured: ModuleType) -> None:
+def test_a_dry_run_without_end_is_ended(preloaded: Preloaded, measured: ModuleType) -> None:
     line = json.dumps(measured.request("late", measured.spec("llama", 2)))
-    assert measured.answers([line], limit_s=0.01)["late"]["error"]["rule"] == "time_limit"
+    found = measured.answers(preloaded, [line], limit_s=0.01)
+    assert found["late"]["error"]["rule"] == "time_limit"

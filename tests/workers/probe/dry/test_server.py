@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.preloaded import Preloaded
 from workers.probe.dry.request import class_of, id_of
 
 ANSWERS = """
@@ -21,7 +22,7 @@ def answer(line, progress):
     progress.run(packed_operator("aten." + what))
     if what == "abort": os.abort()
     if what == "sleep": time.sleep(600)
-    until = time.process_time() + (0.7 if what == "slow" else 0.0)
+    until = time.process_time() + (0.35 if what == "slow" else 0.0)
     while what == "spin" or time.process_time() < until: pass
     return {"trace": {"line": line}}
 server.answer = answer
@@ -50,57 +51,69 @@ def lines(*words: str, **more: str) -> str:
     return "".join(json.dumps({"id": word, **more}) + "\n" for word in words)
 
 
-def served(asked: str, limit_s: float, wall_s: float, jobs: int) -> dict[str, Any]:
+def served(
+    preloaded: Preloaded, asked: str, *, limit_s: float, wall_s: float, jobs: int
+) -> dict[str, Any]:
     """Answers by id, in the order in which they came."""
     limits = map(str, (limit_s, wall_s, jobs))
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", SERVE, *limits], input=asked, capture_output=True, text=True,
-        timeout=240, check=False,
+        preloaded([sys.executable, "-P", "-c", SERVE, *limits]), input=asked,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]
     return {found["id"]: found for found in map(json.loads, ended.stdout.splitlines())}
 
 
-def test_a_crash_or_a_dry_run_without_end_leaves_the_others_alone() -> None:
-    found = served(lines("abort", "first", "sleep", "spin", "second"), 1.0, 20.0, 3)
-    assert set(found) == {"abort", "first", "sleep", "spin", "second"}
+def hold(found: dict[str, Any], *, bad: dict[str, tuple[str, float]], good: list[str]) -> None:
+    """The rule and limit of each that ended badly, who say where, and all others' answers."""
+    assert set(found) == {*bad, *good}
+    for name, (rule, limit_s) in bad.items():
+        error = found[name]["error"]
+        assert (error["rule"], error["limit_s"]) == (rule, limit_s)
+        assert (error["operator"], error["phase"]) == (f"aten.{name}", "backward")
+    for name in good:
+        assert json.loads(found[name]["trace"]["line"])["id"] == name
+
+
+def test_a_crash_or_a_dry_run_without_end_leaves_the_others_alone(preloaded: Preloaded) -> None:
+    asked = lines("abort", "first", "spin", "second")
+    found = served(preloaded, asked, limit_s=0.5, wall_s=100.0, jobs=3)
+    hold(found, bad={"abort": ("", 0.0), "spin": ("time_limit", 0.5)}, good=["first", "second"])
     assert found["abort"]["error"]["type"] == "Crashed"
-    for endless in ("sleep", "spin"):
-        assert found[endless]["error"]["rule"] == "time_limit"
-    limits = [found[bad]["error"]["limit_s"] for bad in ("spin", "sleep", "abort")]
-    assert limits == [1.0, 0.0, 0.0]  # CPU time alone is a word on the settings
-    for bad in ("abort", "sleep", "spin"):
-        error = found[bad]["error"]
-        assert (error["operator"], error["phase"]) == (f"aten.{bad}", "backward")
-    for good in ("first", "second"):
-        assert json.loads(found[good]["trace"]["line"])["id"] == good
+
+
+def test_a_dry_run_that_waits_for_ever_leaves_the_others_alone(preloaded: Preloaded) -> None:
+    """It has taken no CPU time, which alone is a word on the settings."""
+    found = served(preloaded, lines("sleep", "first"), limit_s=1.0, wall_s=2.0, jobs=1)
+    hold(found, bad={"sleep": ("time_limit", 0.0)}, good=["first"])
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_the_dry_runs_of_a_class_share_their_cpu_time(jobs: int) -> None:
+def test_the_dry_runs_of_a_class_share_their_cpu_time(preloaded: Preloaded, jobs: int) -> None:
     words = ["slow:1", "slow:2", "slow:3", "slow:4", "slow:5"]
     asked = lines(*words, **{"class": "c"}) + lines("slow:6")
-    found = served(asked, 1.0, 100.0, jobs)
+    found = served(preloaded, asked, limit_s=0.5, wall_s=100.0, jobs=jobs)
     assert "trace" in found["slow:1"]
     assert "trace" in found["slow:6"]
     assert "error" in found["slow:3"]
     for last in ("slow:4", "slow:5"):  # never begun
         error = found[last]["error"]
-        assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 1.0, "")
+        assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 0.5, "")
 
 
 @pytest.mark.slow
-def test_the_dry_runs_of_a_class_share_their_wall_time() -> None:
+def test_the_dry_runs_of_a_class_share_their_wall_time(preloaded: Preloaded) -> None:
     words = ["sleep:1", "sleep:2", "sleep:3"]
-    found = served(lines(*words, **{"class": "c"}), 1.0, 2.0, 1)
+    asked = lines(*words, **{"class": "c"})
+    found = served(preloaded, asked, limit_s=1.0, wall_s=2.0, jobs=1)
     assert [found[word]["error"]["operator"] for word in words] == ["aten.sleep", "", ""]
 
 
 @pytest.mark.slow
-def test_a_class_that_is_asked_for_again_has_its_time_again() -> None:
+def test_a_class_that_is_asked_for_again_has_its_time_again(preloaded: Preloaded) -> None:
     asked = lines("spin", **{"class": "c"}) + lines("sleep", **{"class": "d"})
     program = subprocess.Popen(
-        [sys.executable, "-P", "-c", SERVE, "0.8", "3.0", "2"],
+        preloaded([sys.executable, "-P", "-c", SERVE, "0.8", "3.0", "2"]),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert program.stdin is not None

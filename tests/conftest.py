@@ -1,0 +1,34 @@
+"""What tests of several packages share."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers.preloaded import Preloaded, preloaded_server
+from tuner.store import open_store
+
+
+@pytest.fixture(scope="session")
+def make_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str]:
+    """Makes an empty SQLite database at this version's schema: its address.
+
+    It is a copy of one file: to migrate a new one takes longer than most tests do.
+    """
+    made = tmp_path_factory.mktemp("database") / "empty.db"
+    open_store(f"sqlite:///{made}").close()
+
+    def make(path: Path) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(made, path)
+        return f"sqlite:///{path}"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
+    """``preloaded(argv)`` runs a program in a fork that has torch: tests.workers.preloaded."""
+    with preloaded_server(tmp_path_factory.mktemp("preloaded")) as start:
+        yield start
