@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
-from tuner.errors import StoreError, TunerError, UsageError
+from tuner.errors import StoreError, TunerError, UnreadableStudyError, UsageError
 from tuner.measurement import Fidelity, Measurement
 from tuner.store import Claim, Store, WorkerIdentity
 from workers.files import write_result
@@ -65,7 +66,8 @@ class Desk:
     ) -> "Held | None":
         """The study's oldest queued probe; ``None`` when others have it, or one of the devices."""
         claimed_at = time.monotonic()
-        take = partial(self.store.claim, study_id, self.identity, fidelity, devices)
+        key = uuid4().hex  # one for all tries: the answer to the first may be all that is lost
+        take = partial(self.store.claim, study_id, self.identity, fidelity, devices, key=key)
         claim = self.patiently(take)
         return None if claim is None else Held(self, claim, claimed_at)
 
@@ -115,6 +117,8 @@ class Held:
 
 def may_pass(error: TunerError) -> bool:
     """Whether it is the database's trouble, and no mistake of anybody's."""
+    if isinstance(error, UnreadableStudyError):
+        return False
     return isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db")
 
 

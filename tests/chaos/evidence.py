@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from sqlalchemy import and_, func, select
+from sqlalchemy import func, select
 
-from tuner.measurement import Fidelity
 from tuner.store import Store
 from tuner.store.records import AttemptState, EventKind
 from tuner.store.tables import AttemptRow, DeviceRow, EventRow, MeasurementRow, ProbeRow
@@ -59,15 +58,9 @@ def confirmed(logs: Iterable[str]) -> Counter[int]:
 
 
 def mistakes(store: Store) -> list[str]:
-    """What the database holds that must not be, once all studies are at their ends.
-
-    A dry run that was queued may have become useless, and stays so.
-    """
-    unneeded = (ProbeRow.state == ProbeState.QUEUED, ProbeRow.fidelity == Fidelity.PREDICTED)
+    """What the database holds that must not be, once all studies are at their ends."""
     with store.transactions.read() as session:
-        probes = session.execute(
-            select(ProbeRow.id, ProbeRow.state).where(~and_(*unneeded))
-        ).all()  # fmt: skip
+        probes = session.execute(select(ProbeRow.id, ProbeRow.state)).all()
         results = Counter(session.scalars(select(MeasurementRow.probe_id)))
         attempts = session.execute(
             select(AttemptRow.probe_id, AttemptRow.state, func.count())

@@ -96,7 +96,7 @@ event.listen(Engine, "after_cursor_execute", stop)
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("postgresql")
-@pytest.mark.parametrize("statement", ["INSERT INTO attempts", "INSERT INTO measurements"])
+@pytest.mark.parametrize("statement", ["INSERT INTO probes", "INSERT INTO measurements"])
 def test_a_worker_that_stops_inside_a_transaction_holds_nobody_up(
     server: PostgresServer,
     tmp_path: Path,

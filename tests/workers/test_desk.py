@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import StoreError, UsageError
+from tuner.errors import StoreError, UnreadableStudyError, UsageError
 from tuner.store import WorkerIdentity
 from workers import desk as desk_module
 from workers.desk import Desk, Held, may_pass
@@ -41,6 +41,7 @@ def test_mistakes_do_not(desk: Desk) -> None:
     with pytest.raises(UsageError, match="study"):
         desk.patiently(failing(UsageError("study", "st-1", "no such study")))
     assert not may_pass(UsageError("study", "st-1", "no such study"))
+    assert not may_pass(UnreadableStudyError("of another version"))
 
 
 def test_patience_ends(desk: Desk) -> None:

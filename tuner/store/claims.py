@@ -1,209 +1,148 @@
 """Claims: a queued probe, and the devices to run it on, given to one worker.
 
-All workers come through here one after another, while the database's lock or the study's is held:
-statements are few, and made once, and as few as can be follow the study's lock. Rows are locked in
-the order probe, device, study; see :mod:`tuner.store.queue`.
+All workers of a study come through here one after another, while its row's lock is held, or
+SQLite's: statements are few, and made once, and on PostgreSQL the usual claim is one of them
+(:mod:`tuner.store.claims_at_once`). The lock comes first, so that a study that ends while probes
+are claimed withdraws all that nobody has; see :mod:`tuner.store.queue`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Insert,
-    Row,
-    Select,
-    Update,
-    bindparam,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.measurement import Fidelity, Outcome
+from tuner.store import claim_statements as statements
+from tuner.store import claims_at_once, queue
 from tuner.store import devices as holding
-from tuner.store import queue
-from tuner.store.identity import WorkerIdentity
-from tuner.store.records import LEASE_S, AttemptState, Claim
+from tuner.store.records import Claim, Wanted
 from tuner.store.rows import probe_of
-from tuner.store.tables import Base, UtcNow
+from tuner.store.transactions import Transactions
 from tuner.study import OPEN, ProbeState, StudyState
-
-ATTEMPTS = Base.metadata.tables["attempts"]
-PROBES = Base.metadata.tables["probes"]
-STUDIES = Base.metadata.tables["studies"]
 
 
 class Unclaimed(Exception):  # noqa: N818 - it is no error, but ends the transaction as one does
     """Nothing can be claimed, and what the transaction has written meanwhile is to be undone."""
 
 
-def claim(
-    session: Session,
-    study_id: str,
-    worker: WorkerIdentity,
-    fidelity: Fidelity | None = None,
-    devices: Collection[str] = (),
-    lease_s: float = LEASE_S,
-) -> Claim | None:
-    """Gives the study's oldest queued probe to ``worker``, and puts the study to running.
+def claim(transactions: Transactions, wanted: Wanted) -> Claim | None:
+    """Gives the study's oldest queued probe to a worker, and puts the study to running.
 
-    With it goes the right to ``devices``; nothing is given when another attempt has one of them.
-    It works inside a writing transaction of its own.
+    With it goes the right to the devices; nothing is given when another attempt has one of them.
+    A claim that is sent again, because it is not known what became of it, has the same probe.
+    """
+    if transactions.engine.dialect.name == "postgresql":
+        with suppress(IntegrityError), transactions.alone() as connection:
+            if row := claims_at_once.claim(connection, wanted):
+                return _claim_of(row, row.attempt_id, wanted)
+    with suppress(Unclaimed), transactions.write(durable=False) as session:
+        if found := _claim(session, wanted):
+            return found
+    with transactions.read() as session:
+        return _had_before(session.connection(), wanted)
+
+
+def _claim(session: Session, wanted: Wanted) -> Claim | None:
+    """The claim in a writing transaction, also where a study is to be put to running, or a probe
+    lost a device.
 
     Raises:
-        Unclaimed: another was quicker, or the study is at its end; the transaction must not be
-            committed.
+        Unclaimed: another has a device now, or this key has claimed before.
     """
     connection = session.connection()
-    if holding.is_any_held(connection, devices):
+    found = connection.execute(statements.study_and_clock(), {"of_study": wanted.study_id}).first()
+    if found is None or found.state not in OPEN:
         return None
-    wanted = {"study_id": study_id, "fidelity": fidelity}
-    probe = connection.execute(_untroubled(any_fidelity=fidelity is None), wanted).first()
-    probe = probe or _after_a_loss(session, wanted, devices, lease_s)
+    if holding.is_any_held(connection, wanted.devices):
+        return None
+    probe = _oldest(session, wanted, found.now)
     if probe is None:
         return None
-    number = _next_number(connection, probe, devices)
-    attempt_id = _new_attempt(connection, probe, number, worker, devices, lease_s)
-    now = _at_study(session, study_id, worker)
-    data = {"state": str(ProbeState.RUNNING), "attempt": number, "worker": worker.name}
-    queue.tell_probe(session, study_id, probe, now, data)
-    running = replace(probe_of(probe, None), state=ProbeState.RUNNING)
-    return Claim(attempt_id=attempt_id, study_id=study_id, probe=running, worker=worker)
+    attempt_id = _new_attempt(connection, probe, found.now, wanted)
+    _put_to_running(session, wanted, found.state, found.now)
+    told = {"attempt": probe.number, "worker": wanted.worker.name}
+    state = {"state": str(ProbeState.RUNNING)}
+    queue.tell_probe(session, wanted.study_id, probe, found.now, {**state, **told})
+    return _claim_of(probe, attempt_id, wanted)
+
+
+def _oldest(session: Session, wanted: Wanted, now: datetime) -> Row[Any] | None:
+    """The oldest queued probe; those that lost a device come after all others."""
+    which = {"of_study": wanted.study_id, "of_fidelity": wanted.fidelity}
+    any_fidelity = wanted.fidelity is None
+    connection = session.connection()
+    probe = connection.execute(statements.untroubled(any_fidelity=any_fidelity), which).first()
+    if probe is not None:
+        return probe
+    lost = connection.execute(statements.with_losses(any_fidelity=any_fidelity), which).all()
+    return _after_a_loss(session, lost, wanted, now)
 
 
 def _after_a_loss(
-    session: Session, wanted: Mapping[str, Any], devices: Collection[str], lease_s: float
+    session: Session, lost: Sequence[Row[Any]], wanted: Wanted, now: datetime
 ) -> Row[Any] | None:
-    """The oldest queued probe that lost a device, and none of ``devices``.
+    """The oldest queued probe that lost a device, and none of those that are wanted.
 
     If there are only such as lost one of them, the oldest is ended, unless workers with other
     devices still have time to take it: a device that disappeared would end it in the same way.
     """
-    with_losses = _with_losses(any_fidelity=wanted["fidelity"] is None)
-    rows = session.connection().execute(with_losses, wanted).all()
-    barred = _barred(rows, devices)
-    for row in rows:
-        if row.probe_id not in barred:
+    barred = {one.id for one in lost if set(one.devices) & set(wanted.devices)}
+    for row in lost:
+        if row.id not in barred:
             return row
-    over = [row for row in rows if row.ended_at + timedelta(seconds=lease_s) <= row.now]
+    over = [row for row in lost if row.ended_at + timedelta(seconds=wanted.lease_s) <= now]
     if over:
         queue.close_unwanted(session, over[0].attempt_id)
     return None
 
 
-def _barred(lost: Iterable[Row[Any]], devices: Collection[str]) -> set[int]:
-    """The probes of those attempts in which one of ``devices`` disappeared."""
-    return {attempt.probe_id for attempt in lost if set(attempt.devices) & set(devices)}
-
-
-def _next_number(connection: Connection, probe: Row[Any], devices: Collection[str]) -> int:
-    """The number of a probe's next attempt, by what is known now that its row is locked: others
-    may have tried it since it was looked for."""
-    tried = connection.execute(_attempts_of(), {"probe": probe.id}).all()
-    if _barred((one for one in tried if one.outcome is Outcome.DEVICE_LOST), devices):
-        raise Unclaimed
-    return len(tried) + 1
-
-
-def _new_attempt(
-    connection: Connection,
-    probe: Row[Any],
-    number: int,
-    worker: WorkerIdentity,
-    devices: Collection[str],
-    lease_s: float,
-) -> int:
+def _new_attempt(connection: Connection, probe: Row[Any], now: datetime, wanted: Wanted) -> int:
     """Writes a new attempt, which holds its devices, and puts the probe to running."""
     values = {
         "probe_id": probe.id,
-        "number": number,
-        "worker": worker.as_dict(),
-        "devices": sorted(devices),
-        "started_at": probe.now,
-        "lease_until": probe.now + timedelta(seconds=lease_s),
+        "number": probe.number,
+        "worker": wanted.worker.as_dict(),
+        "devices": list(wanted.devices),
+        "started_at": now,
+        "lease_until": now + timedelta(seconds=wanted.lease_s),
+        "claim_key": wanted.key,
     }
-    made = connection.execute(_insert_attempt(), values).inserted_primary_key
+    try:
+        made = connection.execute(statements.insert_attempt(), values).inserted_primary_key
+    except IntegrityError as error:
+        if "claim_key" in str(error.orig):  # the column's name, or its index's
+            raise Unclaimed from error
+        raise
     assert made is not None
     attempt_id: int = made.id
-    if not holding.take(connection, attempt_id, devices):
+    if not holding.take(connection, attempt_id, wanted.devices):
         raise Unclaimed
-    connection.execute(_run_probe(), {"probe": probe.id})
+    connection.execute(statements.run_probe(), {"probe": probe.id})
     return attempt_id
 
 
-def _at_study(session: Session, study_id: str, worker: WorkerIdentity) -> datetime:
-    """Locks the study and notes who is at it; when that was."""
-    connection = session.connection()
-    state, now = connection.execute(_study_and_clock(), {"study_id": study_id}).one()
-    if state not in OPEN:
-        raise Unclaimed
+def _put_to_running(session: Session, wanted: Wanted, state: StudyState, now: datetime) -> None:
+    """Puts the study to running, unless it is, and notes who is at it."""
     if state is not StudyState.RUNNING:
-        study = queue.locked_study(session, study_id)
+        study = queue.locked_study(session, wanted.study_id)
         queue.move_study(session, study, StudyState.RUNNING, "", now)
         session.flush()
-    at_it = {"worker": worker.as_dict(), "worker_seen_at": now}
-    connection.execute(_note_worker(), {"study": study_id, **at_it})
-    locked_at: datetime = now
-    return locked_at
+    at_it = {"worker": wanted.worker.as_dict(), "worker_seen_at": now}
+    session.connection().execute(statements.note_worker(), {"study": wanted.study_id, **at_it})
 
 
-@cache
-def _untroubled(*, any_fidelity: bool) -> Select[Any]:
-    """The oldest queued probe that never lost a device."""
-    lost = select(ATTEMPTS.c.id).where(*_lost_a_device()).exists()
-    return _queued(any_fidelity=any_fidelity).where(~lost).limit(1)
+def _claim_of(probe: Row[Any], attempt_id: int, wanted: Wanted) -> Claim:
+    running = replace(probe_of(probe, None), state=ProbeState.RUNNING)
+    return Claim(
+        attempt_id=attempt_id, study_id=wanted.study_id, probe=running, worker=wanted.worker
+    )
 
 
-@cache
-def _with_losses(*, any_fidelity: bool) -> Select[Any]:
-    """Queued probes that lost a device, oldest first, and the attempts in which they did."""
-    c = ATTEMPTS.c
-    columns = (c.id.label("attempt_id"), c.probe_id, c.devices, c.ended_at)
-    queued = _queued(any_fidelity=any_fidelity).add_columns(*columns)
-    return queued.where(*_lost_a_device())
-
-
-def _queued(*, any_fidelity: bool) -> Select[Any]:
-    """Queued probes of a study, oldest first, and the time."""
-    which = [PROBES.c.state == ProbeState.QUEUED, PROBES.c.study_id == bindparam("study_id")]
-    which += [] if any_fidelity else [PROBES.c.fidelity == bindparam("fidelity")]
-    queued = select(PROBES, UtcNow().label("now")).where(*which).order_by(PROBES.c.id)
-    return queued.with_for_update(skip_locked=True, of=PROBES)
-
-
-def _lost_a_device() -> tuple[ColumnElement[bool], ...]:
-    return (ATTEMPTS.c.probe_id == PROBES.c.id, ATTEMPTS.c.outcome == Outcome.DEVICE_LOST)
-
-
-@cache
-def _study_and_clock() -> Select[Any]:
-    """Locks a study: its state, and the time when the lock was had, not when it was asked for."""
-    locked = select(STUDIES.c.state).where(STUDIES.c.id == bindparam("study_id"))
-    return select(locked.with_for_update().subquery().c.state, UtcNow())
-
-
-@cache
-def _attempts_of() -> Select[Any]:
-    columns = (ATTEMPTS.c.probe_id, ATTEMPTS.c.outcome, ATTEMPTS.c.devices)
-    return select(*columns).where(ATTEMPTS.c.probe_id == bindparam("probe"))
-
-
-@cache
-def _insert_attempt() -> Insert:
-    return insert(ATTEMPTS).values(state=AttemptState.RUNNING, detail="")
-
-
-@cache
-def _run_probe() -> Update:
-    return update(PROBES).where(PROBES.c.id == bindparam("probe")).values(state=ProbeState.RUNNING)
-
-
-@cache
-def _note_worker() -> Update:
-    return update(STUDIES).where(STUDIES.c.id == bindparam("study"))
+def _had_before(connection: Connection, wanted: Wanted) -> Claim | None:
+    """What was claimed by the same key, and is still held."""
+    row = connection.execute(statements.by_key(), {"key": wanted.key}).first()
+    return _claim_of(row, row.attempt_id, wanted) if row else None

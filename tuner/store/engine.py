@@ -2,16 +2,23 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, IntegrityError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    IntegrityError,
+    InvalidatePoolError,
+)
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from tuner.errors import StoreError, TunerError, UsageError
+from tuner.errors import AwayError, StoreError, TunerError, UsageError
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for the one before it. Our transactions take milliseconds, but a
@@ -32,6 +39,10 @@ KEPT_ALIVE = {
 }
 """How soon a server whose machine is gone is noticed; the system's own is hours."""
 
+PING_AFTER_S = 1.0
+"""For how long a connection to PostgreSQL must have been idle to be asked whether it still works,
+which takes as long as a short statement. A server is not ended and started again in that time."""
+
 BEGIN_OPTION = "tuner_begin"
 """Execution option of a connection: the statement that opens its SQLite transactions."""
 
@@ -41,9 +52,9 @@ DURABLE_OPTION = "tuner_durable"
 SPELLINGS = "must be sqlite:///path/to/file.db or postgresql://user@host/database"
 
 _WRITE_REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "25006", "42501")
-_OTHER_TROUBLE = {
+_DAMAGED = "the file is damaged; put a copy of it back, or name another with --db"
+_PASSES = {
     "SQLITE_BUSY": f"another process has held its lock for {BUSY_TIMEOUT_S:.0f} s",
-    "SQLITE_CORRUPT": "the file is damaged; put a copy of it back, or name another with --db",
     "SQLITE_FULL": "the disk is full",
 }
 
@@ -112,15 +123,7 @@ def make_engine(url: URL) -> Engine:
     """
     if is_sqlite(url):
         return _sqlite_engine(url)
-    wanted = {"connect_timeout": CONNECT_TIMEOUT_S, **KEPT_ALIVE}
-    given = {name: value for name, value in wanted.items() if name not in url.query}
-    try:
-        engine = create_engine(url, connect_args=given, pool_pre_ping=True)
-    except ImportError as error:
-        needed = "PostgreSQL needs psycopg: pip install 'tuner[postgres]'"
-        raise StoreError(f"db: {needed} ({one_line(error)})") from error
-    event.listen(engine, "connect", _set_up_postgresql)
-    return engine
+    return _postgresql_engine(url)
 
 
 def writing(engine: Engine, *, durable: bool = True) -> Engine:
@@ -166,6 +169,35 @@ def _sqlite_engine(url: URL) -> Engine:
     event.listen(engine, "connect", set_up)
     event.listen(engine, "checkout", look)
     event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _postgresql_engine(url: URL) -> Engine:
+    """Connections to a server. When one of those that were idle does not work any more, as after
+    the server's restart, all of them are made anew."""
+    wanted = {"connect_timeout": CONNECT_TIMEOUT_S, **KEPT_ALIVE}
+    given = {name: value for name, value in wanted.items() if name not in url.query}
+    try:
+        engine = create_engine(url, connect_args=given)
+    except ImportError as error:
+        needed = "PostgreSQL needs psycopg: pip install 'tuner[postgres]'"
+        raise StoreError(f"db: {needed} ({one_line(error)})") from error
+
+    def note(connection: object, record: ConnectionPoolEntry) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    def look(connection: Any, record: ConnectionPoolEntry, proxy: object) -> None:
+        used_at = record.info.get("used_at")  # by nobody, of a connection that is new
+        if used_at is None or time.monotonic() < used_at + PING_AFTER_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError(f"the server is gone: {error}") from error
+
+    event.listen(engine, "connect", _set_up_postgresql)
+    event.listen(engine, "checkin", note)
+    event.listen(engine, "checkout", look)
     return engine
 
 
@@ -215,7 +247,8 @@ def translated(url: URL) -> Iterator[None]:
 
     Raises:
         UsageError: it cannot be written, or is not a database.
-        StoreError: any other trouble with it.
+        StoreError: it is damaged.
+        AwayError: any other trouble with it: it may pass.
     """
     try:
         yield
@@ -230,15 +263,17 @@ def _translation(error: DBAPIError, url: URL) -> TunerError:
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
     shown = shown_url(url)
     if code == "SQLITE_CANTOPEN" and not Path(shown).exists():
-        return StoreError(f"the database {shown} cannot be used: there is no such file")
+        return AwayError(f"the database {shown} cannot be used: there is no such file")
     if code.startswith(_WRITE_REFUSED):
         return UsageError("db", shown, f"cannot be written: {one_line(cause)}")
     if code == "SQLITE_NOTADB":
         return UsageError("db", shown, "is not a database")
-    for begin, meaning in _OTHER_TROUBLE.items():
+    if code.startswith("SQLITE_CORRUPT"):
+        return StoreError(f"the database {shown} cannot be used: {_DAMAGED}")
+    for begin, meaning in _PASSES.items():
         if code.startswith(begin):
-            return StoreError(f"the database {shown} cannot be used: {meaning}")
-    return StoreError(f"the database {shown} cannot be used: {one_line(cause)}")
+            return AwayError(f"the database {shown} cannot be used: {meaning}")
+    return AwayError(f"the database {shown} cannot be used: {one_line(cause)}")
 
 
 def one_line(error: object, most: int = 200) -> str:

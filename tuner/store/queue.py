@@ -1,11 +1,16 @@
 """The queue: who may keep a probe, for how long, and what becomes of it.
 
 Every function works inside a writing transaction of the caller's. Rows are locked in one order,
-attempt, probe, study, so that no two transactions wait for each other; SQLite locks everything.
-A device's row is written by a claim before it locks the study, and deleted by its attempt's end
-after: nobody can wait for one that is deleted but to write it.
+attempt, probe, study, so that no two transactions wait for each other; SQLite locks everything. A
+claim locks its study first, then a probe that is queued, which nobody locks without the study's
+lock, and then writes its devices' rows. These are deleted by their attempt's end, when it has all
+its locks: nobody can wait for one that is deleted but to write it.
+
+A commit whose answer is lost, because the server or the network fails at that moment, may have
+been made. So what a worker sends twice finds that it was done, by the attempt that is its own.
 """
 
+import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +26,7 @@ from tuner.store.events import add_event
 from tuner.store.identity import WorkerIdentity
 from tuner.store.records import LEASE_S, AttemptState, Claim, EventKind
 from tuner.store.rows import measurement_row
-from tuner.store.tables import AttemptRow, ProbeRow, StudyRow
+from tuner.store.tables import AttemptRow, MeasurementRow, ProbeRow, StudyRow
 from tuner.study import OPEN, PROBE_TRANSITIONS, ProbeState, StudyState
 
 MOST_LOSSES = 3
@@ -40,9 +45,9 @@ def beat(session: Session, held: Claim, lease_s: float = LEASE_S) -> bool:
 
 def record(session: Session, held: Claim, found: Measurement) -> bool:
     """Ends a claim that still holds with what it found, if that can be."""
-    attempt, found = _held(session, held.attempt_id), believable(found)
-    if attempt is None:
-        return False
+    attempt, found = _locked(session, held.attempt_id), believable(found)
+    if attempt is None or attempt.state is not AttemptState.RUNNING:
+        return attempt is not None and _was_recorded(session, attempt, found)
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
     attempt.outcome = found.outcome
@@ -61,9 +66,9 @@ def record(session: Session, held: Claim, found: Measurement) -> bool:
 
 def give_back(session: Session, held: Claim, why: str) -> bool:
     """Puts the probe of a claim that still holds back into the queue, as if never tried."""
-    attempt = _held(session, held.attempt_id)
-    if attempt is None:
-        return False
+    attempt = _locked(session, held.attempt_id)
+    if attempt is None or attempt.state is not AttemptState.RUNNING:
+        return attempt is not None and attempt.state is AttemptState.GIVEN_BACK
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
     _end(session, attempt, AttemptState.GIVEN_BACK, why, now)
@@ -134,13 +139,8 @@ def close_unwanted(session: Session, attempt_id: int) -> None:
 
 def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:
     """Takes the probes of a study, whose row is locked, off the queue."""
-    queued = (
-        select(ProbeRow)
-        .where(ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
-        # One that a worker is just claiming is its; to wait for it could be to wait for ever.
-        .with_for_update(skip_locked=True)
-    )
-    for probe in session.scalars(queued).all():
+    queued = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
+    for probe in session.scalars(select(ProbeRow).where(*queued).with_for_update()).all():
         _withdraw(session, study, probe, why, now)
 
 
@@ -250,8 +250,25 @@ def _end(session: Session, attempt: AttemptRow, how: AttemptState, why: str, now
 
 def _held(session: Session, attempt_id: int) -> AttemptRow | None:
     """The fence: the attempt, locked, if it is still its worker's."""
-    attempt = session.get(AttemptRow, attempt_id, with_for_update=True)
+    attempt = _locked(session, attempt_id)
     return attempt if attempt and attempt.state is AttemptState.RUNNING else None
+
+
+def _locked(session: Session, attempt_id: int) -> AttemptRow | None:
+    return session.get(AttemptRow, attempt_id, with_for_update=True)
+
+
+def _was_recorded(session: Session, attempt: AttemptRow, found: Measurement) -> bool:
+    """Whether this is what the attempt ended with: its worker did not hear that it was recorded.
+
+    An accident after which the probe is tried again leaves no more than its outcome.
+    """
+    kept = session.scalar(
+        select(MeasurementRow.measurement).where(MeasurementRow.attempt_id == attempt.id)
+    )
+    if kept is not None and json.dumps(kept) != json.dumps(found.as_dict()):  # NaN is NaN
+        return False
+    return (attempt.outcome, attempt.detail) == (found.outcome, one_line(found.detail))
 
 
 def _probe_and_study(session: Session, attempt: AttemptRow) -> tuple[ProbeRow, StudyRow]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tuner.measurement import Outcome
+from tuner.measurement import Fidelity, Outcome
 from tuner.store.identity import WorkerIdentity
 from tuner.study import Probe, StudyState
 
@@ -36,6 +36,24 @@ class Scope(StrEnum):
     READ = "read"  # see studies and metrics
     SUBMIT = "submit"  # ask questions, and cancel studies
     ADMIN = "admin"  # see who did what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a worker claims."""
+
+    study_id: str
+    """The study whose oldest queued probe is wanted."""
+    worker: WorkerIdentity
+    """Who wants it."""
+    fidelity: Fidelity | None
+    """Of the probe; any where there is none."""
+    devices: tuple[str, ...]
+    """Names of those that it is to run on, sorted: all who claim take them in one order."""
+    lease_s: float
+    """Seconds for which it is given."""
+    key: str
+    """Of this claim alone, sent again with it when it is not known what became of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
