@@ -27,6 +27,9 @@ suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU proc
 		--global-batch-size 8 --sequence-length 128 --max-probes 8 \
 		--write accelerate=accelerate.yaml
 
+# Tests start hundreds of processes: what they import is compiled once, and not by each of them.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(INSTALLED)  ## the tests that need no system package and no network (under 8 minutes)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
 

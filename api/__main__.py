@@ -35,6 +35,8 @@ BACKLOG = 2048
 SWITCH_S = 0.001
 """Seconds after which a thread that computes lets others on, a fifth of Python's own: what takes a
 tenth of a second to answer must not keep waiting what takes a millisecond."""
+HINTS = ("Unsupported upgrade request", "No supported WebSocket library")
+"""How lines of the server's begin that tell to install a library."""
 INTERRUPTED = 130
 """Exit code of Ctrl-C."""
 
@@ -79,12 +81,15 @@ class Server(uvicorn.Server):
     """Says where it is reached, and has those who wait answered before it ends."""
 
     def __init__(self, app: FastAPI, settings: Settings, *, as_json: bool) -> None:
+        logging.getLogger("uvicorn.error").addFilter(_is_no_hint)
         self._state = app.state
         self._as_json = as_json
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
+                http="h11",  # whose limit of headers is set below
+                ws="none",
                 log_config=None,  # ours are set up, and name requests by their routes
                 access_log=False,
                 server_header=False,
@@ -125,6 +130,14 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UsageError("host", given, f"cannot be bound: {error.strerror or error}") from error
 
 
+def _is_no_hint(record: logging.LogRecord) -> bool:
+    """There are no WebSockets here: who asks for one gets the page, and nobody is to install any.
+
+    These two lines would be in the log for each request that asks.
+    """
+    return not record.getMessage().startswith(HINTS)
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     """Before and after the server, which has handlers of its own, and raises the signal again."""
     sys.exit(0)
@@ -134,7 +147,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -P -m api", description=__doc__)
     parser.add_argument("--db", help="address of the database; by default the user's own")
     parser.add_argument("--host", help="address to bind to; by default 127.0.0.1")
-    parser.add_argument("--port", type=int, help="port to bind to; by default 8765, 0 for any")
+    parser.add_argument("--port", help="port to bind to; by default 8765, 0 for any")
     parser.add_argument(
         "--require-keys",
         action=argparse.BooleanOptionalAction,

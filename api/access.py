@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
+from api.limits import address_of
 from api.metrics import Metrics
 
 UNKNOWN_ROUTE = "(none)"
@@ -70,7 +71,7 @@ class AccessLog:
             "route": route,
             "status": status,
             "duration_s": round(duration_s, 4),
-            "client": (scope.get("client") or ("",))[0],
+            "client": address_of(scope),
             "actor": scope.get("state", {}).get("actor", ""),
         }
         if study := scope.get("path_params", {}).get("study_id"):

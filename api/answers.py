@@ -5,14 +5,15 @@ changes.
 """
 
 import hashlib
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
+from api.kept import Kept, Turn
 from tuner.answering import best_known, is_answered, is_forecast, why_none
 from tuner.errors import NothingFitsError, SpeedUnknownError, TunerError
 from tuner.json_text import json_text
@@ -20,17 +21,17 @@ from tuner.launch import with_launch
 from tuner.planner import probe_as_dict
 from tuner.store import Store
 from tuner.store.standing import Standing
-from tuner.study import OPEN, Study
+from tuner.study import OPEN, Study, Terms
 from tuner.suggestion import Suggestion
 
 MOST_KEPT = 500
 """Answers that are kept, of some 30 kB each."""
-FRESH_S = 10.0
-"""Seconds after which an answer is made anew: calibrations, verdicts of the guard and what other
-studies found change it too, and say nothing to the study."""
-OLDEST_S = 60.0
-"""Seconds for which it is still given while another thread computes: one caller waits for it then,
-and not all."""
+MOST_WHOLE = 16
+"""Studies that are kept with all that answers and exports are made of, of some megabytes each."""
+MOST_LISTED = 64
+"""Studies whose probes are kept as text, of some hundred kB each."""
+WAITERS = 2
+"""Threads for those who wait: one computes, the other finds what is computed."""
 
 KINDS: Mapping[type[TunerError], str] = {
     NothingFitsError: "nothing_fits",
@@ -49,6 +50,8 @@ class Body:
     """Of the content, with its quotes."""
     standing: Standing
     """Where the study stood."""
+    terms: Terms
+    """On what terms."""
     answered: bool
     """Whether asking again on the same terms would find nothing new."""
 
@@ -57,15 +60,29 @@ class Body:
         return self.content[:-1] + f',"notes":{json_text(list(notes))}}}'.encode()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A study with its answer: what everything that is shown of it is made of."""
+
+    standing: Standing
+    """Where it stood before it was read."""
+    study: Study
+    """As it was read."""
+    suggestion: Suggestion | None
+    """As of :func:`tuner.answering.best_known`, with its launch."""
+
+
 class Answers:
     """The answers of one database's studies. Safe to use from any thread."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._clock = clock
-        self._kept: OrderedDict[str, tuple[float, Body]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._computing = threading.RLock()
+        self.turn = Turn()
+        """To compute."""
+        self._whole = Kept(self._read, self.turn, most=MOST_WHOLE, clock=clock)
+        self._bodies = Kept(self._made, self.turn, most=MOST_KEPT, clock=clock)
+        self._probes = Kept(self._listed, self.turn, most=MOST_LISTED, clock=clock)
+        self._waiters = anyio.CapacityLimiter(WAITERS)
 
     def of(self, standing: Standing) -> Body:
         """A study as it stands, or as it stood a moment later.
@@ -73,62 +90,68 @@ class Answers:
         Raises:
             StoreError: the database fails.
         """
-        if body := self._find(standing):
-            return body
-        old = self._find(standing, OLDEST_S)
-        with self.computing(wait=old is None) as mine:
-            if old is not None and not mine:
-                return old
-            return self._find(standing) or self._keep(self._made(standing))
+        return self._bodies.of(standing)
 
-    @contextmanager
-    def computing(self, *, wait: bool = True) -> Iterator[bool]:
-        """Lets one thread compute at a time: with one interpreter, two only slow each other.
+    def fresh(self, standing: Standing) -> Body | None:
+        """As :meth:`of`, if nothing has to be computed for it."""
+        return self._bodies.fresh(standing)
 
-        It gives whether this thread may; without ``wait``, not while another does.
+    def whole(self, standing: Standing) -> Whole:
+        """The study with its answer, as :meth:`of`.
+
+        Raises:
+            StoreError: the database fails.
         """
-        mine = self._computing.acquire(blocking=wait)
-        try:
-            yield mine
-        finally:
-            if mine:
-                self._computing.release()
+        return self._whole.of(standing)
 
-    def _find(self, standing: Standing, oldest_s: float = FRESH_S) -> Body | None:
-        with self._lock:
-            made_at, body = self._kept.get(standing.id, (0.0, None))
-            if body is None or body.standing.newest_event < standing.newest_event:
-                return None
-            if self._clock() - made_at > oldest_s:
-                return None
-            self._kept.move_to_end(standing.id)
+    def probes(self, standing: Standing) -> bytes:
+        """The study's probes as JSON, as :meth:`of`.
+
+        Raises:
+            StoreError: the database fails.
+        """
+        return self._probes.of(standing)
+
+    async def soon(self, standing: Standing) -> Body:
+        """As :meth:`of`, for those who wait: hundreds may be woken at once by one change.
+
+        What is kept takes no thread. What is not, takes one of a few that are theirs, so that
+        other requests have all of theirs.
+        """
+        if body := self.fresh(standing):
             return body
+        return await anyio.to_thread.run_sync(self.of, standing, limiter=self._waiters)
 
-    def _keep(self, body: Body) -> Body:
-        with self._lock:
-            self._kept[body.standing.id] = self._clock(), body
-            self._kept.move_to_end(body.standing.id)
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-        return body
+    def computing(self, *, wait: bool = True) -> AbstractContextManager[bool]:
+        """See :meth:`api.kept.Turn.taken`."""
+        return self.turn.taken(wait=wait)
+
+    def _read(self, standing: Standing) -> Whole:
+        study = self._store.study(standing.id)
+        found = best_known(study)
+        suggestion = found and with_launch(found, study.question)
+        return Whole(standing=standing, study=study, suggestion=suggestion)
 
     def _made(self, standing: Standing) -> Body:
-        # The standing is older than the study that is read, so nothing that happens is missed.
-        study = self._store.study(standing.id)
-        content = json_text(study_as_dict(study)).encode()
+        whole = self.whole(standing)
+        content = json_text(study_as_dict(whole.study, whole.suggestion)).encode()
         digest = hashlib.sha256(content).hexdigest()[:32]
         return Body(
             content=content,
             etag=f'"{digest}"',
-            standing=standing,
-            answered=is_answered(study, study.terms, here=False),
+            standing=whole.standing,
+            terms=whole.study.terms,
+            answered=is_answered(whole.study, whole.study.terms, here=False),
         )
 
+    def _listed(self, standing: Standing) -> bytes:
+        whole = self._whole.fresh(standing)
+        study = self._store.study(standing.id) if whole is None else whole.study
+        return json_text(probes_as_dict(study)).encode()
 
-def study_as_dict(study: Study) -> dict[str, Any]:
+
+def study_as_dict(study: Study, suggestion: Suggestion | None) -> dict[str, Any]:
     """A study as plain values: what was asked, where it stands, and what is suggested."""
-    found = best_known(study)
-    suggestion = found and with_launch(found, study.question)
     is_open = study.state in OPEN
     return {
         "study_id": study.id,
@@ -140,9 +163,10 @@ def study_as_dict(study: Study) -> dict[str, Any]:
         "probes_before": study.probes_before,
         "question": study.question.as_dict(),
         "terms": study.terms.as_dict(),
+        "terms_id": study.terms.id,
         "pending": suggestion is None and is_open,
         "suggestion": suggestion and suggestion.as_dict(),
-        "no_answer": None if is_open or found is None else _no_answer(study, found),
+        "no_answer": None if is_open or suggestion is None else _no_answer(study, suggestion),
     }
 
 

@@ -14,11 +14,12 @@ from api import schemas
 from api.access import AccessLog
 from api.context import Context
 from api.documented import problems
+from api.heads import Heads
 from api.keys import protect, require
 from api.limits import SECURITY_HEADERS
 from api.metrics import Metrics
 from api.problems import add_problems
-from api.queries import known_query
+from api.queries import known_query, single_headers
 from api.routes import audit, events, exports, health, metrics, openapi, studies
 from api.settings import Settings
 from tuner.store import Store
@@ -48,7 +49,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         title=TITLE,
         summary=SUMMARY,
         version=API_VERSION,
-        dependencies=[Depends(known_query)],
+        dependencies=[Depends(known_query), Depends(single_headers)],
         openapi_url=None,
         generate_unique_id_function=_operation_id,
         docs_url=None,
@@ -66,6 +67,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(metrics.metrics_router(measured), dependencies=readable)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     add_problems(app, SECURITY_HEADERS)
+    app.add_middleware(Heads)
     protect(app, settings, keys, note)
     app.add_middleware(AccessLog, metrics=measured)
     return app

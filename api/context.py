@@ -9,6 +9,7 @@ from api.answers import Answers
 from api.poller import Poller
 from api.settings import Settings
 from api.submissions import Submissions
+from api.turns import Turns
 from tuner.store import Store
 from tuner.store.audit import Audit
 from tuner.store.standing import Standings
@@ -30,6 +31,8 @@ class Context:
     """For those who wait."""
     submissions: Submissions
     """For those who ask."""
+    turns: Turns
+    """For those who ask, before they take a thread."""
     audit: Audit
     """Who did what."""
 
@@ -43,7 +46,13 @@ class Context:
             answers=answers,
             standings=Standings(store.transactions),
             poller=Poller(store, settings.poll_s),
-            submissions=Submissions(store, answers, settings.max_open_studies),
+            submissions=Submissions(
+                store,
+                answers,
+                settings.max_open_studies,
+                most_each=settings.max_open_studies_per_key,
+            ),
+            turns=Turns(settings.threads),
             audit=audit,
         )
 

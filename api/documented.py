@@ -28,6 +28,8 @@ EVERYWHERE = (400, 401, 403, 429, 503)
 """Problems that every route under a key may answer with."""
 HEADERS: Mapping[int, str] = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 """Headers that problems come with."""
+OF_TERMS = frozenset({"show_study", "export_study"})
+"""Operations that answer on the terms of a caller, or not at all."""
 
 
 def problems(*statuses: int) -> Responses:
@@ -43,7 +45,11 @@ def answer(model: type[BaseModel], description: str, **headers: str) -> dict[str
 def links(*operations: str) -> dict[str, Any]:
     """What can be asked next of a study that was answered, by the operations' names."""
     study = {"study_id": "$response.body#/study_id"}
-    return {name: {"operationId": name, "parameters": study} for name in operations}
+    answers = {**study, "terms": "$response.body#/terms_id"}
+    return {
+        name: {"operationId": name, "parameters": answers if name in OF_TERMS else study}
+        for name in operations
+    }
 
 
 def text_answer(

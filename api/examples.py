@@ -3,6 +3,7 @@
 from typing import Any
 
 STUDY_ID = "st-5c1f0a9be2d4"
+TERMS_ID = "2f6d0c81b97e"
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -100,6 +101,7 @@ STUDY: dict[str, Any] = {
         "device_s": None,
         "pool": "",
     },
+    "terms_id": TERMS_ID,
     "pending": False,
     "suggestion": {
         "study_id": STUDY_ID,

@@ -5,6 +5,7 @@ for it, so that no route can forget to. Routes say which scope they need, by :fu
 """
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +16,24 @@ from typing import Annotated
 import anyio
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import make_url
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
-from api.limits import Bounds, Buckets, SecurityHeaders, WholeBody, is_loopback, network_of
+from api.limits import (
+    Bounds,
+    Buckets,
+    SecurityHeaders,
+    WholeBody,
+    address_of,
+    is_loopback,
+    network_of,
+)
 from api.problems import ProblemError, problem, problem_of
 from api.refusals import Refusals
+from api.revocation import Revocation
 from api.settings import Settings
 from tuner.errors import TunerError, UsageError
 from tuner.store.audit import LOCAL, NOBODY, Action, Audit
@@ -95,8 +106,15 @@ def check_bind(settings: Settings, keys: Keys) -> None:
         UsageError: with how to make one; or the settings contradict each other.
     """
     if keys_needed(settings) is KeysNeeded.ALWAYS and not keys.any():
-        how = "make one first: tuner keys create NAME --scope submit"
+        how = f"make one first: tuner keys create NAME --scope submit{_named(settings.db)}"
         raise UsageError("host", settings.host, f"keys are needed there, and there is none; {how}")
+
+
+def _named(db: str | None) -> str:
+    """The option that names the same database, without its password."""
+    if not db:
+        return ""
+    return f" --db {shlex.quote(make_url(db).render_as_string(hide_password=True))}"
 
 
 def protect(app: FastAPI, settings: Settings, keys: Keys, audit: Audit) -> None:
@@ -129,6 +147,7 @@ class Gate:
         self.needed = needed
         self.keys = keys
         self.refusals = Refusals(audit)
+        self.revocation = Revocation(keys)
         self.buckets = Buckets(settings.rate_per_s, settings.rate_burst)
         self.most_open = settings.max_concurrent
         self._open: Counter[str] = Counter()
@@ -140,7 +159,7 @@ class Gate:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        address = scope["client"][0] if scope.get("client") else ""
+        address = address_of(scope)
         text = _presented(scope)
         who = self._known.get(_digest(text)) if text else None
         who = who or network_of(address)
@@ -179,7 +198,8 @@ class Gate:
         else:
             state = scope.setdefault("state", {})
             state.update(caller=caller, actor=caller.id, refusals=self.refusals)
-            answer = self.app
+            await self.revocation.serve(caller.owner, self.app, scope, receive, send)
+            return
         await answer(scope, receive, send)
 
     async def _caller(self, scope: Connection, text: str | None, address: str) -> Caller:

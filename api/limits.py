@@ -4,6 +4,7 @@ Everything here is plain ASGI: Starlette's base class for middleware holds back 
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import socket
@@ -36,6 +37,9 @@ LONGEST_TARGET = 8 * 1024
 """Bytes of path and query; our longest are a few hundred."""
 BODY_S = 30.0
 """Seconds for a body to arrive. A slow one holds a connection, but no thread."""
+LINGER_S, LINGER_BODIES = 2.0, 16
+"""Seconds for which more of a body that is too large is taken in, and thrown away, and how much, in
+bodies of the largest size."""
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(:[0-9]{1,5})?")
 
@@ -179,17 +183,45 @@ class WholeBody:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        codings = Headers(scope=scope).getlist("content-encoding")
+        if any(coding.strip().lower() not in ("", "identity") for coding in codings):
+            detail = "the body must be sent as it is, without Content-Encoding"
+            refusal = problem(415, detail, {"Accept-Encoding": "identity"})
+            await refusal(scope, receive, send)
+            return
         try:
             body = await self._read(scope, receive)
         except _TooLargeError:
-            detail = f"a body may have {self.most_bytes} bytes"
-            await problem(413, detail, allowed=detail)(scope, receive, send)
+            await self._refuse(scope, receive, send)
         except TimeoutError:
             detail = f"the body did not arrive within {self.within_s:g} s"
             await problem(408, detail, {"Connection": "close"})(scope, receive, send)
         else:
             if body is not None:
                 await self.app(scope, _replay(body, receive), send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Say that the body is too large, and close the connection once the caller has heard it.
+
+        Most read an answer only when they have sent everything, and one that is closed before
+        that takes the answer with it: so what still comes is thrown away for a while.
+        """
+
+        async def hold(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
+
+        detail = f"a body may have {self.most_bytes} bytes"
+        refusal = problem(413, detail, {"Connection": "close"}, allowed=detail)
+        await refusal(scope, receive, hold)
+        left, more = LINGER_BODIES * self.most_bytes, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(LINGER_S, self.within_s)):
+                while more and left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """All of it; ``None`` when the caller has gone."""
@@ -259,6 +291,18 @@ class Buckets:
         if len(self._kept) > self.most:
             del self._kept[next(iter(self._kept))]
         return wait_s
+
+
+def address_of(scope: Scope) -> str:
+    """The caller's IP address; empty where the server says none.
+
+    A proxy that is believed may pass on whatever it was sent: what is no address is not taken.
+    """
+    given = (scope.get("client") or ("",))[0]
+    try:
+        return str(ipaddress.ip_address(given.partition("%")[0]))
+    except ValueError:
+        return ""
 
 
 def network_of(address: str) -> str:

@@ -1,8 +1,9 @@
 """One look at the database for all who wait for something to happen.
 
 While anybody waits, one query every quarter of a second tells which of the studies that are waited
-for have moved, and one more for each of these reads what happened. Neither grows with the number
-of those who wait, and nobody who waits holds a thread.
+for have moved, and one more for each of these, in the same transaction, reads what happened. What
+happened before anybody waited is read once for all. None of this grows with the number of those
+who wait, and nobody who waits holds a thread.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -17,7 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tuner.errors import TunerError
 from tuner.store import Event, Store
-from tuner.store.standing import Standing, Standings
+from tuner.store.events import read_events
+from tuner.store.standing import Standing, Standings, read_standings
 from tuner.study import OPEN, StudyState
 
 T = TypeVar("T")
@@ -50,6 +53,10 @@ class Feed:
         """The newest ones, oldest first."""
         self.changed = asyncio.Event()
         """Set, and another one put in its place, whenever something happened."""
+        self.filling = asyncio.Lock()
+        """Held while what happened before is read for all who listen."""
+        self.is_long = False
+        """Whether too much happened to be kept: who wants the past reads it page by page."""
 
     @property
     def newest(self) -> int:
@@ -69,6 +76,11 @@ class Feed:
             self.floor = self.events.popleft().id
         self.wake()
 
+    def put_before(self, past: Sequence[Event]) -> None:
+        """Takes in all that happened before."""
+        self.events.extendleft(reversed(past))
+        self.floor = 0
+
     def wake(self) -> None:
         """Has those who wait look again."""
         self.changed.set()
@@ -84,6 +96,7 @@ class Poller:
         self._standings = Standings(store.transactions)
         self._poll_s = poll_s
         self._feeds: dict[str, Feed] = {}
+        self._asking: dict[str, asyncio.Task[Standing | None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._limiter = anyio.CapacityLimiter(THREADS)
         self.stopped = False
@@ -101,13 +114,10 @@ class Poller:
         Raises:
             StoreError: the database fails.
         """
-        feed = self._feeds.get(study_id)
+        feed = self._feeds.get(study_id) or await self._open(study_id)
         if feed is None:
-            standing = await self._in_thread(lambda: self._standings.one(study_id))
-            if standing is None:
-                yield None
-                return
-            feed = self._feeds.setdefault(study_id, Feed(standing))  # another may have been quicker
+            yield None
+            return
         feed.listeners += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="poller")
@@ -117,6 +127,21 @@ class Poller:
             feed.listeners -= 1
             if not feed.listeners:
                 self._feeds.pop(study_id, None)
+
+    async def _open(self, study_id: str) -> Feed | None:
+        """A feed of a study to which nobody listened; those who come at once ask once."""
+        asking = self._asking.get(study_id)
+        if asking is None:
+            ask = self._in_thread(lambda: self._standings.one(study_id))
+            asking = self._asking[study_id] = asyncio.create_task(ask, name="standing")
+            asking.add_done_callback(partial(self._asked, study_id))
+        standing = await asyncio.shield(asking)  # others may still wait when one does not
+        return None if standing is None else self._feeds.setdefault(study_id, Feed(standing))
+
+    def _asked(self, study_id: str, asking: asyncio.Task[Standing | None]) -> None:
+        del self._asking[study_id]
+        if not asking.cancelled():
+            asking.exception()  # those who wait have it, if any still do
 
     async def wait(self, feed: Feed, ready: Callable[[], bool], wait_s: float) -> None:
         """Waits until something has made ``ready`` true, for ``wait_s`` seconds at most."""
@@ -147,11 +172,26 @@ class Poller:
             await changed.wait()
 
     async def _after(self, feed: Feed, after: int) -> Sequence[Event]:
+        if after < feed.floor:
+            await self._fill(feed)
         if after >= feed.floor:
             return [event for event in feed.events if event.id > after]
         study_id, newest = feed.standing.id, feed.newest
         found = await self._in_thread(lambda: self._store.events(study_id, after, PAGE))
         return [event for event in found if event.id <= newest]  # later ones come to the feed
+
+    async def _fill(self, feed: Feed) -> None:
+        """Reads what happened before into a feed, for all who listen, unless that is too much."""
+        async with feed.filling:
+            if feed.is_long or not feed.floor:
+                return
+            study_id, floor, room = feed.standing.id, feed.floor, MOST_KEPT - len(feed.events)
+            found = await self._in_thread(lambda: self._store.events(study_id, 0, room + 1))
+            past = [event for event in found if event.id <= floor]
+            if len(found) > room or feed.floor != floor or len(past) + len(feed.events) > MOST_KEPT:
+                feed.is_long = True
+            else:
+                feed.put_before(past)
 
     async def _run(self) -> None:
         """Looks again and again, while anybody listens."""
@@ -175,18 +215,14 @@ class Poller:
 
         What happens between the two queries is left for the next look, with where that leads.
         """
-        moved = {
-            name: standing
-            for name, standing in self._standings.of(known).items()
-            if standing.newest_event > known[name]
-        }
-        return {
-            study_id: (one, self._until(one, known[study_id])) for study_id, one in moved.items()
-        }
-
-    def _until(self, standing: Standing, after: int) -> list[Event]:
-        found = self._store.events(standing.id, after, PAGE)
-        return [event for event in found if event.id <= standing.newest_event]
+        found = {}
+        with self._store.transactions.read() as session:
+            for study_id, standing in read_standings(session, known).items():
+                if standing.newest_event > known[study_id]:
+                    events = read_events(session, study_id, known[study_id], PAGE)
+                    until = [event for event in events if event.id <= standing.newest_event]
+                    found[study_id] = standing, until
+        return found
 
     async def _in_thread(self, read: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(read, limiter=self._limiter)

@@ -16,11 +16,13 @@ from starlette.exceptions import HTTPException
 
 from tuner.errors import (
     NothingFitsError,
+    OtherTermsError,
     ProbeError,
     SpeedUnknownError,
     StoreError,
     TunerError,
     UnknownNameError,
+    UnreadableStudyError,
     UsageError,
 )
 
@@ -32,6 +34,7 @@ STATUS: Mapping[type[TunerError], int] = {
     UsageError: 422,
     NothingFitsError: 409,
     SpeedUnknownError: 409,
+    OtherTermsError: 409,
     ProbeError: 409,
     StoreError: 503,
 }
@@ -115,10 +118,15 @@ def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None
 
 def problem_of(error: TunerError) -> JSONResponse:
     """One of the product's errors as a problem."""
+    if isinstance(error, UnreadableStudyError):  # nor will it be readable when asked again
+        log.error("%s", error)
+        return problem(500, "this version cannot read the study, and its log says why")
     if isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db"):
         log.error("%s", error)  # it names the database
         retry = {"Retry-After": str(RETRY_S)}
         return problem(503, "the database cannot be used now", retry)
+    if isinstance(error, OtherTermsError):
+        return problem(409, str(error), study_id=error.study_id, terms=_apart(error))
     status = next((s for kind, s in STATUS.items() if isinstance(error, kind)), 500)
     if not isinstance(error, UsageError):
         return problem(status, str(error))
@@ -126,6 +134,10 @@ def problem_of(error: TunerError) -> JSONResponse:
     if isinstance(error, UnknownNameError):
         members["nearest"] = error.nearest
     return problem(status, str(error), **members)
+
+
+def _apart(error: OtherTermsError) -> dict[str, Any]:
+    return {name: {"study": there, "asked": ours} for name, (there, ours) in error.apart.items()}
 
 
 async def _told(request: Request, error: Exception) -> JSONResponse:
@@ -155,7 +167,8 @@ def _methods(request: Request) -> list[str]:
     route = request.scope.get("route")
     template = getattr(route, "path_format", None)
     same = (one for one in iter_route_contexts(request.app.routes) if one.path_format == template)
-    return sorted({method for one in same for method in one.methods or ()})
+    found = {method for one in same for method in one.methods or ()}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # api.heads
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

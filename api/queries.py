@@ -1,4 +1,5 @@
-"""Query parameters that there are not: a misspelled one must not be left out without a word."""
+"""Query parameters that there are not, and what is there twice: a misspelled one must not be left
+out without a word, and which of two is meant must not be guessed."""
 
 from fastapi import Request
 
@@ -8,8 +9,25 @@ PROBED = frozenset({"/healthz", "/readyz"})
 """Routes for balancers, which may add something of their own."""
 
 
+ONCE = ("content-type", "idempotency-key", "if-none-match", "last-event-id")
+"""Headers that a request may have once. RFC 9110 lets ``If-None-Match`` come in parts; here its
+entity tags belong into one header."""
+
+
+async def single_headers(request: Request) -> None:
+    """Refuse headers that are there twice, of those of which one would be read.
+
+    Raises:
+        ProblemError: 400.
+    """
+    for name in ONCE:
+        if len(request.headers.getlist(name)) > 1:
+            allowed = "may be there once"
+            raise ProblemError(400, f"{name}: is there twice", field=name, allowed=allowed)
+
+
 async def known_query(request: Request) -> None:
-    """Refuse parameters that the document does not tell of.
+    """Refuse parameters that the document does not tell of, and those that are there twice.
 
     Raises:
         ProblemError: 422.
@@ -22,6 +40,9 @@ async def known_query(request: Request) -> None:
             allowed = f"there are {', '.join(known)}" if known else "there are none here"
             detail = f"{name[:80]}: no such query parameter; {allowed}"
             raise ProblemError(422, detail, field=name[:80], allowed=allowed)
+        if len(request.query_params.getlist(name)) > 1:
+            allowed = "may be there once"
+            raise ProblemError(422, f"{name}: is there twice", field=name, allowed=allowed)
 
 
 def _names(request: Request) -> list[str]:

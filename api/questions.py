@@ -129,6 +129,11 @@ class TuneRequest(Given):
     headroom: Share = Field(default=0.05, description="Share of a GPU's memory to leave free.")
     memory_limit_gib: float | None = Field(default=None, ge=2**-30, le=LARGEST_GIB)
     pool: str = Field(default="", pattern=POOL, description="Workers that may be at it.")
+    replace: bool = Field(
+        default=False,
+        description="Whether a study of this question that is open on other terms is put on these:"
+        " whoever waits for it gets no answer on their own terms then. Otherwise this is 409.",
+    )
 
     @model_validator(mode="wrap")
     @classmethod

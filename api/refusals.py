@@ -27,6 +27,7 @@ class Refusals:
         self.each = Buckets(EACH_PER_S, 1)
         self.all = Buckets(ALL_PER_S, ALL_BURST)
         self.times: dict[tuple[str, Action], int] = {}
+        self._thread = anyio.CapacityLimiter(1)  # its own, so that slow requests hold nothing up
 
     async def note(self, who: str, actor: str, action: Action, data: Mapping[str, str]) -> None:
         """Note one, or count it.
@@ -43,7 +44,7 @@ class Refusals:
             return
         try:
             await anyio.to_thread.run_sync(
-                lambda: self.audit.note(actor, action, **data, times=times)
+                lambda: self.audit.note(actor, action, **data, times=times), limiter=self._thread
             )
         except TunerError as error:  # they are refused all the same
             log.warning("%s of %s could not be noted: %s", action, actor, error)

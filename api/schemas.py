@@ -182,6 +182,9 @@ class Study(Answered):
     probes_before: int = Field(description="Probes that earlier askings had spent.")
     question: Question
     terms: Terms
+    terms_id: str = Field(
+        description="Names these terms: with `terms` of this value, no answer on others is given."
+    )
     pending: bool = Field(description="Whether the first suggestion waits for a worker.")
     suggestion: Suggestion | None
     no_answer: NoAnswer | None
@@ -268,3 +271,10 @@ class Problem(Answered):
     detail: str
     field: str | None = Field(default=None, description="Path of the field that is wrong.")
     allowed: str | None = Field(default=None, description="What would have been accepted.")
+    study_id: str | None = Field(
+        default=None, description="The study that is on other terms than were asked for."
+    )
+    terms: dict[str, Any] | None = Field(
+        default=None,
+        description="Where these differ: by name, what the `study` has and what was `asked`.",
+    )

@@ -1,6 +1,6 @@
 """Settings of the service: ``TUNER_*`` variables of the environment or of a file ``.env``."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -8,6 +8,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from tuner.errors import UsageError
 
 PREFIX = "TUNER_"
+
+BOUNDS = {"ge": "from", "gt": "above", "le": "up to"}
+"""How bounds are told, by what they are called in a field."""
 
 Words = Annotated[tuple[str, ...], NoDecode]
 """Written with commas between them."""
@@ -38,18 +41,20 @@ class Settings(BaseSettings):
     """Bytes of a request's headers, names included."""
     max_headers: int = Field(default=100, ge=10, le=1000)
     """Headers of a request."""
-    rate_per_s: float = Field(default=100.0, gt=0)
+    rate_per_s: float = Field(default=100.0, gt=0, le=1_000_000)
     """Requests per second that one key or address may send for long."""
-    rate_burst: int = Field(default=200, ge=1)
+    rate_burst: int = Field(default=200, ge=1, le=10**6)
     """Requests that it may send at once."""
-    max_concurrent: int = Field(default=500, ge=10)
+    max_concurrent: int = Field(default=500, ge=10, le=10**6)
     """Requests of one key or address that may be open at once, event streams and long polls among
     them."""
-    max_open_studies: int = Field(default=1000, ge=1)
+    max_open_studies: int = Field(default=1000, ge=1, le=10**6)
     """Studies that may be queued or running before new ones are refused."""
+    max_open_studies_per_key: int | None = Field(default=None, ge=1, le=10**6)
+    """How many of them one key may have asked; by default half."""
     threads: int = Field(default=8, ge=2, le=9)
     """Requests that are worked at side by side. Each may hold one of the database's 15 connections,
-    and six are for keys and events."""
+    and six are for keys and events; the few that look at it beside these wait for a free one."""
     poll_s: float = Field(default=0.25, ge=0.01, le=10)
     """Seconds between two looks at the database for those who wait for events."""
 
@@ -76,4 +81,22 @@ def read_settings(**given: Any) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         shown = name if name in given else f"{PREFIX}{name.upper()}"
-        raise UsageError(shown, first.get("input"), first["msg"]) from error
+        raise UsageError(shown, first.get("input"), _allowed(name)) from error
+
+
+def _allowed(name: str) -> str:
+    """What a setting may be, in words."""
+    field = Settings.model_fields[name]
+    kinds = set(get_args(field.annotation)) or {field.annotation}
+    if bool in kinds:
+        return "must be true or false"
+    if not kinds & {int, float}:
+        return "must be text"
+    bounds = {
+        words: getattr(one, key)
+        for one in field.metadata
+        for key, words in BOUNDS.items()
+        if hasattr(one, key)
+    }
+    kind = "a whole number" if int in kinds else "a number"
+    return f"must be {kind} {' '.join(f'{words} {at}' for words, at in bounds.items())}"

@@ -1,28 +1,34 @@
 """Questions that come in: read, placed, and asked, unless they are answered already."""
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from threading import Lock
 
 from sqlalchemy.orm import Session
 
-from api.answers import OLDEST_S, Answers, Body
+from api.answers import Answers, Body
+from api.kept import OLDEST_S
 from api.problems import ProblemError
 from tuner.advance import conclude
 from tuner.answering import closed_as_probed, foresee
 from tuner.cost.calibration import Calibration
-from tuner.errors import TunerError
+from tuner.errors import OtherTermsError, StoreError
 from tuner.measurement import Fidelity
 from tuner.placing import Placed, place
 from tuner.request import TuneRequest, read_request
 from tuner.store import Store, study_id
+from tuner.store.audit import LOCAL, Action, Audit, add_audit
 from tuner.store.requests import RequestKey, Requests, body_hash
+from tuner.store.shares import count_open_of
 from tuner.store.standing import Standing, Standings
 from tuner.store.workers import RegisteredWorker, Workers
 from tuner.study import OPEN, Question, Study, StudyState, Terms
+
+log = logging.getLogger(__name__)
 
 ROOM_RETRY_S = 60
 """Seconds after which to ask again while too many studies are open."""
@@ -33,9 +39,8 @@ PLACED_S = 10.0
 may come."""
 MOST_PLACED = 500
 """Questions that are kept placed."""
-
-Also = Callable[[Session, str], None]
-"""Writes more in the transaction that asks; it is given the study's id."""
+MOST_NOTED = 10_000
+"""Keys and studies of which it is remembered that a joining was noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +71,47 @@ class Submissions:
         answers: Answers,
         most_open: int,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        most_each: int | None = None,
     ) -> None:
-        """``most_open`` are the studies that may be open before new ones are refused."""
+        """
+        Args:
+            store: where studies are.
+            answers: of the same store.
+            most_open: studies that may be open before new ones are refused.
+            clock: in seconds.
+            most_each: how many of them may be one key's; by default half.
+        """
         self._store = store
         self._answers = answers
         self._most_open = most_open
+        self._most_each = max(1, most_open // 2) if most_each is None else most_each
         self._clock = clock
         self._standings = Standings(store.transactions)
         self._requests = Requests(store.transactions)
         self._workers = Workers(store.transactions)
+        self._audit = Audit(store.transactions)
         self._lock = Lock()
         self._living: dict[str, tuple[float, list[RegisteredWorker]]] = {}
         self._placed: OrderedDict[str, tuple[float, _Named]] = OrderedDict()
+        self._noted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def submit(self, value: object, *, owner: str, key: str | None, also: Also) -> Submitted:
+    def submit(self, value: object, *, owner: str, key: str | None, address: str = "") -> Submitted:
         """Ask the question of a request, unless it is being answered, or was, on its terms.
+
+        The audit notes who asked, in the transaction that asks; and the first time in this process
+        that a key is answered by a study that it need not ask.
 
         Args:
             value: the request's body.
-            owner: whose ``key`` it is.
+            owner: id of the key to the service; empty where none is needed.
             key: the sender's own word for this request, if there is one.
-            also: writes more in the transaction that asks, if any does.
+            address: where the request is from.
 
         Raises:
             UsageError: something about it is wrong; nothing was written.
+            OtherTermsError: its study is on other terms: open, and they are not to be replaced, or
+                replaced by somebody else meanwhile.
             ProblemError: too many studies are open.
             StoreError: the database fails.
         """
@@ -97,38 +119,100 @@ class Submissions:
         request_key = None if key is None else RequestKey(owner=owner, key=key, body_hash=asked)
         request = read_request(value)
         if request_key and (known := self._requests.answered(request_key)):
-            return Submitted(body=self._answers.of(self._standing(known)), notes=())
+            again = self._sent_again(request, known)
+            self._note_joined(owner, known, address)
+            return Submitted(body=again, notes=())
         named = self._place(request, asked)
-        placed, standing = named.placed, self._standings.one(named.study_id)
+        standing = self._standings.one(named.study_id)
         if standing is not None and standing.identity != named.identity:
             standing = None  # which asking refuses
-        if standing is not None and (body := self._as_it_stands(standing, placed)):
+        placed = _joining(request, named.placed, standing)
+        if standing is not None and (body := self._as_it_stands(standing, placed, request.replace)):
             if request_key:
                 self._requests.remember(request_key, standing.id)
+            self._note_joined(owner, standing.id, address)
             return Submitted(body=body, notes=placed.notes)
-        self._check_room(standing)
+        self._check_room(standing, owner)
         self._store.reap()
-        asked_id = self._requests.ask(placed.question, placed.terms, request_key, also)
-        self._advance(asked_id, placed)
-        return Submitted(body=self._answers.of(self._standing(asked_id)), notes=placed.notes)
+        data = _noted_data(standing, placed.terms, address)
 
-    def _as_it_stands(self, standing: Standing, placed: Placed) -> Body | None:
-        """The study, if asking it again would change nothing of it."""
-        if not _same(standing, placed.terms):
-            return None
+        def note(session: Session, study_id: str) -> None:
+            add_audit(session, owner or LOCAL, Action.SUBMIT, study_id, **data)
+
+        asked_id = self._requests.ask(
+            placed.question, placed.terms, request_key, note, replace=request.replace
+        )
+        self._remember_noted(owner, asked_id)
+        self._advance(asked_id, placed)
+        asked_standing = self._standing(asked_id)
+        return Submitted(body=self._on_terms(asked_standing, placed.terms), notes=placed.notes)
+
+    def _as_it_stands(self, standing: Standing, placed: Placed, replace: bool) -> Body | None:
+        """The study, if asking it again would change nothing of it.
+
+        Raises:
+            OtherTermsError: it is open on others, which are not to be replaced.
+        """
+        apart = placed.terms.apart(standing.terms)
         if standing.state in OPEN:
-            return self._answers.of(standing)
-        if standing.state is not StudyState.DONE:
+            if apart and not replace:
+                raise OtherTermsError(standing.id, apart)
+            return None if apart else self._on_terms(standing, placed.terms)
+        if apart or standing.state is not StudyState.DONE:
             return None
-        body = self._answers.of(standing)
+        body = self._on_terms(standing, placed.terms)
         return body if body.answered else None
 
-    def _check_room(self, standing: Standing | None) -> None:
-        """Refuse a further open study, if there are as many as may be."""
+    def _sent_again(self, request: TuneRequest, known: str) -> Body:
+        """The study that a request asked when it came first, if it still is on its terms."""
+        standing = self._standing(known)
+        terms = request.terms_at(request.fidelity or Fidelity(standing.terms["fidelity"]))
+        return self._on_terms(standing, terms)
+
+    def _on_terms(self, standing: Standing, terms: Terms) -> Body:
+        """A study as it stands.
+
+        Raises:
+            OtherTermsError: somebody else has put it on other terms a moment ago, or long since.
+        """
+        body = self._answers.of(standing)
+        if body.terms != terms:
+            apart, why = terms.apart(body.terms.as_dict()), "was put on other terms meanwhile"
+            raise OtherTermsError(standing.id, apart, why, "ask anew, with a new Idempotency-Key")
+        return body
+
+    def _note_joined(self, owner: str, study_id: str, address: str) -> None:
+        """Once for each key and study. A study that cannot be written to is answered all the same:
+        nothing is changed by that."""
+        with self._lock:
+            if (owner, study_id) in self._noted:
+                return
+        try:
+            self._audit.note(owner or LOCAL, Action.JOIN, study_id, address=address)
+        except StoreError as error:
+            log.warning("who joined %s could not be noted: %s", study_id, error)
+        else:
+            self._remember_noted(owner, study_id)
+
+    def _remember_noted(self, owner: str, study_id: str) -> None:
+        with self._lock:
+            self._noted[owner, study_id] = None
+            if len(self._noted) > MOST_NOTED:
+                self._noted.popitem(last=False)
+
+    def _check_room(self, standing: Standing | None, owner: str) -> None:
+        """Refuse a further open study, if there are as many as may be, of all or of one key."""
         if standing is not None and standing.state in OPEN:
             return
         if self._store.count_open() >= self._most_open:
             detail = f"{self._most_open} studies are open, which is as many as may be"
+            raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)})
+        if not owner or self._most_each >= self._most_open:
+            return
+        with self._store.transactions.read() as session:
+            theirs = count_open_of(session, owner)
+        if theirs >= self._most_each:
+            detail = f"{self._most_each} studies of this key are open, which is as many as may be"
             raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)})
 
     def _advance(self, asked_id: str, placed: Placed) -> None:
@@ -187,9 +271,22 @@ class Submissions:
         return standing
 
 
-def _same(standing: Standing, terms: Terms) -> bool:
-    """Whether a study was asked on these terms."""
-    try:
-        return Terms.from_dict(standing.terms) == terms
-    except (TunerError, TypeError, KeyError, ValueError):  # another version's
-        return False
+def _joining(request: TuneRequest, placed: Placed, standing: Standing | None) -> Placed:
+    """A question that leaves the fidelity open, at that of its study, if this is open: workers
+    come and go, and who asks again should not be told that the terms are others for that."""
+    if standing is None or standing.state not in OPEN or request.fidelity or request.replace:
+        return placed
+    fidelity = Fidelity(standing.terms["fidelity"])
+    if fidelity is placed.terms.fidelity:
+        return placed
+    note = f"fidelity {fidelity}: the study is open on it; asked again at its end it is chosen anew"
+    kept = tuple(one for one in placed.notes if not one.startswith("fidelity "))
+    return replace(placed, terms=request.terms_at(fidelity), notes=(*kept, note))
+
+
+def _noted_data(standing: Standing | None, terms: Terms, address: str) -> dict[str, str | int]:
+    """What the audit says of an asking; whether terms were replaced, as the study was seen."""
+    data: dict[str, str | int] = {"address": address}
+    if standing is not None and standing.state in OPEN and terms.apart(standing.terms):
+        data["replaced"] = 1
+    return data

@@ -41,7 +41,7 @@ class Size:
     probes: int = 15
     """Of each study; each makes three events."""
     pause_s: float = 0.1
-    """Between two probes."""
+    """From one probe to the next."""
     most_events: int = 25
     """After which a stream is broken off, at the latest."""
     health_s: float = 20.0

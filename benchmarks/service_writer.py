@@ -73,12 +73,17 @@ def measured(repetition: int) -> Measurement:
 
 
 def run(given: dict[str, Any]) -> None:
-    """Have all probes run, one of each study in turn, and end the studies."""
+    """Have all probes run, one of each study in turn, and end the studies.
+
+    A probe begins ``pause_s`` seconds after the one before it began, or at once if it is late: as
+    much happens in a second however busy the machine is.
+    """
+    turns = [(n, study_id) for n in range(given["probes"]) for study_id in given["studies"]]
+    began = time.monotonic()
     with open_store(given["db"]) as store:
-        for repetition in range(given["probes"]):
-            for study_id in given["studies"]:
-                probe(store, study_id, repetition)
-                time.sleep(given["pause_s"])
+        for turn, (repetition, study_id) in enumerate(turns):
+            time.sleep(max(0.0, began + turn * given["pause_s"] - time.monotonic()))
+            probe(store, study_id, repetition)
         for study_id in given["studies"]:
             assert store.move(study_id, StudyState.DONE, "all probes are done")
 

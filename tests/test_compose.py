@@ -8,6 +8,7 @@ import ast
 import configparser
 import re
 import shlex
+import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -23,11 +24,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.app import create_app
 from api.metrics import Metrics
 from api.settings import PREFIX, Settings
+from tests.postgresql import postgresql_server
+from tuner.cli import main
 from tuner.cli.app import app as command_line
 from tuner.measurement import Outcome
 from tuner.store import open_store
 from tuner.store.figures import Figures
 from tuner.study import StudyState
+from workers.folders import default_probes_folder
+from workers.turn import default_lock_path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -85,6 +90,14 @@ def shown_commands() -> Iterator[list[str]]:
         for line in re.sub(r"\$\([^)]*\)", "X", whole).splitlines():
             if re.match(r"(tuner|docker) (?!.*\{$)", line):
                 yield shlex.split(line, comments=True)
+
+
+def without_profile(words: list[str]) -> list[str]:
+    """A command of compose's without the profiles that it chooses."""
+    if words[2] != "--profile":
+        return words
+    assert any(words[3] in service.get("profiles", ()) for service in SERVICES.values())
+    return [*words[:2], *words[4:]]
 
 
 def ours() -> list[str]:
@@ -261,6 +274,7 @@ def test_every_command_that_is_shown_exists() -> None:
             parsed(words[1:])
             continue
         assert words[1] in ("compose", "network")
+        words = without_profile(words)
         mentioned = [word for word in words[3:] if word in SERVICES]
         if words[2] == "run":
             assert mentioned == [words[4]]
@@ -268,6 +282,41 @@ def test_every_command_that_is_shown_exists() -> None:
                 parsed(arguments)
         elif words[2] in ("exec", "stop"):
             assert mentioned
+
+
+def test_whatever_uses_the_database_is_stopped_before_it_is_changed() -> None:
+    """And started again: with its profile, without which compose does not know it."""
+    lasting = {name for name, one in SERVICES.items() if one.get("networks")} - {
+        "postgres",
+        "migrate",
+    }
+    for title in ("Backup", "Upgrade"):
+        (section,) = re.findall(rf"^## {title}\n(.*?)^## ", PAGE, flags=re.M | re.S)
+        commands = [line for line in section.splitlines() if line.startswith("docker compose ")]
+        words = [shlex.split(line, comments=True) for line in commands]
+        (stop,) = [one for one in words if "stop" in one]
+        (start,) = [one for one in words if "up" in one]
+        assert lasting <= set(stop), title
+        profiles = {profile for name in lasting for profile in SERVICES[name].get("profiles", ())}
+        for command in (stop, start):
+            assert profiles <= set(command), title
+
+
+@pytest.mark.xdist_group("postgresql")
+def test_the_first_key_can_be_made_in_the_order_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an empty database of PostgreSQL, which nothing migrates by itself."""
+    text = PAGE.split("Before the deployments")[1]
+    shown = re.findall(r"^```\n(.*?)^```$", text, flags=re.M | re.S)[0]
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with postgresql_server(folder) as server:
+        monkeypatch.setenv("TUNER_DB", server.get_uri())
+        for line in shown.splitlines():
+            _, *arguments = shlex.split(line, comments=True)
+            assert main(arguments) == 0, f"{line}: {capsys.readouterr().err}"
+    assert re.search(r"^tuner_[0-9a-f]{16}_", capsys.readouterr().out, flags=re.M)
 
 
 def test_every_setting_is_in_the_table_with_its_default() -> None:
@@ -348,11 +397,35 @@ def test_the_kubernetes_service_leads_to_the_api() -> None:
     assert service["spec"]["selector"] in labels
 
 
-def test_the_unit_of_systemd_names_what_exists() -> None:
+def unit() -> configparser.SectionProxy:
+    """The service of the unit of systemd."""
     (block,) = blocks("ini")
-    unit = configparser.ConfigParser()
-    unit.read_string(block)
-    program, *arguments = unit["Service"]["ExecStart"].split()
+    found = configparser.ConfigParser()
+    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.read_string(block)
+    return found["Service"]
+
+
+def test_what_the_unit_of_systemd_writes_it_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks, probes' folders and the database; all else is read-only, and homes are hidden."""
+    service = unit()
+    assert (service["ProtectSystem"], service["ProtectHome"]) == ("strict", "yes")
+    assert service["PrivateTmp"] == "no"  # others' locks are there
+    writable = [Path(path) for path in service["ReadWritePaths"].split()]
+    writable += [Path("/var/lib") / service["StateDirectory"]]
+    writable += [Path("/var/cache") / service["CacheDirectory"]]
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    variable, value = service["Environment"].split("=", 1)
+    monkeypatch.setenv(variable, value)
+    (shown,) = re.findall(r"^export TUNER_DB=sqlite:///(\S+)$", PAGE, flags=re.M)
+    for path in (default_lock_path(), default_probes_folder(), Path(shown)):
+        assert any(path.is_relative_to(folder) for folder in writable), path
+
+
+def test_the_unit_of_systemd_names_what_exists() -> None:
+    program, *arguments = unit()["ExecStart"].split()
     assert Path(program).name in PROJECT["project"]["scripts"]
     parsed(arguments)
 

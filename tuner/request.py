@@ -32,7 +32,7 @@ from tuner.measurement import Fidelity
 from tuner.model_checks import check_json
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.settings import KNOBS
-from tuner.space import enumerate_space
+from tuner.space import count_settings, divisors, enumerate_space
 from tuner.study import Question, Terms
 from tuner.workload import Workload, choice
 
@@ -41,6 +41,7 @@ AUTO = "auto"
 REQUIRED = ("workload", "cluster")
 OPTIONAL = (
     "framework", "knobs", "fidelity", "budget", "tolerance", "headroom", "memory_limit_gib", "pool",
+    "replace",
 )  # fmt: skip
 BUDGET = ("max_probes", "wall_s", "gpu_s")
 NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of its fields"
@@ -49,6 +50,13 @@ LONGEST_S = 366 * 86_400
 """Seconds of a budget: a year."""
 MOST_VALUES = 100
 """Values of a knob that may be allowed."""
+MOST_SETTINGS = 2500
+"""Legal settings of a question that may be asked over a network. Each takes up to a millisecond of
+the service's time; batches with the usual divisors leave a few hundred, those with the most that
+were thought of 2,300."""
+
+FEW = 8
+"""Micro-batch sizes, the smallest ones, that are proposed where there are too many settings."""
 
 MOST_PROBES: Mapping[Fidelity, int] = {
     Fidelity.MEASURED: 20,
@@ -76,6 +84,8 @@ class TuneRequest:
     """How probes are to be run; ``None`` for the strongest that there is."""
     terms: Mapping[str, Any] = field(default_factory=dict)
     """The further fields of :class:`tuner.study.Terms` that were given."""
+    replace: bool = False
+    """Whether a study that is open on other terms is put on these."""
     notes: tuple[str, ...] = ()
     """What was written and is not used, or was left out and matters."""
 
@@ -97,13 +107,15 @@ class TuneRequest:
         """The question, with ``installed`` versions where none are stated.
 
         Raises:
-            UsageError: a framework or version that there is not, or no settings are legal.
+            UsageError: a framework or version that there is not, or no settings are legal, or more
+                than :data:`MOST_SETTINGS`.
         """
         stack = read_framework(self.framework, installed)
         try:
             question = Question(
                 workload=self.workload, cluster=self.cluster, framework=stack, knobs=self.knobs
             )
+            _check_size(question)
             enumerate_space(question)
         except UsageError as error:
             raise renamed(error, _path(error.field)) from error
@@ -136,6 +148,7 @@ def read_request(value: object) -> TuneRequest:
         knobs=_knobs(values.get("knobs", {})),
         fidelity=_fidelity(values.get("fidelity", AUTO)),
         terms=_terms(values),
+        replace=_replace(values.get("replace", False)),
         notes=_notes(values),
     )
 
@@ -238,6 +251,12 @@ def _pool(value: object) -> str:
     return value
 
 
+def _replace(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError("replace", value, "must be true or false")
+    return value
+
+
 def _notes(values: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if "headroom" in values and "memory_limit_gib" in values:
@@ -245,6 +264,23 @@ def _notes(values: Mapping[str, Any]) -> tuple[str, ...]:
     if note := default_note(values["workload"]["model"]):
         notes.append(note)
     return tuple(notes)
+
+
+def _check_size(question: Question) -> None:
+    """Refuse a question of too many settings, with a restriction that would help."""
+    if count_settings(question, MOST_SETTINGS) <= MOST_SETTINGS:
+        return
+    how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {_less(question)}"
+    raise UsageError("knobs", question.as_dict()["knobs"], how)
+
+
+def _less(question: Question) -> str:
+    batch = question.workload.global_batch_size
+    sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
+    fewer = replace(question, knobs={**question.knobs, "micro_batch_size": sizes})
+    if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
+        return f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
+    return "allow some values only of tp_size, pp_size, sharding and micro_batch_size"
 
 
 def _path(name: str) -> str:

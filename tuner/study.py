@@ -165,6 +165,11 @@ class Terms:
         if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", self.pool):
             raise UsageError("pool", self.pool, POOL_SPELLING)
 
+    def apart(self, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Where a study's terms, as :meth:`as_dict` has them, differ: what they are, and these."""
+        pairs = {name: (kept.get(name), value) for name, value in self.as_dict().items()}
+        return {name: (there, mine) for name, (there, mine) in pairs.items() if there != mine}
+
     def limit_bytes(self, cluster: Cluster) -> int:
         """Bytes that a probe may need on one GPU of ``cluster``."""
         if self.memory_limit_bytes is not None:
@@ -174,6 +179,12 @@ class Terms:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {**asdict(self), "fidelity": str(self.fidelity)}
+
+    @property
+    def id(self) -> str:
+        """12 hexadecimal digits that other terms do not have."""
+        values = self.as_dict().items()
+        return _hash({name: float(v) if isinstance(v, int) else v for name, v in values})[:12]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Terms":

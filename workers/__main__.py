@@ -4,8 +4,9 @@
     python -P -m workers --db URL --serve [--pool LABEL]... [--name NAME] [--once | --drain]
     python -P -m workers --db URL --guard [--watch-fd N]
 
-The second takes open studies, those asked first before others, and goes on until it is stopped. The
-third trains the twins of a usual model for every knob, and keeps their verdicts.
+The second takes open studies, those asked first before others, and goes on until it is stopped; it
+waits for a database that is away, but with --once. The third trains the twins of a usual model for
+every knob, and keeps their verdicts.
 
 Exit codes: 0 nothing more to do (the study's state says why), 1 it could not go on, 2 usage,
 130 a stop was requested (Ctrl-C, SIGTERM, or the starting command is gone): the study is queued.
@@ -17,11 +18,12 @@ import logging
 import sys
 
 from tuner.measurement import Fidelity
-from tuner.store import Store, open_store
+from tuner.store import open_store
 from workers.command import run_command
 from workers.guard import check_knobs_here
+from workers.opening import open_patiently
 from workers.options import Options
-from workers.service import Service, Until
+from workers.service import Service, Until, code_of
 from workers.stop import StopRequest, open_fd
 from workers.worker import INTERRUPTED, Worker
 
@@ -33,9 +35,9 @@ def main() -> int:
     options = _options()
 
     def work(stop: StopRequest) -> int:
-        with open_store(options.db, create=options.serve) as store:
-            if options.serve:
-                return _serve(store, stop, options)
+        if options.serve:
+            return _serve(stop, options)
+        with open_store(options.db, create=False) as store:
             if options.guard:
                 done = check_knobs_here(store, stop.wait)
                 return 0 if done else INTERRUPTED
@@ -46,17 +48,22 @@ def main() -> int:
     return run_command(work, log, options.watch_fd, is_service=options.serve)
 
 
-def _serve(store: Store, stop: StopRequest, options: argparse.Namespace) -> int:
+def _serve(stop: StopRequest, options: argparse.Namespace) -> int:
     until = Until.ONCE if options.once else Until.DRAINED if options.drain else Until.STOPPED
-    service = Service(
-        store,
-        stop=stop,
-        pools=tuple(options.pool),
-        name=options.name,
-        until=until,
-        options=Options(cold=options.cold),
-    )
-    return service.run()
+    waits = until is not Until.ONCE  # as it does when the database goes away later
+    store = open_patiently(options.db, stop) if waits else open_store(options.db)
+    if store is None:
+        return code_of(stop)
+    with store:
+        service = Service(
+            store,
+            stop=stop,
+            pools=tuple(options.pool),
+            name=options.name,
+            until=until,
+            options=Options(cold=options.cold),
+        )
+        return service.run()
 
 
 def _options() -> argparse.Namespace:

@@ -32,11 +32,6 @@ def write_result(directory: Path, measurement: Measurement) -> Path:
     return _write(directory / RESULT, measurement.as_dict())
 
 
-def read_result(directory: Path) -> Measurement:
-    """The reverse of :func:`write_result`."""
-    return Measurement.from_dict(json.loads((directory / RESULT).read_text(encoding="utf-8")))
-
-
 def _write(path: Path, values: Mapping[str, Any]) -> Path:
     """Write JSON at once or not at all."""
     partial = path.with_suffix(".partial")

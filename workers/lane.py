@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from tuner.errors import ProbeError, StoreError, TunerError, UsageError
+from tuner.errors import ProbeError, TunerError, UnreadableStudyError
 from tuner.logs import bound
 from tuner.store import OpenStudy, Store
 from tuner.study import OPEN, Study, StudyState
@@ -142,9 +142,7 @@ class Lane:
         """A study; ``None``, until something happens to it, where it cannot be understood."""
         try:
             return self.store.study(one.id)
-        except StoreError:
-            raise
-        except UsageError as error:
+        except TunerError as error:
             if may_pass(error):
                 raise
             self._tell(one.id, str(error))
@@ -167,7 +165,7 @@ class Lane:
         log.info("working at study %s", study.id)
         try:
             self.work(study)
-        except ProbeError as error:
+        except (ProbeError, UnreadableStudyError) as error:
             log.warning("study %s cannot be done here: %s", study.id, error)
             return TROUBLE_S
         except (OSError, MemoryError) as error:  # this machine's trouble, and no study's

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.machine import Machine, this_machine
+from tuner.machine import Machine, boot_id, this_machine
 from workers.turn import Turn, in_order
 from workers.warm import Kind
 
@@ -15,7 +15,8 @@ class Device:
     """What a probe holds while it runs."""
 
     name: str
-    """A GPU's UUID, or the machine's name before ``/cpu``."""
+    """A GPU's UUID, or before ``/cpu`` the kernel's id of the machine's boot, which all containers
+    of a machine share, unlike its name; the name where there is no such id."""
     visible: str = ""
     """What CUDA_VISIBLE_DEVICES calls it; empty for the cores."""
 
@@ -33,13 +34,16 @@ class Place:
 
 
 def devices_here(
-    machine: Machine | None = None, environment: Mapping[str, str] | None = None
+    machine: Machine | None = None,
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
 ) -> tuple[Device, ...]:
     """The GPUs that processes would see here, in CUDA's order, and the cores.
 
     Args:
         machine: described; this one, unless given.
         environment: of processes; this one's, unless given.
+        root: where ``proc`` is found.
     """
     machine = machine or this_machine()
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
@@ -48,7 +52,7 @@ def devices_here(
         Device(name=gpu.uuid, visible=gpu.uuid if entries is None else entries[index])
         for index, gpu in enumerate(machine.gpus)
     ]
-    return (*gpus, Device(name=f"{machine.name}/cpu"))
+    return (*gpus, Device(name=f"{boot_id(root) or machine.name}/cpu"))
 
 
 def first_gpus(devices: Sequence[Device], count: int) -> tuple[str, ...]:

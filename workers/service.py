@@ -101,10 +101,7 @@ class Service:
                 self._run_one()
             else:
                 self._run_lanes()
-        if why := self._stop.wait(0):
-            log.info("%s", why)
-            return 0 if self._stop.signal is SIGTERM else INTERRUPTED
-        return 0
+        return code_of(self._stop)
 
     def _lane(
         self,
@@ -203,6 +200,14 @@ class Service:
         self._looks += 1
         if self._looks == IDLE_LOOKS:
             self._dry_runs.end()
+
+
+def code_of(stop: StopRequest) -> int:
+    """The exit code of a service that ends now, as of :meth:`Service.run`; says why it ends."""
+    if why := stop.wait(0):
+        log.info("%s", why)
+        return 0 if stop.signal is SIGTERM else INTERRUPTED
+    return 0
 
 
 def is_predicted(study: Study) -> bool:

@@ -2,20 +2,21 @@
 
 from typing import Annotated
 
+import anyio
 from fastapi import APIRouter, Path, Response
 
 from api import examples
+from api.answers import Answers
 from api.context import InContext
 from api.documented import problems, text_answer
 from api.keys import Reader
 from api.problems import ProblemError
-from api.routes.studies import StudyId
-from tuner.answering import best_known, require_best
+from api.routes.studies import OfTerms, StudyId, check_terms
+from tuner.answering import require_best
 from tuner.errors import UnknownNameError
 from tuner.export import FORMATS, why_not
 from tuner.launch import exported
-from tuner.study import Study
-from tuner.suggestion import Candidate
+from tuner.store.standing import Standing
 
 router = APIRouter(tags=["studies"])
 
@@ -29,7 +30,7 @@ router = APIRouter(tags=["studies"])
         **problems(404, 409, 422),
     },
 )
-def export_study(
+async def export_study(
     context: InContext,
     caller: Reader,
     study_id: StudyId,
@@ -42,26 +43,30 @@ def export_study(
             examples=list(FORMATS),
         ),
     ],
+    terms: OfTerms = None,
 ) -> Response:
     """409 while there is no answer, or one that the launcher cannot run, with the reason."""
     if format_name not in FORMATS:
         error = UnknownNameError("format", format_name, FORMATS)
         raise ProblemError(404, str(error), field="format", nearest=error.nearest)
-    if context.standings.one(study_id) is None:
+    standing = await anyio.to_thread.run_sync(context.standings.one, study_id)
+    if standing is None:
         raise ProblemError(404, f"there is no study {study_id}")
-    with context.answers.computing():
-        study = context.store.study(study_id)
-        best = _best(study)
-        if reason := why_not(format_name, study.question, best.settings):
-            raise ProblemError(409, f"{format_name}: {reason}", field="format")
-        text = exported(format_name, study.question, best, study.id)
+    text = await context.turns.run(
+        caller.owner, _text, context.answers, standing, format_name, terms
+    )
     found = FORMATS[format_name]
     named = f'attachment; filename="{found.file_name}"'
     return Response(text, media_type=found.media_type, headers={"Content-Disposition": named})
 
 
-def _best(study: Study) -> Candidate:
-    suggestion = best_known(study)
-    if suggestion is None:
+def _text(answers: Answers, standing: Standing, format_name: str, terms: str | None) -> str:
+    whole = answers.whole(standing)
+    study = whole.study
+    check_terms(study.id, study.terms, terms)
+    if whole.suggestion is None:
         raise ProblemError(409, f"study {study.id} has no suggestion yet")
-    return require_best(study, suggestion)
+    best = require_best(study, whole.suggestion)
+    if reason := why_not(format_name, study.question, best.settings):
+        raise ProblemError(409, f"{format_name}: {reason}", field="format")
+    return exported(format_name, study.question, best, study.id)

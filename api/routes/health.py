@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+import anyio
 from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict
 
 from api.documented import answer, problems
@@ -49,6 +49,9 @@ class Readiness:
         self._transactions = store.transactions
         self._clock = clock
         self._lock = asyncio.Lock()
+        self._thread = anyio.CapacityLimiter(
+            1
+        )  # its own: slow requests must not take the service down
         self._looked_at = float("-inf")
         self._why = ""
 
@@ -56,7 +59,7 @@ class Readiness:
         """Why it cannot be; empty when it can. Nothing of the machine is told."""
         async with self._lock:
             if self._clock() - self._looked_at >= FRESH_S:
-                self._why = await run_in_threadpool(self._look)
+                self._why = await anyio.to_thread.run_sync(self._look, limiter=self._thread)
                 self._looked_at = self._clock()
             return self._why
 

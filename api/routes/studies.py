@@ -1,17 +1,19 @@
 """``/tune``: ask a question, see studies, cancel one."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from sqlalchemy.orm import Session
 
-from api import schemas
-from api.answers import Body, probes_as_dict
+from api import examples, schemas
+from api.answers import Body
+from api.bodies import unique_names
 from api.context import Context, InContext
 from api.cursors import cursor_of, read_cursor
 from api.documented import answer, links, problems
-from api.keys import Reader, Submitter
+from api.keys import Caller, Reader, Submitter
 from api.problems import ProblemError
 from api.questions import TuneRequest
 from api.schemas import STUDY_ID
@@ -20,7 +22,7 @@ from tuner.store import StudySummary
 from tuner.store.audit import Action, add_audit
 from tuner.store.requests import LONGEST_KEY
 from tuner.store.standing import Standing
-from tuner.study import StudyState
+from tuner.study import StudyState, Terms
 
 PRINTABLE = r"^[ -~]*$"
 LONGEST_WAIT_S = 60
@@ -39,6 +41,14 @@ ETags = Annotated[
         description="ETag of what is known already.",
     ),
 ]
+OfTerms = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[0-9a-f]{12}$",
+        description="`terms_id` of an answer: 409 when the study is on other terms.",
+        examples=[examples.TERMS_ID],
+    ),
+]
 STUDY_HEADERS = {"ETag": "Of this answer."}
 
 router = APIRouter(tags=["studies"])
@@ -46,6 +56,7 @@ router = APIRouter(tags=["studies"])
 
 @router.post(
     "/tune",
+    dependencies=[Depends(unique_names)],
     status_code=202,
     summary="Ask for the fastest settings that fit",
     responses={
@@ -60,10 +71,10 @@ router = APIRouter(tags=["studies"])
                 "show_study", "show_probes", "stream_events", "export_study", "cancel_study"
             ),
         },
-        **problems(413, 415, 422),
+        **problems(409, 413, 415, 422),
     },
 )
-def submit_question(
+async def submit_question(
     context: InContext,
     caller: Submitter,
     body: TuneRequest,
@@ -80,6 +91,7 @@ def submit_question(
 ) -> Response:
     """The same question on the same terms is asked once: who asks again joins, or gets its answer.
 
+    While its study is open on other terms it is refused (409), unless ``replace`` puts it on these.
     Versions that are not stated are those of the living workers. Where nothing is known yet,
     ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs.
     """
@@ -87,10 +99,9 @@ def submit_question(
     if isinstance(given, bytes):  # what FastAPI hands on where the media type is not JSON
         raise ProblemError(415, "the body must be application/json")
 
-    def note(session: Session, study_id: str) -> None:
-        add_audit(session, caller.id, Action.SUBMIT, study_id, address=caller.address)
-
-    done = context.submissions.submit(given, owner=caller.owner, key=idempotency_key, also=note)
+    submit = context.submissions.submit
+    asking = partial(submit, given, owner=caller.owner, key=idempotency_key, address=caller.address)
+    done = await context.turns.run(caller.owner, asking)
     return Response(
         done.body.with_notes(done.notes),
         202,
@@ -137,7 +148,7 @@ def list_studies(
     responses={
         200: answer(schemas.Study, "The study.", **STUDY_HEADERS),
         304: {"description": "Nothing has changed."},
-        **problems(404, 422),
+        **problems(404, 409, 422),
     },
 )
 async def show_study(
@@ -153,15 +164,21 @@ async def show_study(
             " it has changed.",
         ),
     ] = None,
+    terms: OfTerms = None,
     if_none_match: ETags = None,
 ) -> Response:
     """Waiting costs the service nothing: ask with ``wait=30`` again and again."""
     known = _tags(if_none_match)
     if wait is None:
         standing = await anyio.to_thread.run_sync(context.standings.one, study_id)
-        body = await _body(context, _required(standing, study_id))
+        found = _required(standing, study_id)
+        if kept := context.answers.fresh(found):
+            body = kept
+        else:
+            body = await context.turns.run(caller.owner, context.answers.of, found)
     else:
-        body = await _waited(context, study_id, known, wait)
+        body = await _waited(context, caller, study_id, known, wait, terms)
+    check_terms(study_id, body.terms, terms)
     headers = {"ETag": body.etag, **REVALIDATED}
     if body.etag in known or "*" in known:
         return Response(None, 304, headers)
@@ -173,11 +190,11 @@ async def show_study(
     summary="A study's probes, oldest first",
     responses={200: answer(schemas.ProbeList, "The probes."), **problems(404, 422)},
 )
-def show_probes(context: InContext, caller: Reader, study_id: StudyId) -> Response:
+async def show_probes(context: InContext, caller: Reader, study_id: StudyId) -> Response:
     """What was tried and measured, and what is queued or running."""
-    _required(context.standings.one(study_id), study_id)
-    with context.answers.computing():
-        return _json(probes_as_dict(context.store.study(study_id)))
+    standing = _required(await anyio.to_thread.run_sync(context.standings.one, study_id), study_id)
+    content = await context.turns.run(caller.owner, context.answers.probes, standing)
+    return Response(content, media_type="application/json")
 
 
 @router.delete(
@@ -188,37 +205,84 @@ def show_probes(context: InContext, caller: Reader, study_id: StudyId) -> Respon
         **problems(404, 409, 422),
     },
 )
-def cancel_study(context: InContext, caller: Submitter, study_id: StudyId) -> Response:
+async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId) -> Response:
     """Its running probe ends within seconds; what was measured is kept."""
-    _required(context.standings.one(study_id), study_id)
-    if not context.store.move(study_id, StudyState.CANCELLED, "cancelled through the service"):
-        state = _required(context.standings.one(study_id), study_id).state
-        raise ProblemError(409, f"study {study_id} is {state} already")
-    context.audit.note(caller.id, Action.CANCEL, study_id, address=caller.address)
-    body = context.answers.of(_required(context.standings.one(study_id), study_id))
+
+    def cancelled() -> Body:
+        cancel(context, caller, study_id)
+        return context.answers.of(_required(context.standings.one(study_id), study_id))
+
+    body = await context.turns.run(caller.owner, cancelled)
     return Response(body.content, 200, {"ETag": body.etag, **REVALIDATED}, "application/json")
 
 
-async def _waited(context: Context, study_id: str, known: set[str], wait_s: float) -> Body:
-    """The study at its end or, if something is known of it, when it is another than that."""
+def cancel(context: Context, caller: Caller, study_id: str) -> None:
+    """Cancel a study, and note who did, both or neither.
+
+    Raises:
+        ProblemError: 404 when there is none of this id, 409 when it has ended.
+    """
+
+    def note(session: Session) -> None:
+        add_audit(session, caller.id, Action.CANCEL, study_id, address=caller.address)
+
+    _required(context.standings.one(study_id), study_id)
+    why = "cancelled through the service"
+    if not context.store.move(study_id, StudyState.CANCELLED, why, also=note):
+        state = _required(context.standings.one(study_id), study_id).state
+        raise ProblemError(409, f"study {study_id} is {state} already")
+
+
+def check_terms(study_id: str, terms: Terms, wanted: str | None) -> None:
+    """Refuse to answer on other terms than were asked for.
+
+    Raises:
+        ProblemError: 409.
+    """
+    if wanted is not None and wanted != terms.id:
+        detail = f"study {study_id} was put on other terms meanwhile; ask the question again"
+        apart = {name: {"study": value} for name, value in terms.as_dict().items()}
+        raise ProblemError(409, detail, study_id=study_id, terms=apart)
+
+
+async def _waited(
+    context: Context,
+    caller: Caller,
+    study_id: str,
+    known: set[str],
+    wait_s: float,
+    terms: str | None,
+) -> Body:
+    """The study at its end or, if something is known of it, when it is another than that; or as
+    soon as it is on other terms."""
     until = anyio.current_time() + wait_s
     async with context.poller.listen(study_id) as feed:
         if feed is None:
             raise _unknown(study_id)
         if not known:
-            await context.poller.wait(feed, lambda: feed.is_over, wait_s)
-            return await _body(context, feed.standing)
+            await context.poller.wait(
+                feed, lambda: feed.is_over or not _is_on(feed.standing, terms), wait_s
+            )
+            return await _soon(context, caller, feed.standing)
         while True:
             changed = feed.changed
-            body = await _body(context, feed.standing)
+            body = await _soon(context, caller, feed.standing)
             left_s = until - anyio.current_time()
             if body.etag not in known or left_s <= 0 or context.poller.stopped:
                 return body
             await context.poller.wait(feed, changed.is_set, left_s)
 
 
-async def _body(context: Context, standing: Standing) -> Body:
-    return await anyio.to_thread.run_sync(context.answers.of, standing)
+async def _soon(context: Context, caller: Caller, standing: Standing) -> Body:
+    """As :meth:`api.answers.Answers.soon`, in a turn of the caller's if it is to be computed."""
+    if body := context.answers.fresh(standing):
+        return body
+    async with context.turns.taken(caller.owner):
+        return await context.answers.soon(standing)
+
+
+def _is_on(standing: Standing, terms: str | None) -> bool:
+    return terms is None or Terms.from_dict(standing.terms).id == terms
 
 
 def _required(standing: Standing | None, study_id: str) -> Standing:

@@ -34,9 +34,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(make_database: Callable[[Path], str], tmp_path: Path) -> str:
     """The address of an empty database."""
-    return f"sqlite:///{tmp_path}/studies.db"
+    return make_database(tmp_path / "studies.db")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def client(noted: Noted) -> TestClient:
 
     app.include_router(router)
     app.add_middleware(AccessLog, metrics=noted)
-    return TestClient(app, raise_server_exceptions=False)
+    return TestClient(app, raise_server_exceptions=False, client=("192.0.2.7", 50000))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_a_request_is_one_line_by_its_route(
     assert answer.status_code == 200
     (line,) = lines(caplog)
     assert (line["method"], line["route"], line["status"]) == ("GET", "/tune/{study_id}", 200)
-    assert (line["study"], line["actor"], line["client"]) == ("st-1", "key-1", "testclient")
+    assert (line["study"], line["actor"], line["client"]) == ("st-1", "key-1", "192.0.2.7")
     assert "secret" not in str(line)
     assert noted.seen == [("/tune/{study_id}", "GET", 200)]
 

@@ -3,9 +3,11 @@
 import json
 import threading
 
+import anyio
 import pytest
 
-from api.answers import FRESH_S, MOST_KEPT, OLDEST_S, Answers, Body
+from api.answers import Answers, Body
+from api.kept import FRESH_S, OLDEST_S
 from tests.api.conftest import Clock
 from tests.api.studies import MEASURED, finish, probe, question_of
 from tuner.store import Store
@@ -80,18 +82,6 @@ def test_nobody_waits_for_what_is_only_old(
     assert found_while_another_computes() == []
 
 
-def test_no_more_are_kept_than_may_be(
-    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = standing(store, study_id)
-    made = answers.of(one)
-    for number in range(MOST_KEPT + 5):
-        other = Standing(**{**{n: getattr(one, n) for n in one.__slots__}, "id": f"st-{number}"})
-        answers._keep(Body(content=b"{}", etag="", standing=other, answered=False))
-    assert len(answers._kept) == MOST_KEPT
-    assert answers.of(one) is not made
-
-
 def test_one_thread_computes_for_all(
     store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,3 +109,61 @@ def test_whether_asking_again_finds_more(store: Store, answers: Answers, study_i
     probe(store, study_id)
     finish(store, study_id)
     assert answers.of(standing(store, study_id)).answered
+
+
+def test_who_waits_takes_no_thread_of_those_who_ask(
+    store: Store, answers: Answers, study_id: str
+) -> None:
+    """All of theirs are taken, and hundreds are woken."""
+    here = standing(store, study_id)
+    held = threading.Event()
+
+    async def wake() -> None:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 1
+        async with anyio.create_task_group() as others:
+            others.start_soon(anyio.to_thread.run_sync, held.wait)
+            await anyio.sleep(0.05)
+            found: list[Body] = []
+
+            async def woken() -> None:
+                found.append(await answers.soon(here))
+
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as waiting:
+                    for _ in range(300):
+                        waiting.start_soon(woken)
+            assert len(found) == 300
+            assert len({id(body) for body in found}) == 1, "it was made once"
+            assert limiter.borrowed_tokens == 1
+            held.set()
+
+    anyio.run(wake)
+
+
+def test_what_is_kept_is_given_without_a_thread(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = answers.of(standing(store, study_id))
+    monkeypatch.setattr(anyio.to_thread, "run_sync", None)
+    assert anyio.run(answers.soon, body.standing) is body
+
+
+def test_what_is_kept_is_not_read_again(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes, answers and exports of one standing are made of one reading, and once."""
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    here = standing(store, study_id)
+    for _ in range(3):
+        answers.of(here)
+        assert json.loads(answers.probes(here))["study_id"] == study_id
+        assert answers.whole(here).study.id == study_id
+    assert len(reads) == 1
+    probe(store, study_id)
+    reads.clear()
+    for _ in range(3):
+        assert len(json.loads(answers.probes(standing(store, study_id)))["probes"]) == 1
+    assert len(reads) == 1

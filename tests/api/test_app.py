@@ -27,10 +27,10 @@ def test_what_is_not_there_is_a_problem(client: TestClient, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/tune", "GET, POST"),
-        ("/tune/st-000000000000", "DELETE, GET"),
-        ("/tune/st-000000000000/events", "GET"),
-        ("/healthz", "GET"),
+        ("/tune", "GET, HEAD, POST"),
+        ("/tune/st-000000000000", "DELETE, GET, HEAD"),
+        ("/tune/st-000000000000/events", "GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
     ],
 )
 def test_other_methods_are_told_which_there_are(

@@ -140,6 +140,23 @@ def test_a_service_that_needs_keys_does_not_start_without_one(
         check_bind(settings(**given), keys)
 
 
+@pytest.mark.parametrize(
+    ("db", "named"),
+    [
+        ("sqlite:///studies.db", " --db sqlite:///studies.db"),
+        ("sqlite:///my studies.db", " --db 'sqlite:///my studies.db'"),
+        ("postgresql://a:secret@host/tuner", " --db 'postgresql://a:***@host/tuner'"),
+        (None, ""),
+    ],
+)
+def test_the_database_in_which_to_make_a_key_is_named(
+    keys: Keys, db: str | None, named: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_bind(settings(host="0.0.0.0", db=db), keys)
+    assert caught.value.allowed.endswith(f"tuner keys create NAME --scope submit{named}")
+
+
 def test_a_service_of_this_machine_starts_without_one(keys: Keys) -> None:
     check_bind(settings(), keys)
 

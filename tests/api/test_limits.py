@@ -1,24 +1,31 @@
 """Requests that are too long, too slow, too many, or another's; and what every answer says."""
 
 import asyncio
+import http.client
+import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from api.limits import (
+    LINGER_BODIES,
     SECURITY_HEADERS,
     Bounds,
     Buckets,
     Hosts,
     SecurityHeaders,
     WholeBody,
+    address_of,
     is_loopback,
     network_of,
 )
 from api.settings import Settings
 from tests.api.asgi import HOST, Answer, body_of, call, connection, echo, send_to
+from tests.api.live import serving
 
 
 def settings(**given: Any) -> Settings:
@@ -237,9 +244,10 @@ def test_a_larger_body_is_refused(parts: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("length", ["11", "9" * 100])
-def test_one_that_says_so_is_not_even_read(length: str) -> None:
+def test_one_that_says_so_is_answered_before_it_is_read(length: str) -> None:
     async def receive() -> Message:
-        raise AssertionError("it was read")
+        assert [one["type"] for one in answers] == ["http.response.start", "http.response.body"]
+        return {"type": "http.disconnect"}
 
     answers: list[Message] = []
 
@@ -248,6 +256,83 @@ def test_one_that_says_so_is_not_even_read(length: str) -> None:
 
     asyncio.run(whole()(posted(length), receive, send))
     assert answers[0]["status"] == 413
+    assert (b"connection", b"close") in answers[0]["headers"]
+    assert [one.get("more_body") for one in answers[1:]] == [True, False]
+
+
+@pytest.mark.parametrize("endless", [True, False])
+def test_of_one_that_is_too_large_no_more_than_so_much_is_thrown_away(endless: bool) -> None:
+    """Neither what comes without end, nor what does not come, keeps the connection."""
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        received += 1
+        if not endless and received > 3:
+            await asyncio.Future()
+        return {"type": "http.request", "body": b"0" * 10, "more_body": True}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    sent: list[Message] = []
+    asyncio.run(whole(within_s=0.05)(posted(), receive, send))
+    assert sent[0]["status"] == 413
+    assert sent[-1]["more_body"] is False
+    assert received == (2 + LINGER_BODIES if endless else 4)
+
+
+def test_who_sends_all_of_it_first_still_hears_why(app: FastAPI) -> None:
+    """As most clients do; and then the connection is closed."""
+    with serving(app) as url:
+        caller = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+        for length in (300_000, 3_000_000):
+            caller.request("POST", "/tune", b"0" * length, {"content-type": "application/json"})
+            answer = caller.getresponse()
+            assert (answer.status, answer.getheader("connection")) == (413, "close")
+            assert json.load(answer)["status"] == 413
+        caller.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:DB8::7", "2001:db8::7"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("fe80::1%<script>", "fe80::1"),
+        ("unknown", ""),
+        ("192.0.2.7, 10.0.0.1", ""),
+        ("1", ""),
+        ("<script>", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_what_is_no_address_is_not_taken_for_one(said: str | None, address: str) -> None:
+    assert address_of(connection(client=said)) == address
+
+
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [
+        (["gzip"], 415),
+        (["identity, gzip"], 415),
+        (["identity", "br"], 415),
+        (["x" * 100], 415),
+        (["identity"], 200),
+        ([" Identity "], 200),
+        ([""], 200),
+        ([], 200),
+    ],
+)
+def test_a_body_is_taken_as_it_is(codings: list[str], status: int) -> None:
+    headers = [HOST, *(("content-encoding", coding) for coding in codings)]
+    answer = call(whole(), connection("POST", headers=headers), body_of(b"0"))
+    assert answer.status == status
+    if status == 415:
+        assert is_problem(answer, 415)
+        assert answer.headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "\xb2", ""])

@@ -113,8 +113,12 @@ def test_serves_logs_and_ends_by_sigterm(environment: dict[str, str], tmp_path: 
         assert get(f"{service.url}/healthz") == (200, {"status": "ok"})
         assert get(f"{service.url}/readyz") == (200, {"status": "ready"})
         assert get(f"{service.url}/tune?limit=5&note=secret1", Cookie="secret2")[0] in (200, 422)
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        assert get(f"{service.url}/healthz", **upgrade) == (200, {"status": "ok"})
         assert service.end() == 0
         assert "secret" not in service.log.read_text()
+        assert "WebSocket" not in service.log.read_text(), "nobody is to install anything"
+        assert "Unsupported upgrade" not in service.log.read_text()
         lines = service.lines()
     assert {line["process"] for line in lines} == {"api"}
     assert lines[0]["message"] == f"serving at {service.url}"

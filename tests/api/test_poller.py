@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -130,29 +131,96 @@ def test_a_study_that_is_asked_again_goes_on(store: Store, study_id: str) -> Non
 
 
 def test_queries_do_not_grow_with_listeners(
-    store: Store, study_id: str, statements: list[str]
+    store: Store, study_id: str, statements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def queries(listeners: int) -> float:
-        """For each event, while it happens."""
-        poller = Poller(store, 0.05)
+    """Exactly the same ones for one and for a hundred, of whom each gets all that happens."""
+    changes, states = 6, cycle([StudyState.RUNNING, StudyState.QUEUED])
 
-        async def work() -> float:
-            listening = [asyncio.create_task(ids_of(poller, study_id)) for _ in range(listeners)]
+    def queries(listeners: int) -> list[str]:
+        """All that are made while things happen, with one look after each."""
+        poller = Poller(store, 60.0)
+        looks: asyncio.Queue[None] = asyncio.Queue()
+        monkeypatch.setattr(module.asyncio, "sleep", lambda pause_s: looks.get())
+        before = store.events(study_id)[-1].id
+
+        async def work() -> list[str]:
+            wanted = [ids_of(poller, study_id, before, changes) for _ in range(listeners)]
+            listening = [asyncio.create_task(one) for one in wanted]
             while sum(feed.listeners for feed in poller._feeds.values()) < listeners:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.2)
+                await asyncio.wait(listening, timeout=0.01)
             statements.clear()
-            await asyncio.sleep(1.0)
-            looks = sum("SELECT" in one for one in statements)
-            poller.stop()
-            await asyncio.gather(*listening)
-            return looks
+            for _ in range(changes):
+                assert await asyncio.to_thread(store.move, study_id, next(states))
+                changed = poller._feeds[study_id].changed
+                looks.put_nowait(None)
+                await changed.wait()
+            found = await asyncio.gather(*listening)
+            seen = list(statements)
+            happened = [one.id for one in store.events(study_id, before)]
+            assert found == [happened] * listeners
+            assert len(happened) == changes
+            return seen
 
-        return float(run(work))
+        return list(run(work))
 
     one, many = queries(1), queries(100)
-    assert one > 0
-    assert many < 2 * one  # looks are by the clock, so their number differs a little
+    assert sum("FROM events" in each and "ORDER BY" in each for each in one) == changes
+    assert many == one
+
+
+def test_the_past_is_read_once_for_all_who_listen(
+    store: Store, study_id: str, statements: list[str]
+) -> None:
+    for _ in range(3):
+        probe(store, study_id)
+    everything = [one.id for one in store.events(study_id)]
+
+    def reads(listeners: int) -> int:
+        poller = Poller(store, 60.0)  # it does not look in this time
+
+        async def work() -> list[list[int]]:
+            wanted = [ids_of(poller, study_id, after, 1 + n % 2) for n in range(listeners)]
+            return await asyncio.gather(*wanted)
+
+        after = everything[2]
+        statements.clear()
+        assert run(work) == [everything[3 : 4 + n % 2] for n in range(listeners)]
+        return sum(one.startswith("SELECT") for one in statements)
+
+    assert reads(1) == 2, "where the study stands, and what happened"
+    assert reads(100) == 2
+
+
+def test_a_past_that_is_too_long_to_be_kept_is_tried_once(
+    store: Store, study_id: str, statements: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        probe(store, study_id)
+    everything = [one.id for one in store.events(study_id)]
+    monkeypatch.setattr(module, "MOST_KEPT", len(everything) - 1)
+    poller = Poller(store, 60.0)
+
+    async def work() -> list[list[int]]:
+        return await asyncio.gather(
+            *(ids_of(poller, study_id, most=len(everything)) for _ in range(10))
+        )
+
+    statements.clear()
+    assert run(work) == [everything] * 10
+    assert sum("FROM events" in one and "ORDER BY" in one for one in statements) == 11
+
+
+def test_a_look_is_one_transaction(store: Store, study_id: str, statements: list[str]) -> None:
+    poller = Poller(store, 60.0)
+    probe(store, study_id)
+    statements.clear()
+    [(standing, events)] = poller._read({study_id: 0, "st-000000000000": 0}).values()
+    assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT", "SELECT"]
+    assert standing.newest_event == events[-1].id
+    assert events == store.events(study_id)
+    statements.clear()
+    assert poller._read({study_id: events[-1].id}) == {}
+    assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT"]
 
 
 def test_nobody_listens_and_nothing_is_asked(
@@ -177,6 +245,27 @@ def test_an_unknown_study_has_no_feed(store: Store) -> None:
             assert feed is None
 
     run(work)
+
+
+def test_all_who_come_at_once_are_told_that_the_database_is_away(
+    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poller, asked = Poller(store, 0.01), []
+
+    def fail(name: str) -> None:
+        asked.append(name)
+        raise StoreError("gone")
+
+    monkeypatch.setattr(poller._standings, "one", fail)
+
+    async def work() -> list[object]:
+        wanted = [ids_of(poller, study_id, most=1) for _ in range(10)]
+        return await asyncio.gather(*wanted, return_exceptions=True)
+
+    assert [str(one) for one in run(work)] == ["gone"] * 10
+    assert asked == [study_id]
+    monkeypatch.undo()
+    assert len(run(lambda: ids_of(poller, study_id, most=1))) == 1, "they may come again"
 
 
 def test_a_database_that_is_away_is_waited_for(

@@ -1,7 +1,16 @@
 """Errors in the product's own words."""
 
+import logging
+
 import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
+
+from tests.api.studies import MEASURED, PREDICTED, question_of
+from tuner.store import Store
+from tuner.store.tables import StudyRow
+from tuner.study import Terms
 
 JSON = {"Content-Type": "application/json"}
 
@@ -42,3 +51,27 @@ def test_json_that_cannot_be_read_is_told_so(client: TestClient, text: str) -> N
 def test_a_request_without_a_body_is_told_so(client: TestClient) -> None:
     body = client.post("/tune", headers=JSON).json()
     assert (body["status"], body["detail"]) == (422, "body: got nothing; is required")
+
+
+def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(
+    client: TestClient, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = (store.ask(question_of(body), Terms()).id for body in (PREDICTED, MEASURED))
+    question = store.study(bad).question.as_dict()
+    question["workload"]["precision"] = "fp4"
+    with Session(store.transactions.writer) as session, session.begin():
+        session.execute(update(StudyRow).where(StudyRow.id == bad).values(question=question))
+    with caplog.at_level(logging.ERROR, "api"):
+        responses = [client.get(f"/tune/{bad}{more}") for more in ("", "/probes", "?wait=1")]
+    for response in responses:
+        assert response.status_code == 500
+        assert "retry-after" not in response.headers
+        assert "fp4" not in response.text
+        detail = response.json()["detail"]
+        assert detail == "this version cannot read the study, and its log says why"
+    assert f"study {bad} cannot be read by this version" in caplog.text
+    assert client.get(f"/tune/{good}").status_code == 200
+    listed = client.get("/tune").json()["studies"]
+    assert {one["study_id"] for one in listed} == {bad, good}
+    client.delete(f"/tune/{bad}")  # it can be got rid of
+    assert client.get("/tune?state=cancelled").json()["studies"][0]["study_id"] == bad

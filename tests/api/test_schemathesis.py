@@ -73,7 +73,9 @@ def checked(folder: Path) -> Iterator[tuple[Any, str, Callable[[], None]]]:
                     if table.name != KeyRow.__tablename__:
                         session.execute(delete(table))
                 session.execute(text("DELETE FROM sqlite_sequence"))
-            app.state.context.answers._kept.clear()
+            answers = app.state.context.answers
+            for kept in (answers._whole, answers._bodies, answers._probes):
+                kept._found.clear()
 
         yield schema, bearer, forget
 

@@ -1,6 +1,8 @@
 """A disk that is full, a database that is read-only, or gone: a clear error, and on it goes."""
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -16,6 +18,7 @@ from api.settings import Settings
 from tests.api.studies import MEASURED, probe
 from tests.chaos.databases import PostgresServer, postgresql
 from tuner.store import Store, open_store
+from tuner.store.engine import PING_AFTER_S
 
 Trouble = Callable[[Store], AbstractContextManager[None]]
 
@@ -163,17 +166,34 @@ def test_a_file_that_is_away(store: Store) -> None:
         assert client.post("/tune", json=asked(2)).status_code == 202
 
 
-def test_a_wait_goes_on_when_the_file_is_back(store: Store) -> None:
-    """What is written while the service sees no file is another process's."""
-    with calling(store, max_concurrent=10) as client:
+def test_a_wait_goes_on_when_the_file_is_back(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that was begun before it was away, and looked for it meanwhile."""
+    with calling(store, max_concurrent=10) as client, ThreadPoolExecutor(1) as pool:
         study_id = client.post("/tune", json=asked(1)).json()["study_id"]
         seen = client.get(f"/tune/{study_id}").headers["etag"]
+        headers = {"If-None-Match": seen}
+        waiting = pool.submit(client.get, f"/tune/{study_id}?wait=60", headers=headers)
+        context = client.app.state.context  # type: ignore[attr-defined]
+        until(lambda: study_id in context.poller._feeds)
         with away(store):
             refused(client.get(f"/tune/{study_id}"))
+            until(lambda: "listeners wait" in caplog.text)
+        assert not waiting.done()
         probe(store, study_id)
-        found = client.get(f"/tune/{study_id}?wait=10", headers={"If-None-Match": seen})
+        found = waiting.result(timeout=60)
         assert found.status_code == 200
         assert found.json()["revision"] > 0
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Waits for it, and not for ever."""
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never was")
 
 
 def test_a_copy_that_is_put_in_the_files_place(store: Store, tmp_path: Path) -> None:
@@ -209,14 +229,20 @@ def test_a_server_that_lets_nobody_write(server: PostgresServer) -> None:
                 text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
             )
 
+    def wait() -> None:
+        """Connections that were used a moment ago are taken as they are."""
+        time.sleep(PING_AFTER_S)
+
     with open_store(server.url) as store, calling(store) as client:
         first = ask(client, 1)
         set_to("on")
+        wait()
         try:
             refused(client.post("/tune", json=asked(2)))
             assert client.get(f"/tune/{first['study_id']}").json() == first
         finally:
             set_to("off")
+        wait()
         assert client.post("/tune", json=asked(2)).status_code == 202
     admin.dispose()
 

@@ -209,6 +209,8 @@ def test_newer_releases_are_used_and_said_to_be_unchecked() -> None:
         ("accelerate", {"accelerate": ""}, "must be a version"),
         ("accelerate", {"accelerate": "1!1.0"}, "must be a version"),
         ("accelerate", {"accelerate": "1" * 100}, "must be a version"),
+        ("accelerate", {"accelerate": "10000.0"}, "must be a version"),
+        ("accelerate", {"accelerate": "1.999999999999"}, "must be a version"),
         ("accelerate", {"accelerate": "0.19.0"}, "older than 0.24"),
         ("torch", {"torch": "2.5.1"}, "older than 2.6"),
         ("trainer", {"transformers": "4.30"}, "older than 4.38"),

@@ -1,5 +1,6 @@
 """Requests: what may be asked, what is taken where it is left out, and how errors are named."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from tuner.catalog.models import read
 from tuner.errors import UsageError
 from tuner.measurement import Fidelity
-from tuner.request import TuneRequest, read_request
+from tuner.request import MOST_SETTINGS, TuneRequest, read_request
 from tuner.settings import Sharding
+from tuner.space import enumerate_space
 from tuner.study import Terms
 from tuner.workload import Optimizer
 
@@ -114,6 +116,8 @@ def test_sizes_that_a_configuration_leaves_out_are_told() -> None:
         ({"path": "/etc/passwd"}, "path"),
         ({"x" * 1000: 1}, "x" * 80),
         ({"pool": "\ud800"}, "body"),
+        ({"replace": 1}, "replace"),
+        ({"replace": "yes"}, "replace"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(change: dict[str, Any], field: str) -> None:
@@ -121,6 +125,29 @@ def test_what_is_wrong_is_named_with_its_path(change: dict[str, Any], field: str
         read_request({**ASKED, **change}).question({"torch": "2.13.0"})
     assert caught.value.field == field
     assert len(str(caught.value)) < 1000
+
+
+def test_a_question_of_too_many_settings_says_how_to_ask_for_fewer() -> None:
+    asked = {**ASKED, "workload": {**WORKLOAD, "global_batch_size": 720_720}}
+    with pytest.raises(UsageError) as caught:
+        read_request({**asked, "knobs": {"sharding": ["full_shard"]}}).question(VERSIONS)
+    assert (caught.value.field, caught.value.given) == ("knobs", {"sharding": ["full_shard"]})
+    proposed = {"micro_batch_size": [1, 2, 3, 4, 5, 6, 7, 8]}
+    assert json.dumps(proposed) in caught.value.allowed
+    question = read_request({**asked, "knobs": proposed}).question(VERSIONS)
+    assert len(enumerate_space(question).legal) <= MOST_SETTINGS
+
+
+def test_batches_with_the_usual_divisors_are_not_too_many() -> None:
+    for batch, cluster, framework in (
+        (2**20, "8xh100-80gb", "torch"),
+        (5040, "8xh100-80gb", "torch"),
+        (16_384, "256x8xh100-80gb", "torch"),
+        (3600, "15x8xh100-80gb", {"name": "nanotron", "versions": {"nanotron": "0.4"}}),
+    ):
+        workload = {**WORKLOAD, "model": "llama-3.1-70b", "global_batch_size": batch}
+        asked = {"workload": workload, "cluster": cluster, "framework": framework}
+        assert read_request(asked).question(VERSIONS)
 
 
 def test_a_file_is_no_way_to_write_a_cluster() -> None:

@@ -18,6 +18,7 @@ from tuner.dryrun import DryRunner
 from tuner.store import LEASE_S, open_store
 from workers import service, worker
 from workers.launchers.base import WATCH_FD
+from workers.opening import open_patiently
 from workers.options import Options
 from workers.places import Device
 from workers.stop import StopRequest
@@ -60,10 +61,14 @@ def main() -> int:
         guards=False,
         **made_up(os.environ.get("STAND_IN_GPUS", "")),
     )
-    with open_store(url, create=False, lease_s=lease_s) as store:
-        if study.startswith("--"):
+    if study.startswith("--"):
+        found = open_patiently(url, stop, create=False, lease_s=lease_s)
+        if found is None:
+            return service.code_of(stop)
+        with found as store:
             until = service.Until(ENDS[study])
             return service.Service(store, stop=stop, until=until, options=options).run()
+    with open_store(url, create=False, lease_s=lease_s) as store:
         return Worker(store, study, stop=stop, options=options).run()
 
 

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 
-from tuner.errors import ProbeError, StoreError, UsageError
+from tuner.errors import ProbeError, StoreError, UnreadableStudyError, UsageError
 from tuner.store import Store, WorkerIdentity
+from tuner.store.tables import StudyRow
 from tuner.study import Question, Study, StudyState, Terms
 from workers import lane as lane_module
 from workers.lane import Judged, Lane
@@ -105,7 +108,7 @@ def test_a_study_that_changes_is_looked_at_again(store, question, lane, work, st
 def test_a_study_that_waits_for_others_is_left_and_taken_again(
     lane, work, studies, monkeypatch
 ) -> None:
-    monkeypatch.setattr(lane_module, "AGAIN_S", 0.1)
+    monkeypatch.setattr(lane_module, "AGAIN_S", 1.0)  # longer than the other one takes
     work.leaves, work.most = {studies[0]}, 4
     lane().run(drains=True)  # it does not end while a study is open that it may be wanted for
     assert work.done == [studies[0], studies[2], studies[0], studies[0]]
@@ -121,7 +124,7 @@ def test_it_does_not_drain_while_a_study_waits_for_another_lane(store, lane, wor
 def test_what_turns_out_not_to_be_done_here_is_left_for_a_while(
     store, lane, work, studies, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(lane_module, "TROUBLE_S", 0.05)
+    monkeypatch.setattr(lane_module, "TROUBLE_S", 1.0)  # longer than the other one takes
     work.planted[studies[0]] = ProbeError("the disk is full")
     work.most = 3
     lane().run()
@@ -182,6 +185,33 @@ def test_a_study_that_cannot_be_read_holds_up_no_other(
     monkeypatch.setattr(Store, "study", fails)
     lane().run(drains=True)
     assert work.done == [studies[2]]
+
+
+def test_a_study_of_another_version_holds_up_no_other(store, lane, work, studies, caplog) -> None:
+    """A row of the database that this version does not understand, nor ever will."""
+    caplog.set_level("INFO", logger="workers")
+    question = store.study(studies[0]).question.as_dict()
+    question["workload"]["precision"] = "fp4"
+    with Session(store.transactions.writer) as session, session.begin():
+        session.execute(update(StudyRow).where(StudyRow.id == studies[0]).values(question=question))
+    made = lane()
+    made.run(drains=True)
+    assert work.done == [studies[2]]
+    assert [one.id for one in store.open_studies(())] == [studies[0]]  # others may do it
+    (told,) = [r.getMessage() for r in caplog.records if studies[0] in r.getMessage()]
+    assert "is left to other workers" in told
+    assert "cannot be read by this version" in told
+    assert "fp4" in told
+
+
+def test_a_study_that_becomes_unreadable_at_work_is_left_and_does_not_fail(
+    store, lane, work, studies
+) -> None:
+    work.planted[studies[0]] = UnreadableStudyError("by this version")
+    work.most = 2
+    lane().run()
+    assert work.done == [studies[0], studies[2]]
+    assert store.study(studies[0]).state is StudyState.RUNNING
 
 
 def test_a_store_that_is_away_is_waited_for_with_growing_pauses(

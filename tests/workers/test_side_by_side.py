@@ -159,8 +159,10 @@ def test_a_finalist_holds_every_device(store, question, work, monkeypatch) -> No
     held: list[tuple[int, tuple[str, ...]]] = []
     claim = Store.claim
 
-    def noted(self: Store, study_id: str, worker: object, fidelity: object, devices: Any) -> Any:
-        found = claim(self, study_id, worker, fidelity, devices)
+    def noted(
+        self: Store, study_id: str, worker: object, fidelity: object, devices: Any, *, key: str
+    ) -> Any:
+        found = claim(self, study_id, worker, fidelity, devices, key=key)
         if found:
             held.append((found.probe.request.repetition, tuple(devices)))
         return found

@@ -4,11 +4,12 @@ import getpass
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import typer
 
 from tuner.cli.errors import print_json
-from tuner.cli.units import moment_text, read_whole
+from tuner.cli.units import count_text, moment_text, read_whole
 from tuner.errors import UsageError
 from tuner.store import open_store
 from tuner.store.audit import Audit, AuditEntry
@@ -93,6 +94,34 @@ def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
     else:
         _show(("at (UTC)", "who", "what", "study", "more"), [_audit_row(one) for one in found])
     return 0
+
+
+def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
+    """Delete the entries of the audit that are older than a moment; the exit code.
+
+    Raises:
+        UsageError: it is none, or still to come, or there is no such database.
+        StoreError: it cannot be used.
+    """
+    moment = _moment(before)
+    with _opened(db) as transactions:
+        deleted = Audit(transactions).prune(moment, by=_user())
+    if as_json:
+        print_json({"deleted": deleted, "before": moment.isoformat()})
+    else:
+        at = f"{moment:%Y-%m-%d %H:%M} UTC"
+        typer.echo(f"{count_text(deleted, 'row')} from before {at} deleted")
+    return 0
+
+
+def _moment(text: str) -> datetime:
+    """A day, which begins at midnight UTC, or a moment, of UTC unless it names its offset."""
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        allowed = "must be a day or a moment, such as 2026-01-31 or 2026-01-31T12:00"
+        raise UsageError("prune_before", text, allowed) from error
 
 
 @contextmanager

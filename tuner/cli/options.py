@@ -213,6 +213,15 @@ class SuggestAsked(Asked):
             PLACE,
         ),
     ] = ""
+    replace: Annotated[
+        bool,
+        Option(
+            "--replace",
+            help="With --server: put a study of this question that is open there on other terms"
+            " (budget, headroom, fidelity, pool) on these. Whoever waits for it is told.",
+            rich_help_panel=PLACE,
+        ),
+    ] = False
     write: Annotated[
         list[str] | None,
         Option(

@@ -102,6 +102,7 @@ def request_of(asked: SuggestAsked, question: Question) -> dict[str, Any]:
         "headroom": if_given(read_share, "headroom", asked.headroom),
         "memory_limit_gib": None if limit_bytes is None else limit_bytes / 2**30,
         "pool": asked.pool,
+        "replace": asked.replace or None,
     }
     return {name: value for name, value in request.items() if value is not None}
 
@@ -219,7 +220,8 @@ def _answered(
     if shown is None:
         raise ServiceError(f"study {study.id} is {body['state']}, and has no suggestion")
     if targets and none is None:
-        files = {str(one.path): service.export(study.id, one.format_name) for one in targets}
+        terms = body.get("terms_id")
+        files = {str(one.path): service.export(study.id, one.format_name, terms) for one in targets}
         shown = {**shown, "launch": launch_of(study.question, files)}
     try:
         suggestion = Suggestion.from_dict(shown)

@@ -18,6 +18,8 @@ SILENCE_S = 45.0
 PATIENCE_S = 120.0
 """Seconds for which a service that cannot be reached is tried again."""
 RETRY_S = 1.0
+REPLACED = " (--replace does)"
+"""Said beside a study that is open on other terms."""
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses that pass."""
 
@@ -86,13 +88,19 @@ class Service:
         found: list[dict[str, Any]] = self._object("GET", f"/tune/{study_id}/probes")["probes"]
         return found
 
-    def export(self, study_id: str, format_name: str) -> str:
+    def export(self, study_id: str, format_name: str, terms: str | None = None) -> str:
         """A study's answer as a launcher's file.
+
+        Args:
+            study_id: the study's.
+            format_name: the launcher's.
+            terms: the ``terms_id`` of the answer that is wanted; any unless given.
 
         Raises:
             TunerError: it cannot be reached, refused, or has no such answer.
         """
-        return self._send("GET", f"/tune/{study_id}/export/{format_name}").text
+        wanted = {} if terms is None else {"terms": terms}
+        return self._send("GET", f"/tune/{study_id}/export/{format_name}", params=wanted).text
 
     def cancel(self, study_id: str) -> dict[str, Any]:
         """Cancel a study.
@@ -181,6 +189,9 @@ class Service:
         detail = str(problem.get("detail") or f"status {response.status_code}")
         if response.status_code == 422 and isinstance(problem.get("field"), str):
             return RefusedError(problem["field"], detail)
+        is_question = response.request.method == "POST"
+        if response.status_code == 409 and is_question:
+            return ServiceError(f"{self.url} refused: {detail}{REPLACED}")
         more = f"; the key is taken from ${KEY}" if response.status_code in (401, 403) else ""
         return ServiceError(f"{self.url} refused: {detail}{more}")
 

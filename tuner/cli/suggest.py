@@ -10,6 +10,7 @@ from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import progress_of
 from tuner.cli.targets import read_targets
 from tuner.cli.worker import worker_argv
+from tuner.errors import UsageError
 from tuner.measurement import Fidelity
 from tuner.store import Store, open_store
 from tuner.study import Study
@@ -26,6 +27,8 @@ def run(asked: SuggestAsked) -> int:
         from tuner.cli.remote import run as run_remote
 
         return run_remote(asked, asked.server)
+    if asked.replace:
+        raise UsageError("replace", True, "needs --server: here, asking again replaces the terms")
     inquiry = read_inquiry(asked, **read_budget(asked))
     if inquiry.terms.fidelity is Fidelity.PREDICTED:
         check_covered(inquiry.question)

@@ -77,7 +77,8 @@ def _any_sliding(kinds: Sequence[LayerKind]) -> bool:
     return any(kind.attention == SLIDING for kind in kinds)
 
 
-def _pattern(kinds: Sequence[LayerKind]) -> _Pattern | None:
+@lru_cache(maxsize=8)  # a thousand layers take a fifth of a second, and each class asks again
+def _pattern(kinds: tuple[LayerKind, ...]) -> _Pattern | None:
     """The pattern with the shallowest copy; ``None`` where no period comes twice."""
     found = [
         _Pattern(lead=start, period=period, tail=len(kinds) - period - end)

@@ -12,7 +12,7 @@ from tuner.space.dead import (
     TENSOR_PARALLEL_MODEL_TYPES,
     DeadKnob,
 )
-from tuner.space.enumeration import Space, enumerate_space
+from tuner.space.enumeration import Space, count_settings, enumerate_space
 from tuner.space.rules import SHARDINGS, divisors
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "DeadKnob",
     "Space",
     "check_settings",
+    "count_settings",
     "divisors",
     "enumerate_space",
     "settings_notes",

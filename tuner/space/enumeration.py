@@ -4,12 +4,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from tuner.errors import UsageError
 from tuner.settings import KNOBS, Checkpointing, Settings, Sharding
-from tuner.space.dead import DeadKnob, Fixed, canonical_class, fixed_sync, sentence, show_all
+from tuner.space.dead import (
+    DeadKnob,
+    Fixed,
+    canonical_class,
+    fixed_by_framework,
+    fixed_sync,
+    fixed_tp_size,
+    sentence,
+    show_all,
+)
 from tuner.space.rules import (
     SHARDINGS,
     broken_rule,
@@ -71,6 +80,16 @@ def enumerate_space(question: Question) -> Space:
     return _space(_Asked(question))
 
 
+def count_settings(question: Question, most: int) -> int:
+    """How many legal settings a question has, counted to one more than ``most``.
+
+    Impossible values are not refused here: there are just no settings with them.
+    """
+    classes = _classes(question)
+    every = (one for found in classes for one in _members(question, found, {}))
+    return sum(1 for _ in islice(every, most + 1))
+
+
 # A study is planned again after every probe, and its space stays the same.
 @lru_cache(maxsize=4)
 def _space(asked: _Asked) -> Space:
@@ -107,7 +126,9 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
     """Canonical classes with their dead knobs, in a fixed order."""
     found: dict[Settings, list[Fixed]] = {}
-    options = [_options(question, knob) for knob in _CLASS_KNOBS]
+    fixed_sizes = fixed_by_framework(question, "pp_size"), fixed_tp_size(question)
+    sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
+    options = [sizes.get(knob) or _options(question, knob) for knob in _CLASS_KNOBS]
     for values in product(*options):
         raw = Settings(**dict(zip(_CLASS_KNOBS, values, strict=True)))
         settings, fixed = canonical_class(question, raw)

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.errors import StoreError, UnknownNameError, UsageError
+from tuner.errors import OtherTermsError, StoreError, UnknownNameError, UsageError
 from tuner.store import queue
 from tuner.store.clock import clock
 from tuner.store.events import add_event
@@ -27,15 +27,24 @@ def study_id(question: Question) -> str:
     return ID_PREFIX + question.identity[:ID_DIGITS]
 
 
-def ask(session: Session, question: Question, terms: Terms) -> StudyRow:
+def ask(session: Session, question: Question, terms: Terms, *, replace: bool = True) -> StudyRow:
     """Ask a question: a new study, or the same question's on the new terms; its row, locked.
 
     See :meth:`tuner.store.Store.ask`. A caller may write more in the same transaction.
 
+    Args:
+        session: a writing transaction.
+        question: what is asked.
+        terms: on what terms.
+        replace: whether an open study is put on these, if it is on other ones.
+
     Raises:
         StoreError: another question has its id.
+        OtherTermsError: it is open on other terms, which are not to be replaced.
     """
     study, new = asked_study(session, question, terms)
+    if not new and not replace and study.state in OPEN and (apart := terms.apart(study.terms)):
+        raise OtherTermsError(study.id, apart)
     now = clock(session)
     if not new:
         renew(session, study, question, terms, now)

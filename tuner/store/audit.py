@@ -1,19 +1,23 @@
-"""Who did what, and who was refused: rows that are added and never changed."""
+"""Who did what, and who was refused: rows that are added, never changed, and deleted by age."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from tuner.errors import UsageError
 from tuner.store.clock import clock, iso
 from tuner.store.engine import one_line
 from tuner.store.tables import AuditRow
 from tuner.store.transactions import Transactions
 
 LONGEST_ACTOR = 64
+PRUNED = 5000
+"""Entries that are deleted in one transaction."""
 LOCAL = "local"
 """The actor where no key is needed: whoever can reach this machine's loopback, or the database."""
 NOBODY = "unknown"
@@ -27,8 +31,10 @@ class Action(StrEnum):
     KEY_REVOKE = "key.revoke"  # {"key", "name"}
     KEY_REFUSED = "key.refused"  # {"key", "address", "reason", "times"}; at most one a minute
     SCOPE_REFUSED = "scope.refused"  # {"address", "has", "needs", "times"}; likewise
-    SUBMIT = "tune.submit"  # {"address"}
+    SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other terms
+    JOIN = "tune.join"  # {"address"}; joined, or was answered from the store
     CANCEL = "tune.cancel"  # {"address"}
+    PRUNE = "audit.prune"  # {"before"}; what was noted before that moment is deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,31 @@ class Audit:
             wanted = wanted.where(AuditRow.id < before)
         with self.transactions.read() as session:
             return [_entry(row) for row in session.scalars(wanted)]
+
+    def prune(self, before: datetime, by: str = LOCAL) -> int:
+        """Deletes what was noted before a moment, and notes who did that first.
+
+        In transactions of some thousand rows each, so that others can write between them.
+
+        Returns:
+            How many entries were deleted.
+
+        Raises:
+            UsageError: the moment is still to come.
+        """
+        with self.transactions.write() as session:
+            if before > clock(session):
+                raise UsageError("prune_before", before.isoformat(), "must not be in the future")
+            add_audit(session, by, Action.PRUNE, before=iso(before) or "")
+        old = select(AuditRow.id).where(AuditRow.at < before).order_by(AuditRow.at).limit(PRUNED)
+        deleted = 0
+        while True:
+            with self.transactions.write() as session:
+                ids = session.scalars(old).all()
+                session.execute(delete(AuditRow).where(AuditRow.id.in_(ids)))
+            deleted += len(ids)
+            if len(ids) < PRUNED:
+                return deleted
 
 
 def add_audit(

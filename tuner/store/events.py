@@ -1,16 +1,16 @@
 """Events: what happened to studies, written in the transactions in which it happens."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, func, insert, select
+from sqlalchemy import Insert, insert, select
 from sqlalchemy.orm import Session
 
 from tuner.store.clock import iso
 from tuner.store.records import Event, EventKind
-from tuner.store.tables import Base, EventRow, StudyRow
+from tuner.store.tables import Base, EventRow
 
 
 def add_event(
@@ -34,22 +34,6 @@ def read_events(
     newer = (EventRow.study_id == study_id, EventRow.id > after)
     rows = session.scalars(select(EventRow).where(*newer).order_by(EventRow.id).limit(limit))
     return [_event(row) for row in rows]
-
-
-def newest_events(session: Session, study_ids: Collection[str]) -> dict[str, int]:
-    """The id of each study's newest event, in one query; studies that do not exist are left out.
-
-    One look into an index for each study, however many events it has.
-    """
-    if not study_ids:
-        return {}
-    newest = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
-    found = session.execute(
-        select(StudyRow.id, newest.correlate(StudyRow).scalar_subquery()).where(
-            StudyRow.id.in_(study_ids)
-        )
-    )
-    return {study_id: event_id or 0 for study_id, event_id in found}
 
 
 def _event(row: EventRow) -> Event:

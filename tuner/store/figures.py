@@ -14,7 +14,7 @@ from tuner.store.clock import clock
 from tuner.store.records import LEASE_S, AttemptState
 from tuner.store.tables import AttemptRow, DeviceRow, MeasurementRow, ProbeRow, StudyRow
 from tuner.store.workers import read_living
-from tuner.study import OPEN, ProbeState, StudyState
+from tuner.study import ProbeState, StudyState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +76,9 @@ def _attempts(session: Session) -> dict[AttemptState, int]:
 def _probes(session: Session, done: int) -> dict[ProbeState, int]:
     """Those that are done have a measurement each, and were counted with it.
 
-    One that was left queued when its study ended waits for nothing.
+    None is queued in a study that has ended: what ends a study withdraws them.
     """
-    of_open = ProbeRow.study_id.in_(select(StudyRow.id).where(StudyRow.state.in_(OPEN)))
-    queued = select(func.count()).where(ProbeRow.state == ProbeState.QUEUED, of_open)
+    queued = select(func.count()).where(ProbeRow.state == ProbeState.QUEUED)
     running = select(func.count()).where(ProbeRow.state == ProbeState.RUNNING)
     return {
         ProbeState.QUEUED: session.scalar(queued) or 0,

@@ -52,10 +52,6 @@ class Key:
     revoked_at: str | None
     """``None`` while it is good."""
 
-    def allows(self, scope: Scope) -> bool:
-        """Whether its scope includes another."""
-        return includes(self.scope, scope)
-
 
 def includes(given: Scope, wanted: Scope) -> bool:
     """Whether a scope allows what another does: each one allows what those before it do."""

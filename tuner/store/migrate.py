@@ -32,7 +32,7 @@ from tuner.store.tables import VERSION_TABLE, Base
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`."""
 
 HEAD = REVISIONS[-1]

@@ -85,6 +85,8 @@ class Requests:
         terms: Terms,
         request: RequestKey | None,
         also: Callable[[Session, str], None] = lambda session, study_id: None,
+        *,
+        replace: bool = True,
     ) -> str:
         """Ask a question, and remember its request, both or neither.
 
@@ -93,18 +95,20 @@ class Requests:
             terms: on what terms.
             request: to remember; a known one asks nothing.
             also: writes more in the same transaction; it is given the study's id.
+            replace: whether an open study is put on these terms, if it is on other ones.
 
         Returns:
             The study's id.
 
         Raises:
             UsageError: another request had this key.
+            OtherTermsError: the study is open on terms that are not to be replaced.
         """
         try:
             with self._transactions.write() as session:
                 if request and (known := _known(session, request)):
                     return known
-                study_id = ask(session, question, terms).id
+                study_id = ask(session, question, terms, replace=replace).id
                 if request:
                     _remember(session, request, study_id)
                 also(session, study_id)

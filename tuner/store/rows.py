@@ -11,7 +11,7 @@ from sqlalchemy import Row, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.errors import StoreError, UsageError
+from tuner.errors import UnreadableStudyError, UsageError
 from tuner.measurement import Measurement, believable
 from tuner.settings import parse_settings
 from tuner.store.attempts import fruitless_s
@@ -32,7 +32,7 @@ def read_study(session: Session, row: StudyRow) -> Study:
     and a plan made from it is not entered.
 
     Raises:
-        StoreError: it was written by a version whose questions this one cannot read.
+        UnreadableStudyError: it was written by a version whose questions this one cannot read.
     """
     found = session.execute(
         select(ProbeRow, MeasurementRow.measurement)
@@ -55,7 +55,8 @@ def read_study(session: Session, row: StudyRow) -> Study:
         )
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise StoreError(f"study {row.id} cannot be read by this version: {reason}") from error
+        text = f"study {row.id} cannot be read by this version: {reason}"
+        raise UnreadableStudyError(text) from error
 
 
 def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]":

@@ -23,7 +23,7 @@ def read_study_with_past(session: Session, row: StudyRow) -> Study:
     """The whole study, with earlier ones that may teach something of it: two queries more.
 
     Raises:
-        StoreError: as :func:`tuner.store.rows.read_study`.
+        UnreadableStudyError: as :func:`tuner.store.rows.read_study`.
     """
     study = read_study(session, row)
     return replace(study, past=similar_studies(session, study.question))

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy.orm import Session
 
 from tuner.store.clock import iso
 from tuner.store.tables import EventRow, StudyRow
@@ -50,24 +51,29 @@ class Standings:
         if not study_ids:
             return {}
         with self._transactions.read() as session:
-            found = session.execute(_wanted(), {"study_ids": sorted(study_ids)}).all()
-        return {
-            row.id: Standing(
-                id=row.id,
-                identity=row.identity,
-                state=row.state,
-                reason=row.reason,
-                revision=row.revision,
-                terms=row.terms,
-                asked_at=iso(row.asked_at) or "",
-                newest_event=row.newest_event or 0,
-            )
-            for row in found
-        }
+            return read_standings(session, study_ids)
 
     def one(self, study_id: str) -> Standing | None:
         """Where one study stands; ``None`` when there is none of this id."""
         return self.of([study_id]).get(study_id)
+
+
+def read_standings(session: Session, study_ids: Collection[str]) -> dict[str, Standing]:
+    """Where studies stand, by id, in one query; those that do not exist are left out."""
+    found = session.execute(_wanted(), {"study_ids": sorted(study_ids)}).all()
+    return {
+        row.id: Standing(
+            id=row.id,
+            identity=row.identity,
+            state=row.state,
+            reason=row.reason,
+            revision=row.revision,
+            terms=row.terms,
+            asked_at=iso(row.asked_at) or "",
+            newest_event=row.newest_event or 0,
+        )
+        for row in found
+    }
 
 
 @cache

@@ -5,11 +5,12 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 :class:`tuner.errors.UsageError` with the field ``db`` when it cannot be written.
 """
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Self
+from uuid import uuid4
 
 from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
 
 from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration
@@ -17,14 +18,14 @@ from tuner.measurement import Fidelity, Measurement
 from tuner.store import migrate, queue
 from tuner.store.asking import ask, named_study, unknown_study
 from tuner.store.calibrations import keep_calibration, read_calibration
-from tuner.store.claims import Unclaimed, claim
+from tuner.store.claims import claim
 from tuner.store.clock import clock
 from tuner.store.engine import default_url, is_sqlite, make_engine, parse_url
 from tuner.store.entering import enter_probe
-from tuner.store.events import newest_events, read_events
+from tuner.store.events import read_events
 from tuner.store.identity import WorkerIdentity
 from tuner.store.listing import Position, count_open, read_open, read_page
-from tuner.store.records import LEASE_S, Claim, Event, OpenStudy, StudySummary
+from tuner.store.records import LEASE_S, Claim, Event, OpenStudy, StudySummary, Wanted
 from tuner.store.rows import keep_dry_run, read_dry_runs
 from tuner.store.similar import MOST_SIMILAR, read_study_with_past, similar_studies
 from tuner.store.tables import StudyRow
@@ -178,6 +179,7 @@ class Store:
         expect: Collection[StudyState] | None = None,
         revision: int | None = None,
         worker: WorkerIdentity | None = None,
+        also: Callable[[Session], None] = lambda session: None,
     ) -> bool:
         """Moves a study to another state; at its end, what is still queued is withdrawn.
 
@@ -190,6 +192,7 @@ class Store:
             revision: the revision at which this was decided, if another one must prevent it: a
                 study that was asked again meanwhile is not done.
             worker: who is at it from now on, when it moves to running.
+            also: writes more in the same transaction, if it moves.
 
         Returns:
             Whether it moved; ``False`` when it stands somewhere else.
@@ -214,21 +217,13 @@ class Store:
             if to is StudyState.RUNNING:
                 study.worker = worker.as_dict() if worker else None
                 study.worker_seen_at = now
+            also(session)
             return True
 
     def events(self, study_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
         """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
         with self.transactions.read() as session:
             return read_events(session, study_id, after, limit)
-
-    def newest_events(self, study_ids: Collection[str]) -> dict[str, int]:
-        """The id of each study's newest event, in one query, however many are asked for.
-
-        Ids grow in the order of commits within a study, and not across studies: a reader of many
-        remembers one cursor for each.
-        """
-        with self.transactions.read() as session:
-            return newest_events(session, study_ids)
 
     # Probes
 
@@ -266,6 +261,8 @@ class Store:
         worker: WorkerIdentity,
         fidelity: Fidelity | None = None,
         devices: Collection[str] = (),
+        *,
+        key: str = "",
     ) -> Claim | None:
         """Takes the study's oldest queued probe, for :attr:`lease_s` seconds, and its devices.
 
@@ -277,13 +274,21 @@ class Store:
                 ``HOST/cpu``. No other claim has any of them until this one ends. A probe that
                 lost one of them is left to workers with others; after a lease's time in which
                 none took it, it ends as ``device_lost``.
+            key: 32 letters or digits of this claim alone: sent again with them, after an error
+                that leaves open what became of it, it has the same probe.
 
         Returns:
             ``None`` when none is queued, or the study is at its end, or a device is held.
         """
-        with suppress(Unclaimed), self.transactions.write(durable=False) as session:
-            return claim(session, study_id, worker, fidelity, devices, self.lease_s)
-        return None
+        wanted = Wanted(
+            study_id=study_id,
+            worker=worker,
+            fidelity=fidelity,
+            devices=tuple(sorted(devices)),
+            lease_s=self.lease_s,
+            key=key or uuid4().hex,
+        )
+        return claim(self.transactions, wanted)
 
     def beat(self, claim: Claim) -> bool:
         """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
@@ -295,7 +300,8 @@ class Store:
         (:data:`tuner.measurement.TRIED_AGAIN`).
 
         Returns:
-            ``False``, and nothing is changed, when the claim was lost.
+            ``False``, and nothing is changed, when the claim was lost. Sent again, what was
+            recorded is, and nothing more is changed.
         """
         with self.transactions.write() as session:
             return queue.record(session, claim, measurement)

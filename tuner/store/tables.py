@@ -214,6 +214,7 @@ class AttemptRow(Base):
         CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
         Index("uq_attempts_running", "probe_id", unique=True, sqlite_where=text(_RUNNING)),
         Index(None, "state", "lease_until"),
+        Index(None, "claim_key", unique=True),
         _KEEP_IDS,
     )
 
@@ -230,6 +231,8 @@ class AttemptRow(Base):
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     lease_until: Mapped[datetime] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    claim_key: Mapped[str | None] = mapped_column(String(32))
+    """Of the claim that made it, by which that is known when it comes twice."""
 
 
 @event.listens_for(AttemptRow.__table__, "before_create")

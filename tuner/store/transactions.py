@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from tuner.store.engine import translated, writing
@@ -20,6 +20,7 @@ class Transactions:
         self.engine = engine
         self.writer = writing(engine)
         self._hasty_writer = writing(engine, durable=False)
+        self._alone = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -38,3 +39,10 @@ class Transactions:
         engine = self.writer if durable else self._hasty_writer
         with translated(self.engine.url), Session(engine) as session, session.begin():
             yield session
+
+    @contextmanager
+    def alone(self) -> Iterator[Connection]:
+        """One for each statement, which the server itself ends; not for SQLite, whose writers say
+        when they begin."""
+        with translated(self.engine.url), self._alone.connect() as connection:
+            yield connection

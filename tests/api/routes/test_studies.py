@@ -13,7 +13,7 @@ from api.schemas import ProbeList, Study, StudyList, Submitted
 from tests.api.studies import MEASURED, PREDICTED, TINY, WORKLOAD, finish, ok, probe
 from tuner.errors import StoreError
 from tuner.store import Store
-from tuner.study import StudyState
+from tuner.study import StudyState, Terms
 
 PROBLEM = "application/problem+json"
 
@@ -79,12 +79,110 @@ def test_the_same_question_on_the_same_terms_is_joined(client: TestClient, store
     assert store.study(first["study_id"]) == before
 
 
-def test_other_terms_ask_the_same_study_again(client: TestClient, store: Store) -> None:
+OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
+"""The same question on other terms."""
+
+
+def test_other_terms_of_an_open_study_are_refused(client: TestClient, store: Store) -> None:
     first = ask(client, MEASURED).json()
-    second = ask(client, {**MEASURED, "budget": {"max_probes": 5}}).json()
+    before = store.study(first["study_id"])
+    refused = ask(client, OTHER, **{"Idempotency-Key": "one"})
+    assert refused.status_code == 409
+    assert refused.headers["content-type"] == PROBLEM
+    body = refused.json()
+    assert body["study_id"] == first["study_id"]
+    assert body["terms"] == {
+        "headroom": {"study": 0.05, "asked": 0.2},
+        "max_probes": {"study": 4, "asked": 5},
+    }
+    assert "is open on other terms (headroom 0.05, not 0.2, max_probes 4, not 5)" in body["detail"]
+    assert store.study(first["study_id"]) == before
+    store.move(first["study_id"], StudyState.CANCELLED)
+    again = ask(client, OTHER, **{"Idempotency-Key": "one"})  # which nothing has used up
+    assert (again.status_code, again.json()["terms"]["max_probes"]) == (202, 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fidelity": "predicted"},
+        {"pool": "h100"},
+        {"tolerance": 0.2},
+        {"memory_limit_gib": 1},
+        {"budget": {"max_probes": 4, "wall_s": 60}},
+        {"budget": {"max_probes": 4, "gpu_s": 60}},
+        {"budget": {}},
+    ],
+)
+def test_whatever_term_differs_is_named(client: TestClient, change: Any) -> None:
+    ask(client, MEASURED)
+    refused = ask(client, {**MEASURED, **change})
+    assert refused.status_code == 409
+    assert refused.json()["terms"]
+
+
+def test_a_study_is_put_on_other_terms_when_that_is_asked_for(
+    client: TestClient, store: Store
+) -> None:
+    first = ask(client, MEASURED).json()
+    second = ask(client, {**OTHER, "replace": True}).json()
     assert second["study_id"] == first["study_id"]
     assert store.study(first["study_id"]).terms.max_probes == 5
     assert second["revision"] > first["revision"]
+    assert second["terms_id"] != first["terms_id"]
+    joined = ask(client, {**OTHER, "replace": True}).json()
+    assert joined["revision"] == second["revision"], "there is nothing to replace"
+
+
+def test_no_answer_is_given_on_terms_of_another(
+    client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
+) -> None:
+    """Also where the study had ended, and the question was asked anew before it was read."""
+    asked = {**PREDICTED, "framework": "accelerate"}
+    keep_dry_runs(asked)
+    first = ask(client, asked).json()
+    path, mine = f"/tune/{first['study_id']}", f"terms={first['terms_id']}"
+    export = f"{path}/export/accelerate"
+    assert first["state"] == "done"
+    assert client.get(f"{path}?{mine}").json()["terms"] == first["terms"]
+    assert client.get(f"{export}?{mine}").status_code == 200
+    other = ask(client, {**asked, "headroom": 0.5}).json()
+    assert other["terms"]["headroom"] == 0.5
+    for refused in (f"{path}?{mine}", f"{path}?{mine}&wait=1", f"{export}?{mine}"):
+        found = client.get(refused)
+        assert (found.status_code, found.headers["content-type"]) == (409, PROBLEM)
+        assert found.json()["terms"]["headroom"] == {"study": 0.5}
+        assert "was put on other terms meanwhile" in found.json()["detail"]
+    assert client.get(f"{path}?terms={other['terms_id']}").status_code == 200
+    assert client.get(f"{export}?terms=mine").status_code == 422
+
+
+def test_waiting_ends_when_the_terms_are_replaced(client: TestClient, store: Store) -> None:
+    body = ask(client, MEASURED).json()
+    path = f"/tune/{body['study_id']}?wait=60&terms={body['terms_id']}"
+    study = store.study(body["study_id"])
+    for is_known, most in ((False, 7), (True, 8)):
+        store.ask(study.question, study.terms)
+        tag = client.get(f"/tune/{study.id}").headers["etag"]
+        headers = {"If-None-Match": tag} if is_known else {}
+        timer = threading.Timer(0.3, store.ask, (study.question, Terms(max_probes=most)))
+        timer.start()
+        found = client.get(path, headers=headers)
+        timer.join()
+        assert found.status_code == 409
+        assert found.json()["terms"]["max_probes"] == {"study": most}
+
+
+def test_a_request_that_is_sent_again_is_not_answered_on_terms_of_another(
+    client: TestClient, store: Store
+) -> None:
+    first = ask(client, MEASURED, **{"Idempotency-Key": "one"}).json()
+    ask(client, {**OTHER, "replace": True})
+    before = store.study(first["study_id"])
+    again = ask(client, MEASURED, **{"Idempotency-Key": "one"})
+    assert again.status_code == 409
+    assert again.json()["terms"]["max_probes"] == {"study": 5, "asked": 4}
+    assert store.study(first["study_id"]) == before
 
 
 def test_an_answered_question_is_answered_from_the_store(client: TestClient, store: Store) -> None:
@@ -129,7 +227,8 @@ def test_as_many_studies_as_may_be_open(app: FastAPI, client: TestClient, store:
     refused = ask(client, {**PREDICTED, "headroom": 0.2, "cluster": "4xa100-80gb"})
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
-    assert ask(client, {**PREDICTED, "headroom": 0.2}).status_code == 202  # it is open already
+    renewed = {**PREDICTED, "headroom": 0.2, "replace": True}
+    assert ask(client, renewed).status_code == 202  # it is open already
     store.move(study_id, StudyState.CANCELLED)
     assert ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).status_code == 202
 

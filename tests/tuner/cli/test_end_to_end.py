@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,17 @@ import psutil
 import pytest
 import yaml
 
+from tuner.framework import installed_versions
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import family_of
+from tuner.guard.verdict import Verdict
+from tuner.measurement import Outcome
 from tuner.planner import answer
+from tuner.planner.verdicts import twins_of
+from tuner.settings import parse_settings
+from tuner.space import check_settings
 from tuner.store import open_store
-from tuner.study import ProbeState
+from tuner.study import ProbeState, Question
 
 PROGRAM = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
 LONGEST_S = 240.0
@@ -48,6 +57,34 @@ def command(tiny: str) -> Command:
     return argv
 
 
+@pytest.fixture
+def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
+    """Verdicts on the twins of both settings, kept: no ranks are started to train them."""
+    question = replace(question, workload=replace(question.workload, global_batch_size=4))
+    versions = installed_versions()
+    with open_store() as store:
+        for sharding in ("ddp", "full_shard"):
+            settings = parse_settings(f"sharding={sharding},micro_batch_size=2")
+            for twin in twins_of(question, check_settings(question, settings)):
+                store.keep_verdict(
+                    Verdict(
+                        key=twin.key(versions),
+                        family=family_of(question),
+                        ruling=Ruling.PASSED,
+                        outcome=Outcome.OK,
+                        versions=versions,
+                    )
+                )
+        return store.verdicts().keys()
+
+
+@pytest.fixture(params=["judged", pytest.param("trained", marks=pytest.mark.slow)])
+def perhaps_judged(request: pytest.FixtureRequest) -> None:
+    """With :func:`judged`, and without: then twins are trained."""
+    if request.param == "judged":
+        request.getfixturevalue("judged")
+
+
 def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, capture_output=True, text=True, check=False, env=environment, timeout=LONGEST_S
@@ -63,6 +100,7 @@ def until(found: Callable[[], Any]) -> Any:
     return value
 
 
+@pytest.mark.usefixtures("perhaps_judged")
 def test_suggest_probes_answers_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -82,6 +120,7 @@ def test_suggest_probes_answers_and_is_continued(
 
     with open_store() as store:
         study = store.study(found["study_id"])
+    assert {verdict.ruling for verdict in study.guards.values()} == {Ruling.PASSED}
     assert str(answer(study).best.settings.sharding) == found["best"]["settings"]["sharding"]
     assert yaml.safe_load(path.read_text())["num_processes"] == 2
     assert found["launch"]["files"] == {str(path): path.read_text()}
@@ -122,9 +161,14 @@ def test_probe_measures_repeats_and_runs_out_of_memory(
     assert answer(kept).best is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_an_ended_command_leaves_no_process_and_is_continued(
-    command: Command, environment: dict[str, str], number: signal.Signals
+    command: Command,
+    environment: dict[str, str],
+    judged: Collection[str],
+    number: signal.Signals,
 ) -> None:
     argv = command("suggest", "--max-probes", "1")
     with subprocess.Popen(
@@ -149,6 +193,7 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
     with open_store() as store:
         (summary,) = store.studies()
         study = store.study(summary.id)
+        assert store.verdicts().keys() == judged, "no other twin was trained"
     assert [probe.state for probe in study.probes] == [ProbeState.DONE]
 
 

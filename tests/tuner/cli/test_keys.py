@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,28 @@ def test_who_did_what_is_shown(cli: Any) -> None:
     found = cli("keys", "audit", "--limit", "2", "--json").json["audit"]
     assert [entry["action"] for entry in found] == ["key.refused", "tune.submit"]
     assert made["key"][-43:] not in json.dumps(found)
+
+
+def test_what_is_old_is_deleted(cli: Any) -> None:
+    cli("keys", "create", "a")
+    result = cli("keys", "audit", "--prune-before", "2020-01-31")
+    assert (result.code, result.out) == (0, "0 rows from before 2020-01-31 00:00 UTC deleted\n")
+    pruned, created = cli("keys", "audit", "--json").json["audit"]
+    assert (pruned["action"], created["action"]) == ("audit.prune", "key.create")
+    assert pruned["data"] == {"before": "2020-01-31T00:00:00.000Z"}
+    time.sleep(0.002)
+    now = datetime.now(UTC).astimezone(timezone(timedelta(hours=5))).isoformat()
+    found = cli("keys", "audit", "--prune-before", now, "--json").json
+    assert (found["deleted"], found["before"][-6:]) == (2, "+00:00")
+
+
+@pytest.mark.parametrize("day", ["", "yesterday", "2026-13-01", "9999-12-31", "0001-01-01T00+09"])
+def test_a_day_to_delete_until_is_one_that_was(cli: Any, day: str) -> None:
+    cli("keys", "create", "a")
+    result = cli("keys", "audit", "--prune-before", day)
+    assert result.code == 2
+    assert "prune_before: got" in result.err
+    assert len(cli("keys", "audit", "--json").json["audit"]) == 1
 
 
 @pytest.mark.parametrize("limit", ["0", "many", "1001"])

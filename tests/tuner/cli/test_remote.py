@@ -104,6 +104,34 @@ def test_an_answer_on_another_s_terms_is_refused(
     assert not found.out
 
 
+def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(
+    cli: Any, asked: list[str], store: Store, working: Any
+) -> None:
+    working(lambda study_id: finish(store, study_id))
+    assert cli(*asked).code == 0
+    study = store.study(store.studies()[0].id)
+    store.ask(study.question, replace(study.terms, headroom=0.25))
+    refused = cli(*asked)
+    assert refused.code == 1
+    assert "is open on other terms (headroom 0.25, not 0.05)" in refused.err
+    assert "--replace does" in refused.err
+    assert store.study(study.id).terms.headroom == 0.25
+
+    def end(study_id: str) -> None:
+        until = time.monotonic() + 60
+        while store.study(study_id).terms != study.terms and time.monotonic() < until:
+            time.sleep(0.02)
+        finish(store, study_id)
+
+    working(end)
+    found = cli(*asked, "--replace")
+    assert found.code == 0, found.err
+    assert store.study(study.id).terms == study.terms
+    here = cli(*asked[:1], *asked[3:], "--replace")
+    assert here.code == 2
+    assert "replace: " in here.err
+
+
 def test_what_is_answered_is_shown_at_once(
     cli: Any, asked: list[str], store: Store, working: Any
 ) -> None:

@@ -141,6 +141,23 @@ class Broken(httpx.SyncByteStream):
         raise httpx.ReadError("broken")
 
 
+def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms() -> None:
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url)
+        return problem(409, "study st-1 is on other terms")
+
+    with service(answer) as one:
+        with pytest.raises(ServiceError, match=r"on other terms \(--replace does"):
+            one.submit({})
+        with pytest.raises(ServiceError, match=r"on other terms$"):
+            one.export("st-1", "torchrun", "0123456789ab")
+        with pytest.raises(ServiceError):
+            one.export("st-1", "torchrun")
+    assert [url.query for url in seen] == [b"", b"terms=0123456789ab", b""]
+
+
 def test_events_are_followed_over_broken_streams() -> None:
     first = b"event: asked\ndata: {}\nid: 1\n\n: ping\n\nid: 2\n"
     answers: list[Any] = [

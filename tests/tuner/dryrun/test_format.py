@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import FORMAT
 
-PINNED = (2, "5b00333bfb764a39734b77555bbc94c02f3a9be2ed59eaa20c386d699828f7d3")
+PINNED = (2, "83867db09401995539efa4b5923d0fffe689df210391c362f2f6466545feb336")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tuner.errors import UsageError
 from tuner.settings import Checkpointing, Settings, Sharding
-from tuner.space import Space, check_settings, divisors, enumerate_space
+from tuner.space import Space, check_settings, count_settings, divisors, enumerate_space
 from tuner.study import Question
 
 Ask = Callable[..., Question]
@@ -98,6 +98,18 @@ def legal_or_none(question: Question) -> tuple[Settings, ...]:
         if error.field != "global_batch_size":
             raise
         return ()
+
+
+@pytest.mark.parametrize("name", ["torch", "accelerate", "trainer", "nanotron"])
+@pytest.mark.parametrize("cluster", ["1xa100-80gb", "8xa100-80gb", "3x4xh100-80gb"])
+def test_settings_are_counted_up_to_a_number(ask: Ask, cluster: str, name: str) -> None:
+    question = ask(cluster, 48, name=name)
+    whole = len(enumerate_space(question).legal)
+    assert count_settings(question, whole) == whole
+    assert count_settings(question, 10**9) == whole
+    assert count_settings(question, 5) == 6
+    impossible = ask(cluster, 48, name=name, micro_batch_size=(5,))
+    assert count_settings(impossible, 5) == 0
 
 
 def test_every_divisor_is_a_micro_batch_size(ask: Ask) -> None:

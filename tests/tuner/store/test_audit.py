@@ -1,10 +1,14 @@
 """What is noted, by whom, and that it goes with what was done."""
 
-import pytest
-from sqlalchemy import delete
+from datetime import timedelta
 
+import pytest
+from sqlalchemy import delete, func, select, update
+
+from tuner.errors import UsageError
 from tuner.store import Store
 from tuner.store.audit import LOCAL, NOBODY, Action, Audit, add_audit
+from tuner.store.clock import clock
 from tuner.store.tables import AuditRow
 
 
@@ -49,6 +53,29 @@ def test_a_strangers_text_is_cut_and_made_harmless(audit: Audit) -> None:
     assert entry.actor == "k" * 64
     assert entry.data["address"].startswith("a b?[2Jxxx")
     assert len(entry.data["address"]) == 200
+
+
+def test_what_is_old_is_deleted_and_who_did_that_is_noted(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.store.audit.PRUNED", 3)
+    with audit.transactions.write() as session:
+        now = clock(session)
+        for days in (400, 31, 30, 29, 3, 2, 1):
+            add_audit(session, LOCAL, Action.SUBMIT, times=days)
+            session.flush()
+            newest = select(func.max(AuditRow.id)).scalar_subquery()
+            then = now - timedelta(days=days)
+            session.execute(update(AuditRow).where(AuditRow.id == newest).values(at=then))
+    with pytest.raises(UsageError, match="must not be in the future"):
+        audit.prune(now + timedelta(hours=1))
+    assert len(audit.newest(10)) == 7
+    assert audit.prune(now - timedelta(days=2, hours=1), by="local ann") == 5
+    noted, *left = audit.newest(10)
+    assert [entry.data["times"] for entry in left] == [1, 2]
+    assert (noted.actor, noted.action) == ("local ann", "audit.prune")
+    assert noted.data["before"].endswith("Z")
+    assert audit.prune(now - timedelta(days=2, hours=1)) == 0
 
 
 def test_what_is_rolled_back_is_not_noted(audit: Audit) -> None:

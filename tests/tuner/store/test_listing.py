@@ -1,6 +1,5 @@
 """Pages of studies, and those that workers look for: on each kind of database."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -101,21 +100,6 @@ def test_events_are_read_so_many_at_once(store: Store, claim: Claim) -> None:
     assert len(whole) == 4
     assert store.events(claim.study_id, limit=3) == whole[:3]
     assert store.events(claim.study_id, after=whole[2].id, limit=3) == whole[3:]
-
-
-def test_the_newest_events_of_many_are_known_in_one_query(
-    store: Store, asked: list[Study], count_statements: Callable[[], list[str]]
-) -> None:
-    newest = store.newest_events([study.id for study in asked])
-    assert newest == {study.id: store.events(study.id)[-1].id for study in asked}
-    store.move(asked[0].id, StudyState.CANCELLED)
-    statements = count_statements()
-    after = store.newest_events([study.id for study in asked[:2]])
-    assert len([one for one in statements if one.startswith("SELECT")]) == 1
-    assert after[asked[0].id] > newest[asked[0].id]
-    assert after[asked[1].id] == newest[asked[1].id]
-    assert store.newest_events(["st-000000000000"]) == {}
-    assert store.newest_events([]) == {}
 
 
 def test_what_is_asked_in_one_transaction_is_undone_with_it(

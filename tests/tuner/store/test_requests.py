@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from tuner.errors import UsageError
+from tuner.errors import OtherTermsError, UsageError
 from tuner.store import Store
 from tuner.store.clock import clock
 from tuner.store.requests import KEPT_S, RequestKey, Requests, body_hash
 from tuner.store.tables import RequestRow
-from tuner.study import Terms
+from tuner.study import StudyState, Terms
 
 BODY = {"workload": {"model": "tiny"}, "cluster": "cpu:2"}
 
@@ -52,6 +52,48 @@ def test_keys_of_two_owners_are_two(store: Store, question: Any) -> None:
     requests = Requests(store.transactions)
     requests.ask(question, Terms(), key_of(owner="a"))
     assert requests.answered(key_of(owner="b")) is None
+
+
+def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(
+    store: Store, question: Any
+) -> None:
+    requests, noted = Requests(store.transactions), []
+    study_id = requests.ask(question, Terms(), None, replace=False)
+    other = Terms(max_probes=3, wall_s=60.0)
+    with pytest.raises(OtherTermsError) as caught:
+        requests.ask(
+            question, other, key_of(), lambda session, id_: noted.append(id_), replace=False
+        )
+    assert caught.value.study_id == study_id
+    assert caught.value.apart == {"max_probes": (20, 3), "wall_s": (None, 60.0)}
+    assert "(max_probes 20, not 3, wall_s none, not 60.0)" in str(caught.value)
+    assert noted == []
+    assert requests.answered(key_of()) is None, "the key is still free"
+    assert store.study(study_id).terms == Terms()
+    assert len(store.events(study_id)) == 1
+    requests.ask(question, Terms(headroom=0.05), None, replace=False)  # the same, so it joins
+    requests.ask(question, other, key_of(), replace=True)
+    assert store.study(study_id).terms == other
+    store.move(study_id, StudyState.CANCELLED)
+    requests.ask(question, Terms(), None, replace=False)  # nobody waits for one that has ended
+    assert store.study(study_id).terms == Terms()
+
+
+def test_of_many_terms_at_once_one_is_taken(store: Store, question: Any) -> None:
+    requests = Requests(store.transactions)
+
+    def ask(most: int) -> bool:
+        try:
+            requests.ask(question, Terms(max_probes=most), None, replace=False)
+        except OtherTermsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(1, 25))) == 1
+    study = store.find(question)
+    assert study is not None
+    assert len(store.events(study.id)) == 1
 
 
 def test_without_a_key_every_request_asks(store: Store, question: Any) -> None:

@@ -15,6 +15,7 @@ from tuner.errors import StoreError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.planner.spending import probes_of_asking
 from tuner.store import Claim, EventKind, Store, WorkerIdentity, open_store, study_id
+from tuner.store.audit import Action, Audit, add_audit
 from tuner.store.tables import StudyRow
 from tuner.study import (
     STUDY_TRANSITIONS,
@@ -222,6 +223,26 @@ def test_a_study_that_was_asked_again_is_not_done(
     again = store.ask(question, Terms(max_probes=1))
     assert not store.move(study.id, StudyState.DONE, "spent", revision=study.revision)
     assert store.move(study.id, StudyState.DONE, "spent", revision=again.revision)
+
+
+def test_what_is_written_beside_a_move_is_written_with_it_or_not_at_all(
+    store: Store, study: Study
+) -> None:
+    audit = Audit(store.transactions)
+
+    def note(session: Session) -> None:
+        add_audit(session, "local", Action.CANCEL, study.id)
+
+    def fail(session: Session) -> None:
+        note(session)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        store.move(study.id, StudyState.CANCELLED, also=fail)
+    assert store.study(study.id).state is study.state
+    assert store.move(study.id, StudyState.CANCELLED, also=note)
+    assert not store.move(study.id, StudyState.CANCELLED, also=note)
+    assert [one.study_id for one in audit.newest(5) if one.action == Action.CANCEL] == [study.id]
 
 
 def test_an_unknown_study_does_not_move(store: Store, study: Study) -> None:
