@@ -5,6 +5,7 @@ changes.
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,15 +20,20 @@ from tuner.errors import NothingFitsError, SpeedUnknownError, TunerError
 from tuner.json_text import json_text
 from tuner.launch import with_launch
 from tuner.planner import probe_as_dict
+from tuner.results import Evidence, headline
 from tuner.store import Store
+from tuner.store.headlines import Headlines
 from tuner.store.standing import Standing
 from tuner.study import OPEN, Study, Terms
 from tuner.suggestion import Suggestion
 
+log = logging.getLogger(__name__)
+
 MOST_KEPT = 500
 """Answers that are kept, of some 30 kB each."""
 MOST_WHOLE = 16
-"""Studies that are kept with all that answers and exports are made of, of some megabytes each."""
+"""Studies that are kept with all that answers, exports and pages are made of, of some megabytes
+each."""
 MOST_LISTED = 64
 """Studies whose probes are kept as text, of some hundred kB each."""
 WAITERS = 2
@@ -70,6 +76,8 @@ class Whole:
     """As it was read."""
     suggestion: Suggestion | None
     """As of :func:`tuner.answering.best_known`, with its launch."""
+    evidence: Evidence
+    """What results are made of; its parts are made when they are first asked for."""
 
 
 class Answers:
@@ -77,6 +85,7 @@ class Answers:
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._headlines = Headlines(store.transactions)
         self.turn = Turn()
         """To compute."""
         self._whole = Kept(self._read, self.turn, most=MOST_WHOLE, clock=clock)
@@ -130,7 +139,17 @@ class Answers:
         study = self._store.study(standing.id)
         found = best_known(study)
         suggestion = found and with_launch(found, study.question)
-        return Whole(standing=standing, study=study, suggestion=suggestion)
+        self._keep_headline(study, found, standing)
+        return Whole(
+            standing=standing, study=study, suggestion=suggestion, evidence=Evidence(study)
+        )
+
+    def _keep_headline(self, study: Study, found: Suggestion | None, standing: Standing) -> None:
+        """For lists of studies. Where it cannot be kept, these go without it."""
+        try:
+            self._headlines.put(headline(study, found), standing.newest_event)
+        except TunerError as error:
+            log.warning("the headline of %s was not kept: %s", study.id, error)
 
     def _made(self, standing: Standing) -> Body:
         whole = self.whole(standing)
@@ -166,7 +185,7 @@ def study_as_dict(study: Study, suggestion: Suggestion | None) -> dict[str, Any]
         "terms_id": study.terms.id,
         "pending": suggestion is None and is_open,
         "suggestion": suggestion and suggestion.as_dict(),
-        "no_answer": None if is_open or suggestion is None else _no_answer(study, suggestion),
+        "no_answer": None if is_open or suggestion is None else no_answer(study, suggestion),
     }
 
 
@@ -179,7 +198,8 @@ def probes_as_dict(study: Study) -> dict[str, Any]:
     }
 
 
-def _no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:
+def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:
+    """Why a study at its end has no answer of the fidelity that was asked for; ``None`` of one."""
     if found.best is not None and not is_forecast(study, found):
         return None
     why = why_none(study, found, shown=True)

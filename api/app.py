@@ -21,6 +21,7 @@ from api.metrics import Metrics
 from api.problems import add_problems
 from api.queries import known_query, single_headers
 from api.routes import audit, events, exports, health, metrics, openapi, studies
+from api.routes.pages import page_routers
 from api.settings import Settings
 from tuner.store import Store
 from tuner.store.audit import Audit
@@ -65,6 +66,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(audit.audit_router(note), responses=problems(422))
     app.include_router(health.health_router(store))
     app.include_router(metrics.metrics_router(measured), dependencies=readable)
+    for router in page_routers(keys):
+        app.include_router(router)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     add_problems(app, SECURITY_HEADERS)
     app.add_middleware(Heads)

@@ -6,6 +6,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.answers import Answers
+from api.pages.live import Live
+from api.pages.study import StudyPages
 from api.poller import Poller
 from api.settings import Settings
 from api.submissions import Submissions
@@ -35,17 +37,22 @@ class Context:
     """For those who ask, before they take a thread."""
     audit: Audit
     """Who did what."""
+    pages: StudyPages
+    """Studies as people see them."""
+    live: Live
+    """The same for those who watch."""
 
     @classmethod
     def of(cls, store: Store, settings: Settings, audit: Audit) -> "Context":
         """The context of an application over one open store."""
-        answers = Answers(store)
+        answers, poller = Answers(store), Poller(store, settings.poll_s)
+        pages = StudyPages(store, answers)
         return cls(
             store=store,
             settings=settings,
             answers=answers,
             standings=Standings(store.transactions),
-            poller=Poller(store, settings.poll_s),
+            poller=poller,
             submissions=Submissions(
                 store,
                 answers,
@@ -54,6 +61,8 @@ class Context:
             ),
             turns=Turns(settings.threads),
             audit=audit,
+            pages=pages,
+            live=Live(pages, poller),
         )
 
 

@@ -1,7 +1,8 @@
 """Who calls, and what their key allows.
 
-Every path needs a key but :data:`OPEN_PATHS`, whether there is a route or not: a middleware asks
-for it, so that no route can forget to. Routes say which scope they need, by :func:`require`.
+Every path needs a key but :data:`OPEN_PATHS` and what :func:`api.pages.paths.is_open` names,
+whether there is a route or not: a middleware asks for it, so that no route can forget to. Routes
+say which scope they need, by :func:`require`. Whoever signed in with a key has a cookie instead.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import anyio
 from fastapi import Depends, FastAPI, Request
@@ -31,14 +32,18 @@ from api.limits import (
     is_loopback,
     network_of,
 )
+from api.pages.paths import is_open, is_page
+from api.pages.people import ForPeople
 from api.problems import ProblemError, problem, problem_of
 from api.refusals import Refusals
 from api.revocation import Revocation
+from api.sessions import formed, session_token
 from api.settings import Settings
 from tuner.errors import TunerError, UsageError
 from tuner.store.audit import LOCAL, NOBODY, Action, Audit
-from tuner.store.keys import Key, Keys, includes, key_id
+from tuner.store.keys import Keys, includes, key_id
 from tuner.store.records import Scope
+from tuner.store.sessions import Sessions, SignedIn
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What tells whether the service works; whoever asks for it has no key."""
@@ -48,7 +53,11 @@ MOST_KNOWN = 1000
 """Keys that are remembered as good, to count their requests by key before it is looked up."""
 CHECKS_AT_ONCE = 4
 """Threads that look keys up; of their own, so that slow requests do not keep keys waiting."""
+SAFE = ("GET", "HEAD")
+"""Methods for which a session's cookie is enough, since they change nothing."""
 BEARER = HTTPBearer(scheme_name="key", auto_error=False, description="Made by `tuner keys create`")
+
+Found = TypeVar("Found")
 
 
 class KeysNeeded(StrEnum):
@@ -69,6 +78,10 @@ class Caller:
     """What may be done."""
     address: str
     """Where from; empty when the server does not say."""
+    name: str = ""
+    """The key's, for people; empty where none was needed."""
+    signed_in: bool = False
+    """Whether a session's cookie stood for the key."""
 
     @property
     def id(self) -> str:
@@ -128,6 +141,7 @@ def protect(app: FastAPI, settings: Settings, keys: Keys, audit: Audit) -> None:
     app.add_middleware(WholeBody, most_bytes=settings.max_body_bytes)
     app.add_middleware(Gate, needed=needed, settings=settings, keys=keys, audit=audit)
     app.add_middleware(Bounds, settings=settings, open_paths=OPEN_PATHS)
+    app.add_middleware(ForPeople)
     app.add_middleware(SecurityHeaders)
 
 
@@ -137,7 +151,8 @@ def protect(app: FastAPI, settings: Settings, keys: Keys, audit: Audit) -> None:
 class Gate:
     """Lets requests in by their keys, and no more of each caller than is allowed.
 
-    It leaves ``caller``, ``actor`` and ``refusals`` in the request's state.
+    It leaves ``caller``, ``actor``, ``address`` and ``refusals`` in the request's state; nobody is
+    the ``caller`` of what is open to all.
     """
 
     def __init__(
@@ -146,6 +161,7 @@ class Gate:
         self.app = app
         self.needed = needed
         self.keys = keys
+        self.sessions = Sessions(keys.transactions)
         self.refusals = Refusals(audit)
         self.revocation = Revocation(keys)
         self.buckets = Buckets(settings.rate_per_s, settings.rate_burst)
@@ -161,14 +177,16 @@ class Gate:
             return
         address = address_of(scope)
         text = _presented(scope)
-        who = self._known.get(_digest(text)) if text else None
+        token = _session(scope) if text is None else None
+        secret = text or token
+        who = self._known.get(_digest(secret)) if secret else None
         who = who or network_of(address)
         if refusal := self._too_many(who):
             await refusal(scope, receive, send)
             return
         self._open[who] += 1
         try:
-            await self._serve(scope, receive, send, text, address)
+            await self._serve(scope, receive, send, text, token, address)
         finally:
             self._open[who] -= 1
             if not self._open[who]:
@@ -187,49 +205,69 @@ class Gate:
         return problem(429, rate, {"Retry-After": str(math.ceil(wait_s))})
 
     async def _serve(
-        self, scope: Connection, receive: Receive, send: Send, text: str | None, address: str
+        self,
+        scope: Connection,
+        receive: Receive,
+        send: Send,
+        text: str | None,
+        token: str | None,
+        address: str,
     ) -> None:
+        state = scope.setdefault("state", {})
+        state.update(caller=None, actor="", address=address, refusals=self.refusals)
+        answer: ASGIApp = self.app
         try:
-            caller = await self._caller(scope, text, address)
+            caller = await self._caller(scope, text, token, address)
         except ProblemError as error:
-            answer: ASGIApp = problem(error.status, error.detail, error.headers)
+            if not is_open(scope["path"]):
+                answer = problem(error.status, error.detail, error.headers)
         except TunerError as error:  # the database, which knows the keys
             answer = problem_of(error)
         else:
-            state = scope.setdefault("state", {})
-            state.update(caller=caller, actor=caller.id, refusals=self.refusals)
+            state.update(caller=caller, actor=caller.id)
             await self.revocation.serve(caller.owner, self.app, scope, receive, send)
             return
         await answer(scope, receive, send)
 
-    async def _caller(self, scope: Connection, text: str | None, address: str) -> Caller:
-        """Who it is.
+    async def _caller(
+        self, scope: Connection, text: str | None, token: str | None, address: str
+    ) -> Caller:
+        """Who it is: by the key, else by the session, else whoever needs neither.
 
         Raises:
             ProblemError: 401.
         """
-        if text is None:
-            if self.needed is KeysNeeded.ALWAYS:
-                raise _unauthorized("a key is needed: Authorization: Bearer tuner_...")
-            if self.needed is KeysNeeded.FROM_OTHERS and _passed_on(scope):
-                raise _unauthorized("a proxy passed this on, so a key is needed")
-            return Caller(owner="", scope=Scope.ADMIN, address=address)
-        key = await self._in_thread(lambda: self.keys.check(text))
+        if text is not None:
+            return await self._by_key(text, address)
+        found = None if token is None else await self._in_thread(self.sessions.check, token)
+        if token is not None and found is not None:
+            self._remember(token, found.key_id)
+            if (visit := scope["state"].get("visit")) is not None:
+                visit.by_session = True
+            return _signed_in(found, address)
+        if self.needed is KeysNeeded.ALWAYS:
+            raise _unauthorized("a key is needed: Authorization: Bearer tuner_...")
+        if self.needed is KeysNeeded.FROM_OTHERS and _passed_on(scope):
+            raise _unauthorized("a proxy passed this on, so a key is needed")
+        return Caller(owner="", scope=Scope.ADMIN, address=address)
+
+    async def _by_key(self, text: str, address: str) -> Caller:
+        key = await self._in_thread(self.keys.check, text)
         if key is None:
             data = {"key": key_id(text), "address": address}
             await self.refusals.note(network_of(address), NOBODY, Action.KEY_REFUSED, data)
             raise _unauthorized("this key is not known, or was revoked", 'error="invalid_token"')
-        self._remember(text, key)
-        return Caller(owner=key.id, scope=key.scope, address=address)
+        self._remember(text, key.id)
+        return Caller(owner=key.id, scope=key.scope, address=address, name=key.name)
 
-    async def _in_thread(self, check: Callable[[], Key | None]) -> Key | None:
-        return await anyio.to_thread.run_sync(check, limiter=self._threads)
+    async def _in_thread(self, check: Callable[[str], Found | None], text: str) -> Found | None:
+        return await anyio.to_thread.run_sync(check, text, limiter=self._threads)
 
-    def _remember(self, text: str, key: Key) -> None:
+    def _remember(self, text: str, number: str) -> None:
         """Count its requests by key from now on; whether it is good is asked each time."""
         digest = _digest(text)
         self._known.pop(digest, None)
-        self._known[digest] = key.id
+        self._known[digest] = number
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
@@ -241,6 +279,20 @@ def _presented(scope: Connection) -> str | None:
         return None
     scheme, _, text = given[0].partition(" ")
     return text.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
+
+
+def _session(scope: Connection) -> str | None:
+    """The token of a session that may stand for a key here: to read, or to send a page's form."""
+    path = scope["path"]
+    if is_page(path) or (scope["method"] in SAFE and not is_open(path)):
+        return session_token(scope)
+    return None
+
+
+def _signed_in(found: SignedIn, address: str) -> Caller:
+    return Caller(
+        owner=found.key_id, scope=found.scope, address=address, name=found.name, signed_in=True
+    )
 
 
 def _passed_on(scope: Connection) -> bool:
@@ -274,8 +326,11 @@ class Requirement:
         """Who calls.
 
         Raises:
-            ProblemError: 403 when their key does not allow this.
+            ProblemError: 403 when their key does not allow this; as :func:`api.sessions.formed`
+                where a page's form is sent.
         """
+        if request.method not in SAFE and is_page(request.scope["path"]):
+            await formed(request)  # so that no route of a page can forget to
         caller: Caller = request.state.caller  # the middleware has let nobody in without
         if includes(caller.scope, self.scope):
             return caller

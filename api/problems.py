@@ -64,6 +64,8 @@ ALLOWED: Mapping[str, str] = {
 UNREADABLE = "There was an error parsing the body"
 """What the framework says of a body that Python's reader of JSON gives up at."""
 
+MISTAKE = "the service made a mistake, and its log says which"
+
 log = logging.getLogger("api")
 
 
@@ -107,7 +109,7 @@ def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None
 
     async def mistake(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after this answer, and the server logs it.
-        return problem(500, "the service made a mistake, and its log says which", headers)
+        return problem(500, MISTAKE, headers)
 
     app.add_exception_handler(ProblemError, _told)
     app.add_exception_handler(TunerError, _tuner_error)

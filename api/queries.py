@@ -3,6 +3,7 @@ out without a word, and which of two is meant must not be guessed."""
 
 from fastapi import Request
 
+from api.pages.paths import is_page
 from api.problems import ProblemError
 
 PROBED = frozenset({"/healthz", "/readyz"})
@@ -29,10 +30,13 @@ async def single_headers(request: Request) -> None:
 async def known_query(request: Request) -> None:
     """Refuse parameters that the document does not tell of, and those that are there twice.
 
+    It does not tell of pages, which leave out what somebody's link has added.
+
     Raises:
         ProblemError: 422.
     """
-    if not request.query_params or request.url.path in PROBED:
+    path = request.url.path
+    if not request.query_params or path in PROBED or is_page(path):
         return
     known = _names(request)
     for name in request.query_params:

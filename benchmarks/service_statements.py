@@ -56,15 +56,15 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 async def _row(db: str, listeners: int, probes: int) -> dict[str, Any]:
-    with open_store(db) as served, open_store(db) as writing, _socket() as listening:
+    with open_store(db) as served, open_store(db) as writing, listening_socket() as listening:
         [study_id] = service_writer.ask(writing, 1, first=listeners)
         server = Server(create_app(served, Settings(db=db)), Settings(db=db), as_json=False)
         serving = asyncio.create_task(server.serve([listening]))
         heard = [Heard(study_id=study_id) for _ in range(listeners)]
-        with _counted(served.transactions.engine) as statements:
+        with counted(served.transactions.engine) as statements:
             port = listening.getsockname()[1]
             connecting = await _follow(port, heard, statements, writing, probes)
-            counted = len(statements) - connecting
+            sent = len(statements) - connecting
         server.should_exit = True
         await serving
         events = len(writing.events(study_id))
@@ -73,8 +73,8 @@ async def _row(db: str, listeners: int, probes: int) -> dict[str, Any]:
         "events": events,
         "told": sum(len(one.ids) for one in heard),
         "statements_until_connected": connecting,
-        "statements": counted,
-        "statements_per_event": counted / events,
+        "statements": sent,
+        "statements_per_event": sent / events,
         "load": os.getloadavg()[0],
     }
 
@@ -106,7 +106,7 @@ def _write(store: Store, study_id: str, probes: int) -> None:
 
 
 @contextmanager
-def _counted(engine: Engine) -> Iterator[list[str]]:
+def counted(engine: Engine) -> Iterator[list[str]]:
     """A list to which every statement is added that an engine sends."""
     statements: list[str] = []
 
@@ -120,5 +120,5 @@ def _counted(engine: Engine) -> Iterator[list[str]]:
         event.remove(engine, "before_cursor_execute", add)
 
 
-def _socket() -> socket.socket:
+def listening_socket() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=1024)

@@ -2,11 +2,12 @@
 
 from alembic import context
 
-from tuner.store.tables import VERSION_TABLE, Base
+from tuner.store.page_tables import METADATA
+from tuner.store.tables import VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     version_table=VERSION_TABLE,
     render_as_batch=True,
 )

@@ -109,7 +109,8 @@ class OtherTermsError(TunerError):
         terms = ", ".join(
             f"{name} {_plain(there)}, not {_plain(asked)}" for name, (there, asked) in apart.items()
         )
-        super().__init__(f"study {study_id} {why} ({terms}); {what_now}")
+        self.in_short = f"study {study_id} {why} ({terms})"
+        super().__init__(f"{self.in_short}; {what_now}")
 
 
 class StoreError(TunerError):

@@ -35,7 +35,12 @@ ITEM = {
 router = APIRouter(tags=["studies"])
 
 
-async def _listened(context: InContext, study_id: StudyId) -> AsyncIterator[Feed]:
+async def listened(context: InContext, study_id: StudyId) -> AsyncIterator[Feed]:
+    """A dependency: the study's feed, kept up while the request is answered.
+
+    Raises:
+        ProblemError: 404.
+    """
     async with context.poller.listen(study_id) as feed:
         if feed is None:
             raise ProblemError(404, f"there is no study {study_id}")
@@ -59,7 +64,7 @@ async def _listened(context: InContext, study_id: StudyId) -> AsyncIterator[Feed
 async def stream_events(
     context: InContext,
     caller: Reader,
-    feed: Annotated[Feed, Depends(_listened)],
+    feed: Annotated[Feed, Depends(listened)],
     last_event_id: Annotated[
         int,
         Header(

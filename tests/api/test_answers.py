@@ -10,7 +10,10 @@ from api.answers import Answers, Body
 from api.kept import FRESH_S, OLDEST_S
 from tests.api.conftest import Clock
 from tests.api.studies import MEASURED, finish, probe, question_of
+from tuner.errors import StoreError
+from tuner.quantity import Provenance
 from tuner.store import Store
+from tuner.store.headlines import Headlines
 from tuner.store.standing import Standing, Standings
 from tuner.study import StudyState, Terms
 
@@ -80,6 +83,18 @@ def test_nobody_waits_for_what_is_only_old(
     assert found_while_another_computes() == [first]
     clock.now += OLDEST_S
     assert found_while_another_computes() == []
+
+
+def test_what_is_made_of_the_whole_study_reads_it_once(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    found = answers.whole(standing(store, study_id))
+    assert answers.of(found.standing).standing is found.standing
+    assert answers.whole(found.standing) is found
+    assert (found.study.id, reads) == (study_id, [study_id])
 
 
 def test_one_thread_computes_for_all(
@@ -167,3 +182,36 @@ def test_what_is_kept_is_not_read_again(
     for _ in range(3):
         assert len(json.loads(answers.probes(standing(store, study_id)))["probes"]) == 1
     assert len(reads) == 1
+
+
+def test_the_headline_is_kept_with_the_answer(
+    store: Store, answers: Answers, study_id: str
+) -> None:
+    headlines = Headlines(store.transactions)
+    first = standing(store, study_id)
+    answers.of(first)
+    kept = headlines.of([study_id])[study_id]
+    assert kept.newest_event == first.newest_event
+    assert kept.headline.probes == 0
+    probe(store, study_id)
+    finish(store, study_id)
+    answers.of(standing(store, study_id))
+    kept = headlines.of([study_id])[study_id]
+    assert kept.headline.state == "done"
+    assert kept.headline.provenance is Provenance.MEASURED
+    assert kept.headline.probes == 1
+
+
+def test_an_answer_is_given_though_its_headline_cannot_be_kept(
+    store: Store,
+    answers: Answers,
+    study_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(self: Headlines, headline: object, newest_event: int) -> bool:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Headlines, "put", fails)
+    assert json.loads(answers.of(standing(store, study_id)).content)["study_id"] == study_id
+    assert f"the headline of {study_id} was not kept: the disk is full" in caplog.text

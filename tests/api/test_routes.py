@@ -1,4 +1,4 @@
-"""Every route of the service: a key is needed, and a scope is declared."""
+"""Every route of the service, pages too: a key is needed, and a scope is declared."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,15 +9,20 @@ from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.testclient import TestClient
 
 from api.app import create_app
-from api.keys import OPEN_PATHS, Requirement
+from api.keys import OPEN_PATHS, SAFE, Requirement
 from api.limits import SECURITY_HEADERS
+from api.pages.paths import is_open, is_page
+from api.pages.people import PAGE_HEADERS
+from api.sessions import formed
 from api.settings import Settings
+from tests.api.browsers import PAGE, Browser
 from tuner.store import Store, open_store
 from tuner.store.keys import Keys
 from tuner.store.records import Scope
+from tuner.store.sessions import Sessions
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-VALUES = {"study_id": "st-0123456789ab", "format_name": "accelerate"}
+VALUES = {"study_id": "st-0123456789ab", "format_name": "accelerate", "probe_id": "1"}
 """Of parameters of paths."""
 SCOPES = {
     ("GET", "/tune"): Scope.READ,
@@ -31,7 +36,30 @@ SCOPES = {
     ("GET", "/metrics"): Scope.READ,
     ("GET", "/audit"): Scope.ADMIN,
 }
-"""What each route needs. A new route belongs here."""
+"""What each route for tools needs. A new route belongs here."""
+PAGES = {
+    ("GET", "/"): Scope.READ,
+    ("GET", "/new"): Scope.SUBMIT,
+    ("POST", "/new"): Scope.SUBMIT,
+    ("GET", "/compare"): Scope.READ,
+    ("GET", "/studies/{study_id}"): Scope.READ,
+    ("GET", "/studies/{study_id}/live"): Scope.READ,
+    ("GET", "/studies/{study_id}/parts"): Scope.READ,
+    ("GET", "/studies/{study_id}/probes/{probe_id}"): Scope.READ,
+    ("GET", "/studies/{study_id}/settings"): Scope.READ,
+    ("POST", "/studies/{study_id}/cancel"): Scope.SUBMIT,
+}
+"""And what each page does."""
+OPEN = {
+    ("GET", "/sign-in"),
+    ("POST", "/sign-in"),
+    ("POST", "/sign-out"),
+    ("GET", "/static/{version}/{name}"),
+    ("GET", "/favicon.ico"),
+}
+"""What needs no key, beside OPEN_PATHS."""
+WRONG = {"Authorization": f"Bearer tuner_{'0' * 16}_{'A' * 43}"}
+STALE = {"Cookie": f"tuner_session={'A' * 43}"}
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +95,41 @@ def requirements(dependant: Any) -> list[Scope]:
     return own + [scope for below in dependant.dependencies for scope in requirements(below)]
 
 
+def declared(app: FastAPI) -> dict[tuple[str, str], Any]:
+    """Every route but those of OPEN_PATHS, by method and path."""
+    return {
+        (method, route.path or ""): route.dependant
+        for route in routes(app)
+        for method in route.methods or ()
+        if method != "HEAD" and route.path not in OPEN_PATHS
+    }
+
+
 def test_every_route_declares_its_scope(app: FastAPI) -> None:
-    declared: dict[tuple[str, str], set[Scope]] = {}
-    for route in routes(app):
-        for method in route.methods or ():
-            assert route.path is not None
-            if method != "HEAD" and route.path not in OPEN_PATHS:
-                declared[method, route.path] = set(requirements(route.dependant))
-    assert declared == {key: {scope} for key, scope in SCOPES.items()}
+    found = {key: set(requirements(one)) for key, one in declared(app).items()}
+    expected = {key: {scope} for key, scope in (SCOPES | PAGES).items()}
+    assert found == expected | {key: set() for key in OPEN}
+
+
+def test_every_path_is_known_as_what_it_is(app: FastAPI) -> None:
+    for method, template in declared(app):
+        path = path_of(template)
+        assert is_page(path) == ((method, template) in PAGES or path.startswith("/sign-"))
+        assert is_open(path) == ((method, template) in OPEN)
+    document = app.openapi()["paths"]
+    assert set(document) == {path for _, path in SCOPES} | OPEN_PATHS, "which tells of no page"
+
+
+def test_every_form_of_a_page_is_checked(app: FastAPI) -> None:
+    """By the scope's requirement also where a route forgets; tests of sessions show that."""
+
+    def reads(dependant: Any) -> bool:
+        below = dependant.dependencies
+        return dependant.call is formed or any(reads(one) for one in below)
+
+    for (method, template), dependant in declared(app).items():
+        if is_page(path_of(template)) and method not in SAFE and template != "/sign-out":
+            assert reads(dependant) or requirements(dependant), template
 
 
 def test_what_is_open_is_there(app: FastAPI) -> None:
@@ -83,17 +138,63 @@ def test_what_is_open_is_there(app: FastAPI) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "template", [*dict.fromkeys(path for _, path in SCOPES), "/", "/docs", "/redoc", "/nowhere"]
+    "template", [*dict.fromkeys(path for _, path in SCOPES | PAGES), "/docs", "/redoc", "/nowhere"]
 )
 def test_every_route_needs_a_key(client: TestClient, template: str, method: str) -> None:
     path = path_of(template)
-    wrong = {"Authorization": f"Bearer tuner_{'0' * 16}_{'A' * 43}"}
-    for headers in ({}, wrong, {"Authorization": "Basic YTpi"}):
+    for headers in ({}, WRONG, {"Authorization": "Basic YTpi"}, STALE):
         response = client.request(method, path, headers=headers, content=b"{")
         assert response.status_code == 401
         assert response.headers["www-authenticate"].startswith("Bearer")
         for name, value in SECURITY_HEADERS.items():
             assert response.headers[name] == value
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("template", [*dict.fromkeys(path for _, path in PAGES), "/nowhere"])
+def test_every_page_needs_a_key(client: TestClient, template: str, method: str) -> None:
+    path = path_of(template)
+    for headers in ({}, WRONG, STALE):
+        response = client.request(method, path, headers={**PAGE, **headers}, content=b"a=1")
+        if method in SAFE and headers is not WRONG:
+            assert response.status_code == 303
+            assert response.headers["location"].startswith("/sign-in")
+        else:
+            assert response.status_code == 401
+            for name, value in PAGE_HEADERS.items():
+                assert response.headers[name] == value
+
+
+@pytest.mark.parametrize(("method", "template"), list(PAGES))
+def test_a_session_opens_what_its_key_does(
+    app: FastAPI, store: Store, method: str, template: str
+) -> None:
+    for scope in Scope:
+        browser = Browser(app)
+        key, _ = Keys(store.transactions).create("a", scope)
+        browser.cookies.set("tuner_session", Sessions(store.transactions).begin(key.id))
+        form = {"csrf_token": browser.token("/")} if method == "POST" else None
+        response = browser.request(method, path_of(template), data=form)
+        allowed = list(Scope).index(scope) >= list(Scope).index(PAGES[method, template])
+        assert (response.status_code not in (303, 401, 403)) == allowed, response.text
+
+
+@pytest.mark.parametrize(("method", "template"), [key for key in PAGES if key[0] == "POST"])
+@pytest.mark.parametrize("required", [True, None])
+def test_no_page_is_sent_a_form_of_another_site(
+    store: Store, method: str, template: str, required: bool | None
+) -> None:
+    browser = Browser(create_app(store, Settings(_env_file=None, require_keys=required)))
+    if required:
+        key, _ = Keys(store.transactions).create("a", Scope.ADMIN)
+        browser.cookies.set("tuner_session", Sessions(store.transactions).begin(key.id))
+    path = path_of(template)
+    good = {"csrf_token": browser.token("/new")}
+    other_site = {"Origin": "https://evil.example"}
+    assert browser.request(method, path, data=good, headers=other_site).status_code == 403
+    for form in ({}, {"csrf_token": "0" * 64}):
+        assert browser.request(method, path, data={"x": "1", **form}).status_code == 403
+    assert browser.request(method, path, data=good).status_code not in (303, 401, 403)
 
 
 @pytest.mark.parametrize(("method", "template"), list(SCOPES))

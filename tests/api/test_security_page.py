@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from api.limits import BODY_S, LONGEST_TARGET, SECURITY_HEADERS
+from api.pages.people import PAGE_HEADERS
+from api.sessions import MOST_FIELDS, SESSION, VISIT, cookie
 from api.settings import Settings
 from tuner.store.records import Scope
+from tuner.store.sessions import IDLE, LASTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 ELSEWHERE = {"TUNER_DB", "TUNER_KEY"}
@@ -47,3 +50,18 @@ def test_every_scope_and_header_is_named() -> None:
         assert f"| `{scope}` |" in PAGE
     for value in SECURITY_HEADERS.values():
         assert value.partition(";")[0] in PAGE
+
+
+def test_what_it_says_of_sessions_is_so() -> None:
+    assert f"A session lasts {LASTS.days} days at most" in PAGE
+    assert f"ends {IDLE.total_seconds() / 3600:g} hours after its last use" in PAGE
+    assert f"a page's form has {MOST_FIELDS} fields at most" in PAGE
+    assert f"`{cookie(SESSION, '', secure=True).partition('=')[0]}`" in PAGE
+    assert f"`{VISIT}`" in PAGE
+
+
+def test_what_it_says_of_pages_is_so() -> None:
+    on_one_line = PAGE.replace("\n", " ")
+    assert PAGE_HEADERS["Content-Security-Policy"] in on_one_line
+    for name in PAGE_HEADERS:
+        assert f"`{name}" in on_one_line

@@ -21,7 +21,7 @@ from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.settings import Settings
 from tuner.workload import Workload
 
-__all__ = ["HEADROOM", "Prediction", "Profile", "predict"]
+__all__ = ["HEADROOM", "Prediction", "Profile", "predict", "unknown_prediction"]
 
 HEADROOM = 0.05
 """Share of the device's memory that is left free, unless the caller says otherwise."""
@@ -119,7 +119,7 @@ def predict(
     costs = default_costs() if costs is None else costs
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if reason := _uncovered(workload, framework, cluster, settings):
-        return _unknown(limit, reason)
+        return unknown_prediction(limit, reason)
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     rates = None if is_piped(framework) else calibration
     return _predicted(workload, cluster, framework, settings, tensors, rates, costs, limit)
@@ -198,7 +198,8 @@ def _rates_note(rates: Calibration | None, cluster: Cluster) -> tuple[str, ...]:
     return () if rates is None else (calibrated_text(rates, cluster),)
 
 
-def _unknown(limit: float, why: str) -> Prediction:
+def unknown_prediction(limit: float, why: str) -> Prediction:
+    """Of settings of which nothing is known, with the reason."""
     return Prediction(
         breakdown=MappingProxyType({}),
         by_phase=MappingProxyType({}),

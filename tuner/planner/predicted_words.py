@@ -111,7 +111,7 @@ def _of_untimed(known: Forecast) -> Iterator[str]:
         yield how_to_know_speed(question)
     yield (
         "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
-        f" first: {describe(first.settings)} needs {_need(first)}, {_basis(first)}."
+        f" first: {describe(first.settings)} needs {_need(first)}, {basis_text(first)}."
     )
     yield from explain_memory(
         question.workload,
@@ -232,7 +232,7 @@ def _runner_up(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
         yield (
             f"Next comes {describe(second.settings)} with {seconds_text(second.seconds)}"
             f" ({change_text(second.seconds / best.seconds)}) and {_need(second)},"
-            f" {_basis(second)}."
+            f" {basis_text(second)}."
         )
 
 
@@ -251,7 +251,7 @@ def _lighter(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
     spared = best.expected_bytes - least.expected_bytes
     price = change_text(least.seconds / best.seconds)
     yield (
-        f"{describe(least.settings)} needs {size_text(spared)} less, {_basis(least)}, and is"
+        f"{describe(least.settings)} needs {size_text(spared)} less, {basis_text(least)}, and is"
         f" predicted to take {seconds_text(least.seconds)} ({price}):"
         " predictions err alike for all settings, so only a tie within the tolerance is decided by"
         " memory."
@@ -269,7 +269,8 @@ def _unverified(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
         )
 
 
-def _basis(found: Estimate) -> str:
+def basis_text(found: Estimate) -> str:
+    """What the memory of settings is from."""
     return f"from a dry run (probe #{found.probe.id})" if found.probe else "by arithmetic"
 
 
@@ -294,11 +295,12 @@ def _failures(known: Forecast) -> Iterator[str]:
 
 def _failure_texts(failed: Mapping[Settings, Probe]) -> str:
     probes = sorted(failed.values(), key=lambda probe: probe.id)
-    named = "; ".join(map(_failure_text, probes[:MOST_NAMED]))
+    named = "; ".join(map(failure_text, probes[:MOST_NAMED]))
     return named + (f"; and {len(probes) - MOST_NAMED} more" if len(probes) > MOST_NAMED else "")
 
 
-def _failure_text(probe: Probe) -> str:
+def failure_text(probe: Probe) -> str:
+    """How a dry run failed, and of what class."""
     assert probe.measurement is not None
     settings = describe_class(probe.request.settings)
     detail = f", {probe.measurement.detail}" if probe.measurement.detail else ""

@@ -3,7 +3,7 @@
 One sum for budgets, for the answer, and for when the tuning has paid for itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum
@@ -73,6 +73,33 @@ def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
     alone_s = fsum(m.wall_s for at, m in known if at is None)
     together = [_interval(at, m) for at, m in known if at is not None]
     return alone_s + _covered_s(together), fsum(m.device_s for _, m in known)
+
+
+def measured_so_far(probes: Iterable[Probe]) -> Iterator[tuple[float, float]]:
+    """After each probe that is done the seconds and device-seconds of all up to it.
+
+    The last are those of :func:`total_measured`.
+
+    Args:
+        probes: in the order in which they were done.
+    """
+    wall_s = device_s = 0.0
+    spans: list[Interval] = []  # apart from each other, ascending
+    for probe in probes:
+        if (found := probe.measurement) is None:
+            continue
+        device_s += found.device_s
+        if probe.finished_at is None:
+            wall_s += found.wall_s
+        else:
+            begin, end = _interval(probe.finished_at, found)
+            while spans and spans[-1][1] >= begin:
+                first, last = spans.pop()
+                wall_s -= (last - first).total_seconds()
+                begin, end = min(first, begin), max(last, end)
+            wall_s += (end - begin).total_seconds()
+            spans.append((begin, end))
+        yield wall_s, device_s
 
 
 def _interval(finished_at: str, measurement: Measurement) -> Interval:

@@ -31,6 +31,8 @@ class Action(StrEnum):
     KEY_REVOKE = "key.revoke"  # {"key", "name"}
     KEY_REFUSED = "key.refused"  # {"key", "address", "reason", "times"}; at most one a minute
     SCOPE_REFUSED = "scope.refused"  # {"address", "has", "needs", "times"}; likewise
+    SIGN_IN = "session.begin"  # {"address"}
+    SIGN_OUT = "session.end"  # {"address"}
     SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other terms
     JOIN = "tune.join"  # {"address"}; joined, or was answered from the store
     CANCEL = "tune.cancel"  # {"address"}

@@ -26,6 +26,7 @@ def read_page(
     limit: int,
     state: StudyState | None = None,
     query: str = "",
+    model: str = "",
 ) -> list[StudySummary]:
     """The studies asked last, newest first, in two queries.
 
@@ -38,6 +39,7 @@ def read_page(
         limit: most studies.
         state: only studies in this state.
         query: only studies with this in their id, or in the name of their model or cluster.
+        model: only studies of the model of exactly this name.
     """
     place = (StudyRow.asked_at, StudyRow.id)
     wanted = [StudyRow.state == state] if state else []
@@ -47,6 +49,8 @@ def read_page(
     if query:
         names = (StudyRow.id, StudyRow.model_name, StudyRow.cluster_name)
         wanted.append(or_(*(name.icontains(query, autoescape=True) for name in names)))
+    if model:
+        wanted.append(StudyRow.model_name == model)
     newest = select(StudyRow).where(*wanted).order_by(*(column.desc() for column in place))
     rows = session.scalars(newest.limit(limit)).all()
     counts = _outcomes(session, [row.id for row in rows])

@@ -27,12 +27,13 @@ from tuner.store.engine import (
     translated,
     writing,
 )
-from tuner.store.tables import VERSION_TABLE, Base
+from tuner.store.page_tables import METADATA
+from tuner.store.tables import VERSION_TABLE
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`."""
 
 HEAD = REVISIONS[-1]
@@ -211,7 +212,7 @@ def _standing(connection: Connection) -> tuple[Standing, str | None]:
     inspector = inspect(connection)
     if not inspector.has_table(VERSION_TABLE):
         names = set(inspector.get_table_names())
-        ours = names if connection.dialect.name == "sqlite" else names & set(Base.metadata.tables)
+        ours = names if connection.dialect.name == "sqlite" else names & set(METADATA.tables)
         return (Standing.FOREIGN if ours else Standing.EMPTY), None
     version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
     revision = connection.execute(version).scalar()
@@ -277,8 +278,8 @@ def _differences(connection: Connection) -> list[str]:
     from alembic.migration import MigrationContext
 
     def ours(name: str | None, kind: str, parents: Any) -> bool:
-        return kind != "table" or name in Base.metadata.tables
+        return kind != "table" or name in METADATA.tables
 
     options = {"version_table": VERSION_TABLE, "include_name": ours, "compare_type": True}
     context = MigrationContext.configure(connection, opts=options)
-    return [f"different: {one_line(found)}" for found in compare_metadata(context, Base.metadata)]
+    return [f"different: {one_line(found)}" for found in compare_metadata(context, METADATA)]

@@ -6,7 +6,7 @@ them at once. Methods raise :class:`tuner.errors.StoreError` when the database f
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from sqlalchemy import Engine, select
@@ -148,6 +148,7 @@ class Store:
         limit: int = 50,
         state: StudyState | None = None,
         query: str = "",
+        model: str = "",
     ) -> list[StudySummary]:
         """Studies, those asked last first; see :func:`tuner.store.listing.read_page`.
 
@@ -156,9 +157,11 @@ class Store:
             limit: most studies.
             state: only studies in this state.
             query: only studies with this in their id, or in the name of their model or cluster.
+            model: only studies of the model of exactly this name.
         """
+        wanted: dict[str, Any] = {"state": state, "query": query, "model": model}
         with self.transactions.read() as session:
-            return read_page(session, before=before, limit=limit, state=state, query=query)
+            return read_page(session, before=before, limit=limit, **wanted)
 
     def open_studies(self, pools: Collection[str] = ()) -> list[OpenStudy]:
         """Studies not at their end, of no pool or one of ``pools``, those asked first first."""

@@ -1,4 +1,4 @@
-"""The tables. A change here needs a migration beside it; tests compare the two.
+"""The tables, but for those of page_tables. A change needs a migration; tests compare the two.
 
 studies ──< probes ──< attempts        one running attempt per probe, by a partial unique index
    │          │           └──< devices    held by a running attempt, each by one only

@@ -14,6 +14,7 @@ from tuner.planner.spending import (
     Cost,
     cost,
     cost_of_asking,
+    measured_so_far,
     probes_of_asking,
     total_measured,
 )
@@ -61,9 +62,20 @@ def test_it_is_what_counting_moments_says() -> None:
     assert total_measured(probe(*row) for row in rows)[0] == len(covered)
 
 
+def test_after_each_probe_it_is_what_those_up_to_it_took() -> None:
+    draw = random.Random(2)
+    rows = [(draw.randint(0, 9), draw.randint(10, 59)) for _ in range(20)]
+    probes = [probe(*row) for row in sorted(rows, key=lambda row: row[1])] + [probe(3, None)]
+    so_far = list(measured_so_far(probes))
+    for number, taken in enumerate(so_far, start=1):
+        assert taken == pytest.approx(total_measured(probes[:number]))
+    assert len(so_far) == len(probes)
+
+
 def test_what_is_not_done_has_taken_nothing() -> None:
     one = Probe(id=1, request=probe(1, 1).request, state=ProbeState.RUNNING)
     assert total_measured([one]) == (0, 0)
+    assert list(measured_so_far([one])) == []
 
 
 # One sum

@@ -17,7 +17,8 @@ from sqlalchemy import Connection, Engine, inspect, text
 from tuner.errors import StoreError, UsageError
 from tuner.store import migrate, open_store
 from tuner.store.engine import make_engine, parse_url
-from tuner.store.tables import VERSION_TABLE, Base
+from tuner.store.page_tables import METADATA
+from tuner.store.tables import VERSION_TABLE
 from tuner.study import Question, Terms
 
 TABLES = {
@@ -34,6 +35,8 @@ TABLES = {
     "workers",
     "keys",
     "audit",
+    "headlines",
+    "sessions",
 }
 
 ON_ONE_SERVER = pytest.mark.xdist_group("postgresql")
@@ -100,8 +103,8 @@ def test_migrations_make_what_the_tables_say(engine: Engine) -> None:
         command.upgrade(migrate.alembic_config(connection), "head")
     with engine.begin() as connection:
         migrated = described(connection), autoincrement(connection)
-        Base.metadata.drop_all(connection)
-        Base.metadata.create_all(connection)
+        METADATA.drop_all(connection)
+        METADATA.create_all(connection)
         assert migrated == (described(connection), autoincrement(connection))
     assert set(migrated[0]) == TABLES
 

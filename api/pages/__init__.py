@@ -1,0 +1,1 @@
+"""The results pages: what a browser shows of studies, made on the server."""

@@ -1,0 +1,149 @@
+"""What people get where tools get a problem, and what every page says to the browser.
+
+Plain ASGI, around all that answers or refuses requests for pages, so that no route or refusal
+can forget it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.pages.paths import HOME, SIGN_IN, is_page, local_path, wants_page
+from api.pages.render import render
+from api.problems import MEDIA_TYPE, MISTAKE, title_of
+from api.sessions import Visit
+
+POLICY: Mapping[str, str] = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "form-action": "'self'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+}
+"""What a page may load and do: nothing of another origin, and nothing that is written in it."""
+DENIED = ("camera", "display-capture", "geolocation", "microphone", "payment", "usb")
+"""What no page of ours asks a browser for."""
+PAGE_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": ", ".join(f"{name}=()" for name in DENIED),
+    "Referrer-Policy": "same-origin",
+}
+"""Of every page, instead of what other answers say. Without referrers browsers would send our own
+forms with ``Origin: null``, so pages allow them, to this service only."""
+
+SIGN_IN_FIRST = "nobody is signed in here any more; sign in, go back, and send the form again"
+"""Of a form that came without a session: what was typed is still in the page before."""
+
+
+class ForPeople:
+    """Shows problems as pages, sends those who must sign in there, and adds :data:`PAGE_HEADERS`.
+
+    It leaves ``visit`` in the state of requests for pages.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or not (is_page(scope["path"]) or wants_page(scope)):
+            await self.app(scope, receive, send)
+            return
+        visit = Visit.of(scope)
+        scope.setdefault("state", {})["visit"] = visit
+        shown = _Shown(scope, receive, send, visit)
+        try:
+            await self.app(scope, receive, shown.send)
+        except Exception:
+            if wants_page(scope) and not shown.began:
+                await shown.show({"status": 500, "detail": MISTAKE}, Headers())
+            raise
+
+
+class _Shown:
+    """One answer on its way: a problem is held back until it is known, and shown as a page."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, visit: Visit) -> None:
+        self.scope, self.receive, self.onward = scope, receive, send
+        self.visit = visit
+        self.began = False
+        self.held: Message | None = None
+        self.body = b""
+
+    async def send(self, message: Message) -> None:
+        """Sends it on, or holds it back."""
+        if message["type"] == "http.response.start" and self._is_problem(message):
+            self.held = message
+        elif self.held is None:
+            await self._pass_on(message)
+        else:
+            self.body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self.show(json.loads(self.body), Headers(scope=self.held))
+
+    async def show(self, problem: Mapping[str, Any], headers: Headers) -> None:
+        """Shows a problem as a page, or sends whoever must sign in to where that is done."""
+        answer = self._sign_in() if self._must_sign_in(problem) else self._page(problem, headers)
+        await answer(self.scope, self.receive, self._pass_on)
+
+    def _is_problem(self, message: Message) -> bool:
+        media_type = Headers(scope=message).get("content-type", "")
+        return media_type.startswith(MEDIA_TYPE) and wants_page(self.scope)
+
+    def _must_sign_in(self, problem: Mapping[str, Any]) -> bool:
+        reads = self.scope["method"] in ("GET", "HEAD")
+        return problem["status"] == 401 and reads and not self._has_key()
+
+    def _has_key(self) -> bool:
+        return "authorization" in Headers(scope=self.scope)
+
+    def _sign_in(self) -> Response:
+        query = self.scope["query_string"].decode("latin-1")
+        path = quote(self.scope["path"]) + (f"?{query}" if query else "")
+        wanted = local_path(path)
+        onward = "" if wanted == HOME else "?" + urlencode({"next": wanted}, safe="/")
+        return RedirectResponse(SIGN_IN + onward, 303)
+
+    def _page(self, problem: Mapping[str, Any], headers: Headers) -> Response:
+        status = problem["status"]
+        page = render(
+            Request(self.scope),
+            "problem.html",
+            status,
+            title=title_of(status),
+            code=status,
+            detail=SIGN_IN_FIRST if status == 401 and not self._has_key() else problem["detail"],
+            back=HOME if status == 404 else _back(self.scope["path"]),
+        )
+        for name, value in headers.items():
+            if name not in ("content-type", "content-length"):
+                page.headers[name] = value
+        return page
+
+    async def _pass_on(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.began = True
+            headers = MutableHeaders(scope=message)
+            if headers.get("content-type", "").startswith("text/html"):
+                for name, value in PAGE_HEADERS.items():
+                    headers.setdefault(name, value)
+            if (visit := self.visit.set_cookie()) is not None:
+                headers.append("set-cookie", visit)
+        await self.onward(message)
+
+
+def _back(path: str) -> str:
+    """Where a problem's page leads back to: the study that it is about, or all studies."""
+    first, _, rest = path.lstrip("/").partition("/")
+    study, _, part = rest.partition("/")
+    return f"/studies/{quote(study)}" if first == "studies" and part else HOME

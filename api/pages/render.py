@@ -1,0 +1,158 @@
+"""Templates made into pages: one environment, which escapes everything."""
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from api.pages.assets import asset_url
+from api.pages.sentences import sentence, spaced
+from api.sessions import LazyField
+from tuner.answer_words import speed_text
+from tuner.cli.units import count_text, duration_text, time_text
+from tuner.planner.words import share_text
+from tuner.sizes import size_text
+from tuner.space.dead import show
+from tuner.suggestion import GIB
+
+UNKNOWN = "unknown"
+"""What is written in the place of a figure that nobody knows."""
+OUTCOMES = {"oom": "out of memory", "host_oom": "host out of memory"}
+"""Outcomes whose names are no words."""
+_AGO = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+
+
+def render(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page.
+
+    Args:
+        request: that it answers.
+        template: a file of ``templates/``.
+        status: of the answer.
+        values: what the template shows, beside ``caller``, ``csrf_field`` and ``path``.
+    """
+    shown = {
+        "caller": getattr(request.state, "caller", None),
+        "csrf_field": LazyField(request),
+        "path": request.url.path,
+    }
+    text = environment().get_template(template).render(shown | values)
+    return HTMLResponse(text, status_code=status)
+
+
+def render_part(template: str, **values: Any) -> Markup:
+    """A piece of a page that is the same for all who see it."""
+    return Markup(environment().get_template(template).render(values))  # noqa: S704 (escaped)
+
+
+@cache
+def environment() -> Environment:
+    """The templates, with what they may call."""
+    found = Environment(
+        loader=PackageLoader("api.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals["asset"] = asset_url
+    found.filters.update(
+        ago=ago,
+        between=between,
+        commas=commas,
+        count=count_text,
+        duration=duration_text,
+        gib=gib,
+        knob=show,
+        moment=moment,
+        outcome=outcome,
+        per_s=per_s,
+        percent=share_text,
+        seconds=seconds,
+        sentence=sentence,
+        since=since,
+        size=size_text,
+        spaced=spaced,
+        words=words,
+    )
+    return found
+
+
+# -- figures as they are written --------------------------------------------------------------
+
+
+def gib(value: float | None) -> str:
+    """``61.2 GiB`` or ``612 MiB`` of a number of GiB."""
+    return UNKNOWN if value is None else size_text(value * GIB)
+
+
+def per_s(value: float | None) -> str:
+    """``9,412`` of a rate."""
+    return UNKNOWN if value is None else speed_text(value)
+
+
+def seconds(value: float | None) -> str:
+    """``0.428 s``."""
+    return UNKNOWN if value is None else f"{time_text(value)} s"
+
+
+def commas(value: float) -> str:
+    """``4,096``."""
+    return f"{value:,.0f}"
+
+
+def words(value: object) -> str:
+    """A name of ours as words: ``full shard`` of ``full_shard``."""
+    return str(value).replace("_", " ")
+
+
+def outcome(name: object) -> str:
+    """How a probe ended, or where it stands, as words."""
+    return OUTCOMES.get(str(name)) or words(name)
+
+
+def moment(iso: str | None) -> Markup:
+    """A moment of UTC, to the minute."""
+    if not iso:
+        return escape(UNKNOWN)
+    text = f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC"
+    return Markup('<time datetime="{}">{}</time>').format(iso, text)
+
+
+def ago(iso: str | None, now: datetime | None = None) -> Markup:
+    """How long ago a moment was, with the moment itself behind it."""
+    if not iso:
+        return escape(UNKNOWN)
+    at = datetime.fromisoformat(iso)
+    passed_s = ((now or datetime.now(UTC)) - at).total_seconds()
+    text = next(
+        (f"{count_text(int(passed_s // unit_s), unit)} ago" for unit_s, unit in _AGO
+         if passed_s >= unit_s),
+        "just now",
+    )  # fmt: skip
+    known = Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M} UTC">{}</time>')
+    return known.format(iso, at, text)
+
+
+def since(iso: str) -> str:
+    """How long ago a moment was: ``1:05 min``."""
+    return duration_text(_passed_s(iso, datetime.now(UTC)))
+
+
+def between(begin: str, end: str) -> str:
+    """The time from one moment to another."""
+    return duration_text(_passed_s(begin, datetime.fromisoformat(end)))
+
+
+def utc_now() -> str:
+    """This machine's clock, UTC in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _passed_s(begin: str, end: datetime) -> float:
+    # Clocks of machines differ a little, and nothing takes less than no time.
+    return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())

@@ -1,0 +1,2 @@
+// Tells style sheets that scripts run, before anything is drawn.
+document.documentElement.classList.add("has-js");

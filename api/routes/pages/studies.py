@@ -1,0 +1,113 @@
+"""``/`` and ``/new``: the list of studies, and the form that starts one."""
+
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from api.context import Context, InContext
+from api.keys import Caller, Reader, Submitter
+from api.pages.form import (
+    Asked,
+    Wrong,
+    all_wrong,
+    form_of,
+    initial_texts,
+    place_of,
+    read_form,
+    texts_of,
+)
+from api.pages.form_again import texts_of_study
+from api.pages.listing import STARTS, Wanted, list_studies
+from api.pages.render import render
+from api.problems import ProblemError
+from api.schemas import STUDY_ID
+from api.sessions import Formed
+from tuner.errors import OtherTermsError, UsageError
+from tuner.store.keys import includes
+from tuner.store.records import Scope
+from tuner.study import StudyState
+
+TOLD = frozenset({409, 422, 429})
+"""Problems that are told above the form, which keeps what was typed."""
+REPLACE = "replace"
+"""The field that puts an open study on the terms of the form."""
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/", response_class=HTMLResponse)
+def studies_page(request: Request, context: InContext, caller: Reader) -> Response:
+    """The list; what is wanted of it is in the address."""
+    wanted = Wanted.of(request.query_params)
+    listing = list_studies(context.store, context.answers, wanted)
+    return render(
+        request,
+        "studies.html",
+        listing=listing,
+        states=tuple(StudyState),
+        starts=STARTS,
+        may_submit=includes(caller.scope, Scope.SUBMIT),
+    )
+
+
+@router.get("/new", response_class=HTMLResponse)
+def new_page(
+    request: Request,
+    context: InContext,
+    caller: Submitter,
+    like: Annotated[str | None, Query(pattern=STUDY_ID)] = None,
+) -> Response:
+    """The form: empty, with what the address says, or ``like`` a study."""
+    texts = texts_of(request.query_params.multi_items())
+    if like is not None:
+        if context.standings.one(like) is None:
+            raise ProblemError(404, f"there is no study {like}")
+        texts = {**texts_of_study(context.store.study(like)), **texts}
+    elif texts:
+        texts = {**initial_texts(), **texts}
+    return render(request, "new.html", form=form_of(texts or None), like=like, open_study=None)
+
+
+@router.post("/new", response_class=HTMLResponse)
+async def ask(request: Request, context: InContext, caller: Submitter, form: Formed) -> Response:
+    """Starts a study, or joins the one that asks the same; what is wrong comes back as typed."""
+    asked = read_form(texts_of(form.multi_items()))
+    if wrong := await anyio.to_thread.run_sync(all_wrong, asked):
+        return _again(request, asked, wrong)
+    replace = form.get(REPLACE) == "true"
+    try:
+        return await context.turns.run(caller.owner, _submitted, context, caller, asked, replace)
+    except UsageError as error:
+        return _again(request, asked, (place_of(asked, error),))
+    except OtherTermsError as error:
+        wrong = (Wrong(name="", said=f"{error.in_short}."),)
+        return _again(request, asked, wrong, 409, error.study_id)
+    except ProblemError as error:
+        if error.status not in TOLD:
+            raise
+        answer = _again(request, asked, (Wrong(name="", said=error.detail),), error.status)
+        answer.headers.update(error.headers or {})
+        return answer
+
+
+def _again(
+    request: Request,
+    asked: Asked,
+    wrong: tuple[Wrong, ...],
+    status: int = 422,
+    open_study: str | None = None,
+) -> Response:
+    """The form as it was typed, with what is wrong beside its fields."""
+    values = {"form": form_of(asked.texts, wrong), "like": None, "open_study": open_study}
+    return render(request, "new.html", status=status, **values)
+
+
+def _submitted(context: Context, caller: Caller, asked: Asked, replace: bool) -> Response:
+    request = {name: value for name, value in asked.request.items() if value is not None}
+    if replace:
+        request[REPLACE] = True
+    submit = context.submissions.submit
+    done = submit(request, owner=caller.owner, key=None, address=caller.address)
+    return RedirectResponse(f"/studies/{done.body.standing.id}", 303)

@@ -1,0 +1,92 @@
+"""Contrast of what the style sheets paint, by WCAG 2.2: 3 to 1 for marks, 4.5 to 1 for words."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import api.pages
+
+STATIC = Path(api.pages.__file__).parent / "static"
+DARK = re.compile(r"@media screen and \(prefers-color-scheme: dark\) \{\s*:root \{(.*?)\}", re.S)
+TONES = [f"--chart-tone-{n}" for n in range(1, 10)]
+MARKS = ["--chart-mark", "--chart-ink", "--chart-accent", "--chart-bad", *TONES]
+WORDS = ["--chart-ink", "--chart-soft", "--chart-accent"]
+GROUNDS = ["--chart-ground", "--chart-beyond"]
+
+
+def sheet(name: str) -> str:
+    return re.sub(r"/\*.*?\*/", "", (STATIC / name).read_text(encoding="utf-8"), flags=re.S)
+
+
+def declared(css: str) -> dict[str, str]:
+    return dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css))
+
+
+def colours(scheme: str) -> dict[str, str]:
+    """Custom properties of pages with charts; dark ones replace light ones."""
+    found: dict[str, str] = {}
+    for css in (sheet("style.css"), sheet("charts.css")):
+        found |= declared(DARK.sub("", css))
+    for css in (sheet("style.css"), sheet("charts.css")) if scheme == "dark" else ():
+        (dark,) = DARK.findall(css)
+        found |= declared(dark)
+    return found
+
+
+def colour(found: dict[str, str], name: str) -> tuple[float, ...]:
+    """Red, green and blue from 0 to 1, references followed."""
+    value = found[name]
+    while reference := re.fullmatch(r"var\((--[\w-]+)\)", value):
+        value = found[reference.group(1)]
+    assert re.fullmatch("#[0-9a-f]{6}", value), (name, value)
+    return tuple(int(value[at : at + 2], 16) / 255 for at in (1, 3, 5))
+
+
+def luminance(rgb: tuple[float, ...]) -> float:
+    """https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(found: dict[str, str], one: str, other: str) -> float:
+    light, dark = sorted((luminance(colour(found, n)) for n in (one, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_marks_and_words_stand_out(scheme: str, ground: str) -> None:
+    found = colours(scheme)
+    least = {**dict.fromkeys(MARKS, 3.0), **dict.fromkeys(WORDS, 4.5)}
+    weak = {n: c for n, most in least.items() if (c := contrast(found, n, ground)) < most}
+    assert not weak
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_letters_are_read_on_every_part(scheme: str) -> None:
+    found = colours(scheme)
+    weak = {t: c for t in TONES if (c := contrast(found, t, "--chart-letter")) < 4.5}
+    assert not weak
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_neighbours_of_a_stack_differ_in_lightness(scheme: str) -> None:
+    found = colours(scheme)
+    pairs = list(pairwise(TONES[:-1]))
+    close = {pair: c for pair in pairs if (c := contrast(found, *pair)) < 1.4}
+    assert not close
+
+
+def test_paper_has_the_light_colours() -> None:
+    css = sheet("charts.css")
+    assert css.count("prefers-color-scheme") == len(DARK.findall(css)) == 1, "on screens only"
+
+
+def test_every_colour_is_a_property() -> None:
+    rules = DARK.sub("", sheet("charts.css"))
+    rules = re.sub(r":root \{.*?\}", "", rules, flags=re.S)
+    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b|rgba?\(|hsla?\(", rules)
+    used = set(re.findall(r"var\((--[\w-]+)\)", sheet("charts.css")))
+    assert used <= set(colours("light"))

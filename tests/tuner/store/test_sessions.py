@@ -1,0 +1,204 @@
+"""Sessions on both databases: begun, checked, used, and over."""
+
+import logging
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import delete, event, func, select, text, update
+
+from tuner.errors import StoreError
+from tuner.store import Store
+from tuner.store.audit import Action, Audit
+from tuner.store.clock import clock
+from tuner.store.keys import Key, Keys
+from tuner.store.page_tables import SessionRow
+from tuner.store.records import Scope
+from tuner.store.sessions import IDLE, LASTS, Sessions, SignedIn
+from tuner.store.tables import AuditRow, KeyRow
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def ours(store: Store) -> Sessions:
+    """The sessions of a database without any."""
+    with store.transactions.write() as session:
+        for table in (SessionRow, KeyRow, AuditRow):
+            session.execute(delete(table))
+    return Sessions(store.transactions)
+
+
+@pytest.fixture
+def key(ours: Sessions) -> Key:
+    return Keys(ours.transactions).create("the team", Scope.SUBMIT)[0]
+
+
+def made_to_end(ours: Sessions, begun_ago: timedelta, soon: timedelta) -> None:
+    """Lets every session have begun so long ago, and end so soon if it is not used."""
+    with ours.transactions.write() as session:
+        now = clock(session)
+        times = {"created_at": now - begun_ago, "expires_at": now + soon}
+        session.execute(update(SessionRow).values(times))
+
+
+def left(ours: Sessions) -> timedelta:
+    """Until the one session ends."""
+    with ours.transactions.read() as session:
+        return session.scalars(select(SessionRow.expires_at)).one() - clock(session)
+
+
+def count(ours: Sessions) -> int:
+    with ours.transactions.read() as session:
+        return session.scalar(select(func.count()).select_from(SessionRow)) or 0
+
+
+def test_a_session_is_of_its_key(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id, address="192.0.2.1")
+    assert ours.check(token) == SignedIn(key_id=key.id, name="the team", scope=Scope.SUBMIT)
+
+
+def test_its_token_is_kept_as_a_hash(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id, address="192.0.2.1")
+    assert len(token) == 43
+    with ours.transactions.read() as session:
+        for table in ("sessions", "audit"):
+            rows = session.execute(text(f"SELECT * FROM {table}")).all()
+            assert rows
+            assert token not in repr(rows)
+
+
+def test_no_two_are_the_same(ours: Sessions, key: Key) -> None:
+    assert len({ours.begin(key.id) for _ in range(3)}) == 3
+    assert count(ours) == 3
+
+
+def test_anything_else_is_no_session(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    for wrong in ("", token[:-1], token + "A", "A" * 43, "%", "' OR 1=1 --"):
+        assert ours.check(wrong) is None
+
+
+def test_one_that_is_not_used_is_over(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    assert IDLE - MINUTE < left(ours) <= IDLE
+    made_to_end(ours, IDLE, -timedelta(milliseconds=1))
+    assert ours.check(token) is None
+    assert ours.check(token) is None, "asking makes it no younger"
+
+
+def test_each_use_puts_its_end_off(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    made_to_end(ours, timedelta(hours=11), timedelta(hours=1))
+    assert ours.check(token) is not None
+    assert IDLE - MINUTE < left(ours) <= IDLE
+
+
+def test_it_is_over_after_a_week_however_much_it_is_used(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    made_to_end(ours, LASTS - timedelta(hours=2), timedelta(hours=1))
+    assert ours.check(token) is not None
+    assert timedelta(hours=1) < left(ours) <= timedelta(hours=2)
+    made_to_end(ours, LASTS, timedelta(0))
+    assert ours.check(token) is None
+
+
+def test_use_is_noted_once_a_minute(
+    ours: Sessions, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = ours.begin(key.id)
+    writes = []
+    write = ours.transactions.write
+    monkeypatch.setattr(ours.transactions, "write", lambda: writes.append(1) or write())
+    for _ in range(3):
+        assert ours.check(token) is not None
+    assert writes == []
+    made_to_end(ours, 2 * MINUTE, IDLE - 2 * MINUTE)
+    writes.clear()
+    for _ in range(3):
+        assert ours.check(token) is not None
+    assert writes == [1]
+
+
+def test_use_of_a_session_is_use_of_its_key(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    made_to_end(ours, 2 * MINUTE, IDLE - 2 * MINUTE)
+    assert ours.check(token) is not None
+    (found,) = Keys(ours.transactions).list()
+    assert found.last_used_at is not None
+
+
+def test_use_that_cannot_be_noted_is_no_reason_to_refuse(
+    ours: Sessions, key: Key, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = ours.begin(key.id)
+    made_to_end(ours, 2 * MINUTE, IDLE - 2 * MINUTE)
+
+    def full() -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(ours.transactions, "write", full)
+    with caplog.at_level(logging.WARNING):
+        assert [ours.check(token) is not None for _ in range(3)] == [True] * 3
+    assert caplog.text.count("was not noted: the disk is full") == 1
+    assert token not in caplog.text
+
+
+def test_it_ends_with_its_key(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    other, _ = Keys(ours.transactions).create("another", Scope.READ)
+    kept = ours.begin(other.id)
+    Keys(ours.transactions).revoke(key.id)
+    assert ours.check(token) is None
+    assert ours.check(kept) is not None
+
+
+def test_it_ends_when_it_is_ended(ours: Sessions, key: Key) -> None:
+    token, other = ours.begin(key.id), ours.begin(key.id)
+    ours.end(token)
+    assert ours.check(token) is None
+    assert ours.check(other) is not None
+    ours.end(token)
+    assert count(ours) == 1
+
+
+def test_another_one_takes_its_place(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    following = ours.begin(key.id, instead_of=token)
+    assert ours.check(token) is None
+    assert ours.check(following) is not None
+
+
+def test_those_that_are_over_are_not_kept(ours: Sessions, key: Key) -> None:
+    for _ in range(3):
+        ours.begin(key.id)
+    made_to_end(ours, IDLE, -MINUTE)
+    ours.begin(key.id)
+    assert count(ours) == 1
+
+
+def test_begin_and_end_are_in_the_audit(ours: Sessions, key: Key) -> None:
+    ours.end(ours.begin(key.id, address="192.0.2.1"), address="192.0.2.2")
+    ended, begun = Audit(ours.transactions).newest(2)
+    assert (begun.actor, begun.action, begun.data) == (
+        key.id,
+        Action.SIGN_IN,
+        {"address": "192.0.2.1"},
+    )
+    assert (ended.actor, ended.action, ended.data) == (
+        key.id,
+        Action.SIGN_OUT,
+        {"address": "192.0.2.2"},
+    )
+
+
+def test_one_look_at_the_database_is_enough(ours: Sessions, key: Key) -> None:
+    token = ours.begin(key.id)
+    statements: list[str] = []
+    event.listen(
+        ours.transactions.engine,
+        "before_cursor_execute",
+        lambda c, cursor, statement, *rest: statements.append(statement),
+    )
+    assert ours.check(token) is not None
+    assert len([one for one in statements if "FROM sessions" in one]) == 1
+    assert len([one for one in statements if "SELECT" in one]) == 1

@@ -1,0 +1,196 @@
+"""What may be chosen in the space of a question: values of knobs, and what each leads to."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import log
+from typing import Any
+
+from tuner.errors import UsageError
+from tuner.planner.explain_knobs import ACCUMULATION, CHOSEN, MICRO
+from tuner.settings import KNOBS, Settings
+from tuner.space import DeadKnob, check_settings, enumerate_space, settings_notes
+from tuner.space.dead import show, show_all
+from tuner.study import Question, Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobChoice:
+    """One knob, and the values that it has in some legal settings."""
+
+    knob: str
+    """Its name."""
+    values: tuple[Any, ...]
+    """In order: numbers ascending, ``False`` before ``True``, names as they are listed."""
+    follows: bool
+    """Whether it follows from the others, and is not chosen: gradient accumulation."""
+    why_one: str
+    """Why it has one value only, in words; empty where it has several."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is something to choose."""
+        return len(self.values) > 1 and not self.follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One value of a knob, given the others."""
+
+    value: Any
+    """The value."""
+    shown: str
+    """The same, as users write it."""
+    settings: Settings | None
+    """What it leads to: the others stay as they are, accumulation makes up the global batch, and
+    knobs that are dead there have their canonical value. ``None`` when it is not legal."""
+    is_current: bool
+    """Whether it is what is chosen now."""
+    why_not: str
+    """Why it is not legal, or does not act there; empty of what does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What may be chosen in a study's space."""
+
+    question: Question
+    """Whose."""
+    knobs: tuple[KnobChoice, ...]
+    """All knobs, in their order."""
+    legal: tuple[Settings, ...]
+    """All legal settings, in the space's order."""
+    dead_knobs: tuple[DeadKnob, ...]
+    """Knobs that do not act, with the reasons."""
+
+    def __contains__(self, settings: object) -> bool:
+        """Whether settings are legal ones, in canonical form."""
+        return settings in self._legal
+
+    def options(self, settings: Settings) -> Mapping[str, tuple[Option, ...]]:
+        """Of each knob that can be chosen its values, given that the others are as in ``settings``.
+
+        Args:
+            settings: legal ones.
+        """
+        return {
+            choice.knob: tuple(self._option(settings, choice.knob, v) for v in choice.values)
+            for choice in self.knobs
+            if choice.is_live
+        }
+
+    def nearest(self, values: Mapping[str, object], keep: str = "") -> Settings:
+        """The legal settings that are nearest to these values.
+
+        They are these values, where that is legal but for knobs that are dead there. Else as many
+        knobs as possible are as wanted, the batch sizes giving way before the others.
+
+        Args:
+            values: of knobs; those that are left out are wanted at their defaults. Accumulation
+                counts for nothing: it follows.
+            keep: a knob whose value is had, if any legal settings have it: what was just moved.
+
+        Raises:
+            UsageError: an unknown knob, or a value that it cannot take.
+        """
+        wanted = Settings.from_dict({**values, ACCUMULATION: 1})
+        with_it = [s for s in self.legal if keep and getattr(s, keep) == getattr(wanted, keep)]
+        found = self._checked(wanted, (keep,) if keep else ())
+        if isinstance(found, Settings):
+            return found
+        return min(with_it or self.legal, key=_distance(wanted))
+
+    def _option(self, settings: Settings, knob: str, value: Any) -> Option:
+        is_current = getattr(settings, knob) == value
+        wanted = Settings.from_dict({**settings.as_dict(), knob: value, ACCUMULATION: 1})
+        found = settings if is_current else self._checked(wanted, (knob,))
+        if isinstance(found, UsageError):
+            leads_to, why_not = None, str(found)
+        else:
+            leads_to, why_not = found, self._why_dead(wanted, knob, found)
+        return Option(
+            value=value,
+            shown=show(value),
+            settings=leads_to,
+            is_current=is_current,
+            why_not=why_not,
+        )
+
+    def _why_dead(self, wanted: Settings, knob: str, found: Settings) -> str:
+        """Why a knob has not the value that is wanted; empty where it has."""
+        if getattr(found, knob) == getattr(wanted, knob):
+            return ""
+        notes = settings_notes(self.question, wanted, given=(knob,))
+        return "; ".join(note.why for note in notes if note.knob == knob)
+
+    def _checked(self, wanted: Settings, given: Sequence[str]) -> Settings | UsageError:
+        """Their canonical form in the space; why not, where they are not legal."""
+        try:
+            found = check_settings(self.question, wanted, given=given)
+        except UsageError as error:
+            return error
+        if found in self:
+            return found
+        # Offloading can be had, but is in the space only when it is asked for.
+        return UsageError("settings", str(found), "is not in the space that the study looks at")
+
+    @cached_property
+    def _legal(self) -> frozenset[Settings]:
+        return frozenset(self.legal)
+
+
+def choices(study: Study) -> Choices:
+    """What may be chosen in a study's space.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    question, space = study.question, enumerate_space(study.question)
+    return Choices(
+        question=question,
+        knobs=tuple(_choice(question, knob, space.legal, space.dead_knobs) for knob in KNOBS),
+        legal=space.legal,
+        dead_knobs=space.dead_knobs,
+    )
+
+
+def _choice(
+    question: Question, knob: str, legal: Sequence[Settings], dead: Sequence[DeadKnob]
+) -> KnobChoice:
+    values = sorted({getattr(settings, knob) for settings in legal}, key=_place(knob))
+    return KnobChoice(
+        knob=knob,
+        values=tuple(values),
+        follows=knob == ACCUMULATION,
+        why_one="" if len(values) > 1 else "; ".join(_why_one(question, knob, values[0], dead)),
+    )
+
+
+def _place(knob: str) -> Callable[[Any], int]:
+    """By what values of a knob are sorted."""
+    kind = KNOBS[knob]
+    return list(kind).index if issubclass(kind, StrEnum) else int
+
+
+def _why_one(question: Question, knob: str, value: Any, dead: Sequence[DeadKnob]) -> Iterator[str]:
+    reasons = [one.why for one in dead if one.knob == knob]
+    if reasons:
+        yield from reasons
+    elif knob in question.knobs:
+        yield f"{knob} is {show(value)}: it was asked for {show_all(question.knobs[knob])} only"
+    elif knob == "cpu_offload":
+        yield f"{knob} is {show(value)}: other values are looked at only when they are asked for"
+    else:
+        yield f"{knob} is {show(value)} in all legal settings"
+
+
+def _distance(wanted: Settings) -> Callable[[Settings], tuple[int, float]]:
+    """How far legal settings are from others: knobs that differ, and by how much micro-batches."""
+    names = [knob for knob in CHOSEN if knob != MICRO]
+
+    def distance(one: Settings) -> tuple[int, float]:
+        others = sum(getattr(one, name) != getattr(wanted, name) for name in names)
+        return others, abs(log(one.micro_batch_size / wanted.micro_batch_size))
+
+    return distance

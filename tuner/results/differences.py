@@ -1,0 +1,223 @@
+"""What differs between a few studies: in their questions, terms, answers and costs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tuner.answer_words import range_text, rank_word, speed_text
+from tuner.errors import UsageError
+from tuner.json_text import json_text
+from tuner.planner.words import duration_text, interval_text, seconds_text, share_text
+from tuner.quantity import Quantity
+from tuner.results.headline import headline
+from tuner.sizes import size_text
+from tuner.space.dead import show, show_all
+from tuner.study import Study
+from tuner.suggestion import GIB, Candidate, Suggestion
+
+LEAST_COMPARED, MOST_COMPARED = 2, 4
+"""Studies side by side."""
+
+
+class Part(StrEnum):
+    """What a line of a comparison is of."""
+
+    QUESTION = "question"  # what is asked
+    TERMS = "terms"  # on what terms
+    ANSWER = "answer"  # what was found
+    COST = "cost"  # what that took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A study to compare."""
+
+    study: Study
+    """Which."""
+    suggestion: Suggestion | None
+    """Its answer; ``None`` while there is none."""
+
+    @property
+    def best(self) -> Candidate | None:
+        """The settings that it answers with."""
+        return self.suggestion.best if self.suggestion else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What one study has in one line."""
+
+    text: str = ""
+    """In words, with its unit; empty where it has nothing."""
+    quantity: Quantity | None = None
+    """The number that the words are of, where they are of one with an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One line: something that each of the studies has or has not."""
+
+    part: Part
+    """What it is of."""
+    name: str
+    """Of the line, in words."""
+    cells: tuple[Cell, ...]
+    """One for each study, in their order."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether their words are not all the same."""
+        return len({cell.text for cell in self.cells}) > 1
+
+
+def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
+    """The lines of a comparison, in a fixed order, part by part.
+
+    What matters of every study has a line though it may be the same in all. All else that a
+    question or the terms hold has one where it differs.
+
+    Args:
+        studies: two to four.
+
+    Raises:
+        UsageError: fewer or more.
+    """
+    if not LEAST_COMPARED <= len(studies) <= MOST_COMPARED:
+        allowed = f"compare {LEAST_COMPARED} to {MOST_COMPARED} studies"
+        raise UsageError("ids", len(studies), allowed)
+    lines = [
+        *_lines(Part.QUESTION, [_question(one.study) for one in studies]),
+        *_others(Part.QUESTION, [_rest_of_question(one.study) for one in studies]),
+        *_lines(Part.TERMS, [_terms(one.study) for one in studies]),
+        *_lines(Part.ANSWER, [_answer(one) for one in studies]),
+        *_lines(Part.COST, [_cost(one) for one in studies]),
+    ]
+    return tuple(line for line in lines if any(cell.text for cell in line.cells))
+
+
+def _lines(part: Part, columns: Sequence[Mapping[str, Cell]]) -> Iterator[Difference]:
+    """One line for each name that a study has, in the order of the first that has it."""
+    for name in dict.fromkeys(name for column in columns for name in column):
+        yield Difference(
+            part=part, name=name, cells=tuple(column.get(name, Cell()) for column in columns)
+        )
+
+
+def _others(part: Part, columns: Sequence[Mapping[str, Cell]]) -> Iterator[Difference]:
+    """The same, of lines that differ only."""
+    return (line for line in _lines(part, columns) if line.differs)
+
+
+def _question(study: Study) -> dict[str, Cell]:
+    question, workload = study.question, study.question.workload
+    framework = question.framework
+    versions = ", ".join(f"{package} {version}" for package, version in framework.versions.items())
+    texts = {
+        "model": workload.model.name,
+        "cluster": question.cluster.name,
+        "global batch": f"{workload.global_batch_size:,} sequences",
+        "sequence length": f"{workload.sequence_length:,} tokens",
+        "optimizer": str(workload.optimizer),
+        "precision": str(workload.precision),
+        "gradient reduction": str(workload.reduce_dtype),
+        "framework": str(framework.name),
+        "versions": versions,
+        **{f"{knob} restricted to": show_all(v) for knob, v in question.knobs.items()},
+    }
+    return _cells(texts)
+
+
+def _rest_of_question(study: Study) -> dict[str, Cell]:
+    """The model's configuration and the cluster's figures, by their place."""
+    values = study.question.as_dict()
+    told = {
+        "cluster": values["cluster"],
+        "model": values["workload"]["model"],
+    }
+    return _cells({" ".join(path): text for path, text in _leaves(told)})
+
+
+def _leaves(value: object, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """All values of nested objects, by their place."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _leaves(item, *path, str(name))
+    else:
+        yield path, value if isinstance(value, str) else json_text(value)
+
+
+def _terms(study: Study) -> dict[str, Cell]:
+    terms = study.terms
+    limit = terms.limit_bytes(study.question.cluster)
+    texts = {
+        "fidelity": str(terms.fidelity),
+        "memory limit": f"{size_text(limit)} on one device",
+        "headroom": share_text(terms.headroom) if terms.memory_limit_bytes is None else "",
+        "tolerance": share_text(terms.tolerance),
+        "probes at most": str(terms.max_probes),
+        "dry runs at most": str(terms.max_dry_runs or ""),
+        "time at most": duration_text(terms.wall_s) if terms.wall_s else "",
+        "device time at most": duration_text(terms.device_s) if terms.device_s else "",
+        "pool": terms.pool,
+    }
+    return _cells(texts)
+
+
+def _answer(one: Compared) -> dict[str, Cell]:
+    line, best = headline(one.study, one.suggestion), one.best
+    cells = _cells(
+        {
+            "state": str(one.study.state),
+            "no answer because": line.why_none,
+        }
+    )
+    if best is None:
+        return cells
+    per = rank_word(one.study.question)
+    return {
+        **cells,
+        "stands on": Cell(text=str(line.provenance)),
+        f"tokens/s per {per}": _speed(best.tokens_per_s_per_gpu),
+        "step": _time(best.step_time_s),
+        "memory allocated": _memory(best),
+        **_cells({knob: show(value) for knob, value in best.settings.as_dict().items()}),
+        "trains as one process": Cell(text=best.guard.verdict.replace("_", " ")),
+    }
+
+
+def _speed(speed: Quantity) -> Cell:
+    if speed.value is None:
+        return Cell()
+    return Cell(text=f"{speed_text(speed.value)} ({range_text(speed)})", quantity=speed)
+
+
+def _time(seconds: Quantity) -> Cell:
+    if seconds.value is None:
+        return Cell()
+    return Cell(text=f"{seconds_text(seconds.value)} ({interval_text(seconds)})", quantity=seconds)
+
+
+def _memory(best: Candidate) -> Cell:
+    allocated = best.allocated_gib
+    if allocated.value is None:
+        return Cell()
+    share = share_text(allocated.value / best.limit_gib)
+    return Cell(
+        text=f"{size_text(allocated.value * GIB)}, {share} of the limit", quantity=allocated
+    )
+
+
+def _cost(one: Compared) -> dict[str, Cell]:
+    line = headline(one.study, one.suggestion)
+    return _cells(
+        {
+            "probes": str(line.probes),
+            "wall time": duration_text(line.wall_s),
+            f"{line.per} time": duration_text(line.device_s),
+            "asked": one.study.asked_at,
+        }
+    )
+
+
+def _cells(texts: Mapping[str, str]) -> dict[str, Cell]:
+    return {name: Cell(text=text) for name, text in texts.items()}
