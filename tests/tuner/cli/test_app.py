@@ -34,6 +34,7 @@ SUGGEST_OPTIONS = {
     "--db",
     "--write",
     "--server",
+    "--replace",
     "--pool",
     "--help",
 }
@@ -88,7 +89,7 @@ def test_probe_takes_settings_and_no_budget(cli: Any) -> None:
     text = cli("probe", "--help").out
     found = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE))
     budget = {"--max-probes", "--budget", "--max-gpu-seconds", "--tolerance", "--write"}
-    elsewhere = {"--server", "--pool"}
+    elsewhere = {"--server", "--replace", "--pool"}
     assert found == SUGGEST_OPTIONS - budget - elsewhere | {"--settings"}
 
 
