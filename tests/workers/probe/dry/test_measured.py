@@ -24,6 +24,9 @@ CASES = {
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
 }  # fmt: skip
 """What differs most from one another; ``combinations`` has nearly all else."""
+FIRST = ("ddp", "checkpointing", "tp", "experts")
+"""Of them, what the others are most like."""
+REST = tuple(name for name in CASES if name not in FIRST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +101,13 @@ def _collectives(rows: list[dict]) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-def test_two_ranks(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    "names", [pytest.param(FIRST, id="first"), pytest.param(REST, id="rest", marks=pytest.mark.slow)]
+)
+def test_two_ranks(lab: Lab, names: tuple[str, ...]) -> None:
     specs = {}
-    for name, case in CASES.items():
-        choices = {"model": "llama", **case}
+    for name in names:
+        choices = {"model": "llama", **CASES[name]}
         specs[name] = lab.measured.spec(choices.pop("model"), 2, **choices)
     hold(lab, 2, specs)
 
