@@ -102,7 +102,8 @@ def _collectives(rows: list[dict]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "names", [pytest.param(FIRST, id="first"), pytest.param(REST, id="rest", marks=pytest.mark.slow)]
+    "names",
+    [pytest.param(FIRST, id="first"), pytest.param(REST, id="rest", marks=pytest.mark.slow)],
 )
 def test_two_ranks(lab: Lab, names: tuple[str, ...]) -> None:
     specs = {}
