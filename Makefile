@@ -7,8 +7,8 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all check format clean
 .PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes
-.PHONY: bench-search bench-replay-costs bench-service
-.PHONY: bench-extrapolation bench-gpu evidence
+.PHONY: bench-search bench-replay-costs bench-service bench-scale bench-pages
+.PHONY: bench-extrapolation bench-gpu bench-knobs docs evidence screenshots
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,11 @@ suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU proc
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
-test: $(INSTALLED)  ## the tests that need no system package and no network (under 8 minutes)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow"
+test: $(INSTALLED)  ## the tests that need no system package and no network (about 10 minutes)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup \
+		-m "not slow and not browser and not slurm and not ray"
 
-test-all: $(INSTALLED)  ## all tests, the slow ones too
+test-all: $(INSTALLED)  ## all tests: the slow ones too, and on Slurm and Ray where they are installed
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 check: $(INSTALLED)  ## style, types and layers
@@ -46,7 +47,7 @@ format: $(INSTALLED)  ## mend style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: bench-cli bench-predict bench-search bench-suggest bench-service  ## all benchmarks of this machine
+bench: bench-cli bench-predict bench-search bench-suggest bench-service bench-pages  ## all benchmarks of this machine
 
 bench-cli: $(INSTALLED)  ## how quickly the command line answers
 	@$(BIN)/python benchmarks/cli.py
@@ -85,6 +86,13 @@ bench-gpu:  ## evidence from one CUDA GPU: PART=memory, seed, recompute, time, g
 		$$python benchmarks/bench_gpu.py $(or $(PART),all) $(ARGS); code=$$?; \
 		$$python benchmarks/report.py && exit $$code
 
+bench-knobs: $(INSTALLED)  ## the pictures and tables of docs/knobs.md, dry-run anew (2 minutes)
+	@$(BIN)/python benchmarks/knobs.py
+
+docs: $(INSTALLED)  ## what is generated in docs/: the command line's reference, the pictures of knobs
+	@$(BIN)/python -m tests.docs.reference
+	@$(BIN)/python benchmarks/knobs.py --draw
+
 evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results
 	@$(BIN)/python benchmarks/report.py
 
@@ -92,8 +100,19 @@ bench-service: $(INSTALLED)  ## claims, answers, streams and polls of the servic
 	@$(BIN)/python benchmarks/service.py
 	@$(BIN)/python benchmarks/report.py
 
+bench-scale: $(INSTALLED)  ## how planning, the queue and a fleet of workers grow (10 minutes)
+	@$(BIN)/python benchmarks/scale.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-pages: $(INSTALLED)  ## a page of 500 probes after each event, and a hundred viewers of it (2 minutes)
+	@$(BIN)/python benchmarks/pages.py
+	@$(BIN)/python benchmarks/report.py
+
 bench-warm: $(INSTALLED)  ## probes that share rank processes against those that do not (10 minutes)
 	@$(BIN)/python benchmarks/warm.py
+
+screenshots: $(INSTALLED)  ## the pictures of docs/pages.md, of studies run for them (needs Chromium; 10 minutes)
+	@$(BIN)/python -m tests.browser.screenshots docs/images
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml

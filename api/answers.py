@@ -14,11 +14,12 @@ from typing import Any
 
 import anyio
 
-from api.kept import Kept, Turn
-from tuner.answering import best_known, is_answered, is_forecast, why_none
+from api.study_cache import Kept, Turn
+from tuner.answering.known import best_known, is_answered, is_forecast, why_none
+from tuner.answering.launch import with_launch
 from tuner.errors import NothingFitsError, SpeedUnknownError, TunerError
 from tuner.json_text import json_text
-from tuner.launch import with_launch
+from tuner.model.unknown import shown_question
 from tuner.planner import probe_as_dict
 from tuner.results import Evidence, headline
 from tuner.store import Store
@@ -75,7 +76,7 @@ class Whole:
     study: Study
     """As it was read."""
     suggestion: Suggestion | None
-    """As of :func:`tuner.answering.best_known`, with its launch."""
+    """As of :func:`tuner.answering.known.best_known`, with its launch."""
     evidence: Evidence
     """What results are made of; its parts are made when they are first asked for."""
 
@@ -132,7 +133,7 @@ class Answers:
         return await anyio.to_thread.run_sync(self.of, standing, limiter=self._waiters)
 
     def computing(self, *, wait: bool = True) -> AbstractContextManager[bool]:
-        """See :meth:`api.kept.Turn.taken`."""
+        """See :meth:`api.study_cache.Turn.taken`."""
         return self.turn.taken(wait=wait)
 
     def _read(self, standing: Standing) -> Whole:
@@ -180,7 +181,7 @@ def study_as_dict(study: Study, suggestion: Suggestion | None) -> dict[str, Any]
         "created_at": study.created_at,
         "asked_at": study.asked_at,
         "probes_before": study.probes_before,
-        "question": study.question.as_dict(),
+        "question": shown_question(study.question.as_dict()),
         "terms": study.terms.as_dict(),
         "terms_id": study.terms.id,
         "pending": suggestion is None and is_open,

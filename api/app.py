@@ -14,7 +14,7 @@ from api import schemas
 from api.access import AccessLog
 from api.context import Context
 from api.documented import problems
-from api.heads import Heads
+from api.head_requests import Heads
 from api.keys import protect, require
 from api.limits import SECURITY_HEADERS
 from api.metrics import Metrics

@@ -6,12 +6,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.answers import Answers
+from api.fair_queue import FairQueue
 from api.pages.live import Live
 from api.pages.study import StudyPages
 from api.poller import Poller
 from api.settings import Settings
 from api.submissions import Submissions
-from api.turns import Turns
 from tuner.store import Store
 from tuner.store.audit import Audit
 from tuner.store.standing import Standings
@@ -33,7 +33,7 @@ class Context:
     """For those who wait."""
     submissions: Submissions
     """For those who ask."""
-    turns: Turns
+    turns: FairQueue
     """For those who ask, before they take a thread."""
     audit: Audit
     """Who did what."""
@@ -59,7 +59,7 @@ class Context:
                 settings.max_open_studies,
                 most_each=settings.max_open_studies_per_key,
             ),
-            turns=Turns(settings.threads),
+            turns=FairQueue(settings.threads),
             audit=audit,
             pages=pages,
             live=Live(pages, poller),

@@ -60,6 +60,19 @@ def text_answer(
     return {"description": description, "content": content}
 
 
+def text_answers(by_media_type: Mapping[str, object], description: str) -> dict[str, Any]:
+    """An answer in one of several media types, with an example of each.
+
+    What a reader makes of YAML and JSON is an object, and of all else a text.
+    """
+    kinds = {"application/yaml": "object", "application/json": "object"}
+    content = {
+        media_type: {"schema": {"type": kinds.get(media_type, "string")}, "example": example}
+        for media_type, example in by_media_type.items()
+    }
+    return {"description": description, "content": content}
+
+
 def _problem(status: int) -> dict[str, Any]:
     title = title_of(status)
     example = {"type": "about:blank", "title": title, "status": status, "detail": DETAILS[status]}

@@ -1,5 +1,6 @@
 """Examples of the OpenAPI document: requests that are accepted, and answers, shortened."""
 
+from collections.abc import Mapping
 from typing import Any
 
 STUDY_ID = "st-5c1f0a9be2d4"
@@ -55,6 +56,7 @@ BEST: dict[str, Any] = {
     "fits": True,
     "memory": {
         "allocated_gib": _quantity(61.9, 61.9, 61.9),
+        "needed_gib": _quantity(63.2, 63.2, 63.2),
         "reserved_gib": _quantity(66.1, 65.8, 66.1),
         "device_gib": _quantity(67.4, 67.1, 67.4),
         "limit_gib": 75.5,
@@ -177,4 +179,12 @@ PROBLEM: dict[str, Any] = {
     "field": "workload.sequence_length",
     "allowed": "must be an integer from 2 to 4194304",
 }
-EXPORTED = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n"
+EXPORTED: Mapping[str, object] = {
+    "application/yaml": (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n"
+    ),
+    "application/json": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    "application/toml": "[training]\nlocal_batch_size = 4\nglobal_batch_size = 64\n",
+    "text/x-python": "MICRO_BATCH_SIZE = 4\nGRADIENT_ACCUMULATION_STEPS = 2\n",
+    "text/x-shellscript": "#!/bin/sh\nexport TUNED_MICRO_BATCH_SIZE=4\n",
+}

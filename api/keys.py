@@ -82,6 +82,8 @@ class Caller:
     """The key's, for people; empty where none was needed."""
     signed_in: bool = False
     """Whether a session's cookie stood for the key."""
+    proof: str = ""
+    """Id of the session, or of the key where it was given itself: what is open ends with it."""
 
     @property
     def id(self) -> str:
@@ -163,7 +165,7 @@ class Gate:
         self.keys = keys
         self.sessions = Sessions(keys.transactions)
         self.refusals = Refusals(audit)
-        self.revocation = Revocation(keys)
+        self.revocation = Revocation(keys, self.sessions)
         self.buckets = Buckets(settings.rate_per_s, settings.rate_burst)
         self.most_open = settings.max_concurrent
         self._open: Counter[str] = Counter()
@@ -225,7 +227,7 @@ class Gate:
             answer = problem_of(error)
         else:
             state.update(caller=caller, actor=caller.id)
-            await self.revocation.serve(caller.owner, self.app, scope, receive, send)
+            await self.revocation.serve(caller.proof, self.app, scope, receive, send)
             return
         await answer(scope, receive, send)
 
@@ -258,7 +260,7 @@ class Gate:
             await self.refusals.note(network_of(address), NOBODY, Action.KEY_REFUSED, data)
             raise _unauthorized("this key is not known, or was revoked", 'error="invalid_token"')
         self._remember(text, key.id)
-        return Caller(owner=key.id, scope=key.scope, address=address, name=key.name)
+        return Caller(owner=key.id, scope=key.scope, address=address, name=key.name, proof=key.id)
 
     async def _in_thread(self, check: Callable[[str], Found | None], text: str) -> Found | None:
         return await anyio.to_thread.run_sync(check, text, limiter=self._threads)
@@ -291,7 +293,12 @@ def _session(scope: Connection) -> str | None:
 
 def _signed_in(found: SignedIn, address: str) -> Caller:
     return Caller(
-        owner=found.key_id, scope=found.scope, address=address, name=found.name, signed_in=True
+        owner=found.key_id,
+        scope=found.scope,
+        address=address,
+        name=found.name,
+        signed_in=True,
+        proof=found.session_id,
     )
 
 

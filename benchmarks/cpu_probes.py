@@ -22,12 +22,12 @@ from probe_cases import Case, cases, spec_of
 
 from tuner.machine import usable_cores
 from tuner.measurement import Fidelity, Outcome
-from workers.files import log_path, write_spec
 from workers.launchers.base import Job
-from workers.launchers.local import rank_environment
+from workers.launchers.environment import rank_environment
+from workers.measuring.files import log_path, write_spec
+from workers.measuring.records import BadRecord, RankRecord, read_records
 from workers.probe.orders import SPEC
 from workers.probe.rank import run_rank
-from workers.records import BadRecord, RankRecord, read_records
 
 RESULT = Path(__file__).parent / "data" / "cpu_probes.json"
 REPETITIONS = 3

@@ -47,7 +47,7 @@ class Case:
     """As users write it."""
     settings: str
     """The class, as users write it."""
-    sizes: tuple[int, int]
+    sizes: tuple[int, ...]
     """Micro-batch sizes of the dry run at full depth."""
     accumulation: int = 1
     """Micro-batches of its optimizer step."""

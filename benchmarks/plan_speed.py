@@ -136,8 +136,8 @@ def plan_lines() -> list[dict[str, Any]]:
     empty, full = empty_study(), study_with_probes(machine)
     return [
         _line("next_probe", PROBES, list(calls(machine))),
-        _line("answer", PROBES, [lambda: answer(full)] * (CALLS + 1)),
-        _line("answer", 0, [lambda: answer(empty)] * (CALLS + 1)),
+        _line("answer", PROBES, [lambda: answer(replace(full))] * (CALLS + 1)),
+        _line("answer", 0, [lambda: answer(replace(empty))] * (CALLS + 1)),
     ]
 
 

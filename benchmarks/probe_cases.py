@@ -17,7 +17,7 @@ from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings
 from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
-from workers.spec import probe_spec
+from workers.measuring.spec import probe_spec
 
 MOE = {
     "model_type": "mixtral",

@@ -5,9 +5,7 @@ long polls, and the statements that listeners cost. The server is a process of i
 ``tuner serve``, on SQLite.
 """
 
-from importlib import import_module
-
-from common import report, show
+from common import report_parts
 
 PARTS = {
     "claims": "claims",
@@ -21,14 +19,7 @@ loads this one."""
 
 def main() -> None:
     """Run all parts, and report."""
-    found, goals = {}, []
-    for name, module in PARTS.items():
-        part = import_module(module)
-        rows = part.rows()
-        show(name, rows)
-        found[name] = rows
-        goals += part.goals(rows)
-    report("service", goals, found.pop("claims"), found)
+    report_parts("service", PARTS)
 
 
 if __name__ == "__main__":

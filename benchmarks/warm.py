@@ -18,8 +18,8 @@ from probe_cases import Case, case
 
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
-from workers.measure import measure
-from workers.warm import WarmRanks
+from workers.measuring.measure import measure
+from workers.measuring.warm import WarmRanks
 
 SETTINGS = (
     "sharding=ddp,micro_batch_size=4",

@@ -10,13 +10,10 @@ import re
 import shlex
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from packaging.specifiers import SpecifierSet
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,15 +21,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.app import create_app
 from api.metrics import Metrics
 from api.settings import PREFIX, Settings
+from tests.docs import pages
+from tests.docs.command_line import known_variables, parsed
 from tests.postgresql import postgresql_server
 from tuner.cli import main
-from tuner.cli.app import app as command_line
 from tuner.measurement import Outcome
 from tuner.store import open_store
 from tuner.store.figures import Figures
 from tuner.study import StudyState
-from workers.folders import default_probes_folder
-from workers.turn import default_lock_path
+from workers.device_locks import default_lock_path
+from workers.measuring.folders import default_probes_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -42,17 +40,6 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text()
 PORT = Settings.model_fields["port"].default
 IS_SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|KEY")
 HARDENED = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
-
-
-def parsed(words: Sequence[str]) -> Any:
-    """A command of ``tuner`` with its options read, as it would be before it runs."""
-    command = typer.main.get_command(command_line())
-    context = command.make_context("tuner", list(words))
-    while hasattr(command, "resolve_command"):
-        left = [*context._protected_args, *context.args]
-        name, command, rest = command.resolve_command(context, left)
-        context = command.make_context(name, rest, parent=context)
-    return context
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -67,29 +54,15 @@ def of(instruction: str) -> list[str]:
     return [arguments for name, arguments in instructions() if name == instruction]
 
 
-@cache
-def known_variables() -> set[str]:
-    """``TUNER_*`` variables that anything reads: settings, and names in the code."""
-    names = {PREFIX + field.upper() for field in Settings.model_fields}
-    for package in ("tuner", "workers", "api"):
-        for path in (ROOT / package).rglob("*.py"):
-            names |= set(re.findall(r'"(TUNER_[A-Z_]+)"', path.read_text()))
-    return names
-
-
 def blocks(language: str = "") -> list[str]:
     """Blocks of code in docs/deploy.md."""
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.M | re.S)
-    return [block for kind, block in fences if kind == language]
+    return [one.text for one in pages.blocks("docs/deploy.md") if one.language == language]
 
 
-def shown_commands() -> Iterator[list[str]]:
-    """Commands in the blocks that are a shell's, without comments."""
-    for block in blocks():
-        whole = re.sub(r"\\\n\s*", " ", block)
-        for line in re.sub(r"\$\([^)]*\)", "X", whole).splitlines():
-            if re.match(r"(tuner|docker) (?!.*\{$)", line):
-                yield shlex.split(line, comments=True)
+def shown_commands() -> list[list[str]]:
+    """Commands of ours and of Docker's in docs/deploy.md."""
+    shown = [one.words for one in pages.commands("docs/deploy.md")]
+    return [words for words in shown if words[0] in ("tuner", "docker")]
 
 
 def without_profile(words: list[str]) -> list[str]:
@@ -267,7 +240,7 @@ def test_what_the_image_is_built_from_reaches_the_builder() -> None:
 
 
 def test_every_command_that_is_shown_exists() -> None:
-    commands = list(shown_commands())
+    commands = shown_commands()
     assert len(commands) > 15
     for words in commands:
         if words[0] == "tuner":
@@ -326,10 +299,6 @@ def test_every_setting_is_in_the_table_with_its_default() -> None:
     for name, field in fields.items():
         if isinstance(field.default, int | float) and not isinstance(field.default, bool):
             assert float(rows[name]) == field.default, name
-
-
-def test_every_variable_that_is_named_is_read() -> None:
-    assert set(re.findall(r"\bTUNER_[A-Z_]+[A-Z]", PAGE)) <= known_variables()
 
 
 def test_every_metric_is_in_the_table() -> None:

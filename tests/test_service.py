@@ -21,24 +21,14 @@ import pytest
 import yaml
 from sqlalchemy import create_engine, make_url, text
 
+from tests.models import TINY
 from tests.postgresql import postgresql_server
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 TUNER = [sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
 QUESTION = {
-    "workload": {"model": CONFIG, "sequence_length": 32, "global_batch_size": 4},
+    "workload": {"model": TINY, "sequence_length": 32, "global_batch_size": 4},
     "cluster": "cpu:2",
     "framework": "accelerate",
     "fidelity": "measured",

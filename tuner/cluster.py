@@ -1,15 +1,12 @@
 """Where training runs: nodes, GPUs per node, what one GPU can do, and the links between them."""
 
-import json
 import re
-import tomllib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuner import machine
 from tuner.catalog.gpus import (
     GpuKind,
     LinkFigures,
@@ -17,7 +14,9 @@ from tuner.catalog.gpus import (
     is_published_memory,
     reported_kind,
 )
+from tuner.cluster_file import read_cluster_file
 from tuner.errors import UsageError
+from tuner.machine import facts as machine
 
 T = TypeVar("T")
 
@@ -33,7 +32,6 @@ SLOWEST, FASTEST = 1.0, 1e21
 LONGEST_LATENCY_S = 3600.0
 MOST_LOCAL_CPU_RANKS = 8
 """CPU ranks that ``local`` uses of a machine without GPUs."""
-LARGEST_FILE_BYTES = 64 * 1024
 
 SPELLINGS = (
     "must look like 8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2 (two CPU ranks),"
@@ -201,7 +199,7 @@ def parse_cluster(
     """
     wanted = text.strip()
     if allow_files and wanted.lower().endswith((".toml", ".json")):
-        return on_machine(_read_file(Path(wanted)), there)
+        return on_machine(Cluster.from_dict(read_cluster_file(Path(wanted))), there)
     wanted = wanted.lower()
     if wanted == "local":
         return local_cluster(there)
@@ -228,6 +226,8 @@ def local_cluster(there: machine.Machine | None = None) -> Cluster:
     Raises:
         UsageError: GPUs of different kinds or sizes, or a driver that does not answer.
     """
+    if there is not None and there.others:
+        return _equal_nodes([local_cluster(node) for node in there.nodes])
     if there is not None and there.trouble:
         raise UsageError("cluster", "local", there.trouble)
     gpus = machine.visible_gpus() if there is None else there.gpus
@@ -240,6 +240,16 @@ def local_cluster(there: machine.Machine | None = None) -> Cluster:
             "cluster", "local", f"the GPUs of this machine differ ({kinds}); show one kind only"
         )
     return _local_gpus(gpus[0], len(gpus))
+
+
+def _equal_nodes(nodes: Sequence[Cluster]) -> Cluster:
+    """One cluster of nodes that were told as one each; CPU ranks have the smallest one's memory."""
+    least = min(nodes, key=lambda node: node.gpu.memory_bytes)
+    sizes = {(node.gpus_per_node, node.gpu.name, node.gpu.cores) for node in nodes}
+    if len(sizes) > 1:
+        kinds = ", ".join(dict.fromkeys(node.name for node in nodes))
+        raise UsageError("cluster", "local", f"its nodes differ ({kinds}); name equal ones")
+    return replace(least, nodes=len(nodes))
 
 
 def _local_gpus(gpu: machine.ReportedGpu, count: int) -> Cluster:
@@ -290,11 +300,15 @@ def processor_of(there: machine.Machine | None) -> tuple[str, int]:
 def _cpu_cluster(
     text: str, nodes: int, ranks_per_node: int, there: machine.Machine | None
 ) -> Cluster:
-    """Ranks that share a machine's memory, by default this one's; so do groups like nodes."""
+    """Ranks that share a machine's memory, by default this one's; so do groups like nodes.
+
+    Of several machines that one worker has, each is a node.
+    """
     ranks = nodes * ranks_per_node
     _in_bounds(text, ranks, MOST_CPU_RANKS, "CPU ranks")
     whole_bytes = machine.memory_bytes() if there is None else there.memory_bytes
-    share = Gpu(name="cpu", device=Device.CPU, memory_bytes=whole_bytes // ranks)
+    sharing = ranks_per_node if there is not None and there.others else ranks
+    share = Gpu(name="cpu", device=Device.CPU, memory_bytes=whole_bytes // sharing)
     found = Cluster(
         nodes=nodes, gpus_per_node=ranks_per_node, gpu=share, intra_node=Link(), inter_node=Link()
     )
@@ -360,24 +374,6 @@ def _built(kind: type[T], path: str, fields: Mapping[str, Any]) -> T:
         return kind(**fields)
     except UsageError as error:
         raise UsageError(f"{path}.{error.field}", error.given, error.allowed) from error
-
-
-def _read_file(path: Path) -> Cluster:
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cluster", str(path), f"cannot be read: {reason}") from error
-    if len(data) > LARGEST_FILE_BYTES:
-        raise UsageError("cluster", str(path), f"must be at most {LARGEST_FILE_BYTES} bytes")
-    loads = tomllib.loads if path.suffix.lower() == ".toml" else json.loads
-    try:
-        values = loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        reason = str(error) or "nested too deeply"
-        raise UsageError("cluster", str(path), f"is not {path.suffix[1:]}: {reason}") from error
-    return Cluster.from_dict(values)
 
 
 def _whole(owner: object, name: str, least: int, most: int) -> None:

@@ -12,19 +12,31 @@ TunerError                  something the user can act on; shown as one line
 │   ├── AwayError           it may be usable again: not reached, busy, or its disk is full
 │   └── UnreadableStudyError  another version wrote it; the rest of the database is fine
 ├── ServiceError            the service cannot be reached, or refused (exit 1)
-└── ProbeError              the probes could not be run at all (exit 1)
+├── ProbeError              the probes could not be run at all (exit 1)
+└── StoppedError            a signal asked the command to end (exit 128 and its number)
 
 Programming mistakes of our own are ``AssertionError``; they are never caught.
 """
 
+import signal
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.suggestion import Suggestion
 
 
 class TunerError(Exception):
     """Base of the tree. ``str(error)`` is one line, fit to be shown."""
 
     exit_code = 1
+    suggestion: "Suggestion | None" = None
+    """What is known nevertheless, where a study was answered and has no best settings."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it comes out of another process as it was: arguments of errors differ."""
+        return _made_again, (type(self), self.args, self.__dict__)
 
 
 class UsageError(TunerError):
@@ -131,6 +143,23 @@ class ServiceError(TunerError):
 
 class ProbeError(TunerError):
     """No probe could be run: the worker ended, or its stack is missing."""
+
+
+class StoppedError(TunerError):
+    """A signal asked the command to end. Not an error of anybody's, but no answer either."""
+
+    def __init__(self, number: signal.Signals, kept: str) -> None:
+        """``kept`` says what is left of the work, in one line."""
+        super().__init__(f"stopped by {number.name}; {kept}")
+        self.exit_code = 128 + number
+
+
+def _made_again(
+    kind: type[TunerError], said: tuple[object, ...], fields: dict[str, Any]
+) -> TunerError:
+    error = kind.__new__(kind, *said)
+    error.__dict__.update(fields)
+    return error
 
 
 def _some_of(known: list[str]) -> str:

@@ -201,6 +201,8 @@ class Measurement:
     """``wall_s`` times the devices held."""
     dry_run: str = ""
     """Of a predicted probe: the key of the dry run that it is from, which the store keeps."""
+    lost_devices: tuple[str, ...] = ()
+    """Names of the devices of nodes where one was lost; none where it is not known which."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -218,7 +220,7 @@ class Measurement:
         known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
         known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
         known["emulation"] = known.get("emulation") and _emulation(known["emulation"])
-        for name in ("losses", "gradient_norms"):
+        for name in ("losses", "gradient_norms", "lost_devices"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

@@ -29,7 +29,7 @@ from tuner.errors import UsageError
 from tuner.framework import FrameworkName
 from tuner.machine import Machine
 from tuner.measurement import Fidelity
-from tuner.model_checks import check_json
+from tuner.model.checks import check_json
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.settings import KNOBS
 from tuner.space import count_settings, divisors, enumerate_space

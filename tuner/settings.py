@@ -1,6 +1,6 @@
 """One candidate of the search: the knobs of a distributed training step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -65,7 +65,7 @@ class Settings:
                 raise UsageError(name, value, "must be a positive integer")
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={_text(value)}" for name, value in self.as_dict().items())
+        return ",".join(map(_part, KNOBS, _VALUES(self)))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, in the order of the fields."""
@@ -104,8 +104,18 @@ KNOBS: Mapping[str, type] = {
 }
 """Every knob and the type of its values."""
 
-_BATCH = ("micro_batch_size", "gradient_accumulation_steps")
-_CLASS = tuple(name for name in KNOBS if name not in _BATCH)
+_VALUES = attrgetter(*KNOBS)
+"""The values of all knobs."""
+ACCUMULATION = "gradient_accumulation_steps"
+"""The knob that makes up the global batch: it follows from those that are chosen."""
+BATCH = ("micro_batch_size", ACCUMULATION)
+"""The knobs in which settings of one class differ."""
+OTHERS_CHOSEN: Mapping[str, Callable[[Settings], Any]] = {
+    knob: attrgetter(*(name for name in KNOBS if name not in (knob, ACCUMULATION)))
+    for knob in KNOBS
+}
+"""The values of all knobs that are chosen but one, by that one."""
+_CLASS = tuple(name for name in KNOBS if name not in BATCH)
 _OF_CLASS = attrgetter(*_CLASS)
 """The values of the knobs that all settings of a class have."""
 
@@ -167,5 +177,7 @@ def _positive(name: str, value: object) -> int:
     return value
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+# Settings are put in order by their text, and the same values come again and again.
+@lru_cache(maxsize=4096)
+def _part(name: str, value: object) -> str:
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tuner.cluster import Cluster
@@ -13,6 +14,9 @@ from tuner.cost.calibration import Calibration
 from tuner.errors import UsageError
 from tuner.framework import Framework
 from tuner.measurement import Fidelity, Measurement
+from tuner.model.unknown import is_named
+from tuner.script.pinned import check_script
+from tuner.script.script import Script
 from tuner.settings import KNOBS, Settings, knob_value
 from tuner.workload import Workload
 
@@ -40,7 +44,9 @@ OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
 """States in which probes are entered: the others are ends."""
 
 STUDY_TRANSITIONS: Mapping[StudyState, frozenset[StudyState]] = {
-    StudyState.QUEUED: frozenset({StudyState.RUNNING, StudyState.DONE, StudyState.CANCELLED}),
+    StudyState.QUEUED: frozenset(
+        {StudyState.RUNNING, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
+    ),
     StudyState.RUNNING: frozenset(
         {StudyState.QUEUED, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
     ),
@@ -78,6 +84,8 @@ class Question:
     """With which stack, in which versions."""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Knobs restricted to some values, such as ``{"tp_size": (1, 2)}``."""
+    script: Script | None = None
+    """The user's own script, which is run in the place of the probe program's step."""
 
     def __post_init__(self) -> None:
         for name, values in self.knobs.items():
@@ -90,6 +98,11 @@ class Question:
             for name in sorted(self.knobs)
         }
         object.__setattr__(self, "knobs", checked)
+        if self.script is None and not is_named(self.workload.model):
+            name = self.workload.model.name
+            raise UsageError("model", name, "must be named; only a --script is probed without")
+        if self.script is not None:
+            check_script(self.script, self.cluster, self.framework, checked)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -98,6 +111,7 @@ class Question:
             "cluster": self.cluster.as_dict(),
             "framework": self.framework.as_dict(),
             "knobs": {name: [_json(v) for v in values] for name, values in self.knobs.items()},
+            **({"script": self.script.as_dict()} if self.script is not None else {}),
         }
 
     @classmethod
@@ -108,7 +122,18 @@ class Question:
             cluster=Cluster.from_dict(values["cluster"]),
             framework=Framework.from_dict(values["framework"]),
             knobs={name: tuple(v) for name, v in values["knobs"].items()},
+            script=Script.from_dict(values["script"]) if "script" in values else None,
         )
+
+    @property
+    def trained(self) -> str:
+        """What is trained, for people: the model's name; of a user's script its file's, with the
+        model's where that is named."""
+        model = self.workload.model
+        if self.script is None:
+            return model.name
+        file = PurePath(self.script.path).name
+        return f"{file} ({model.name})" if is_named(model) else file
 
     @property
     def identity(self) -> str:
@@ -120,12 +145,14 @@ class Question:
     @property
     def kind(self) -> str:
         """SHA-256 of what must be equal for a measurement to say something of another question:
-        the stack in its versions, GPU, node and links, and the number format.
+        the stack in its versions, GPU, node and links, and the number format; and the script.
         """
         values = self.as_dict()
         cluster = {name: value for name, value in values["cluster"].items() if name != "nodes"}
         precision = values["workload"]["precision"]
-        return _hash({"framework": values["framework"], "cluster": cluster, "precision": precision})
+        own = {"script": values["script"]} if self.script is not None else {}
+        same = {"framework": values["framework"], "cluster": cluster, "precision": precision}
+        return _hash({**same, **own})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

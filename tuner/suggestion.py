@@ -53,7 +53,10 @@ class Candidate:
     settings: Settings
     """What they are."""
     allocated_gib: Quantity
-    """Peak of allocated tensors on the device that needs most; this decides whether they fit."""
+    """Peak of allocated tensors on the device that needs most."""
+    needed_gib: Quantity
+    """What must be free on that device, which is compared with the limit: allocated, and what lies
+    outside of the allocator."""
     reserved_gib: Quantity
     """Peak held by the caching allocator, part of it free."""
     device_gib: Quantity
@@ -82,6 +85,7 @@ class Candidate:
         """The JSON object of ``best`` and of each of ``alternatives``."""
         memory = {
             "allocated_gib": self.allocated_gib.as_dict(),
+            "needed_gib": self.needed_gib.as_dict(),
             "reserved_gib": self.reserved_gib.as_dict(),
             "device_gib": self.device_gib.as_dict(),
             "limit_gib": self.limit_gib,
@@ -107,6 +111,7 @@ class Candidate:
         return cls(
             settings=Settings.from_dict(values["settings"]),
             allocated_gib=Quantity.from_dict(memory["allocated_gib"]),
+            needed_gib=Quantity.from_dict(memory["needed_gib"]),
             reserved_gib=Quantity.from_dict(memory["reserved_gib"]),
             device_gib=Quantity.from_dict(memory["device_gib"]),
             limit_gib=memory["limit_gib"],

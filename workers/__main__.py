@@ -4,6 +4,12 @@
     python -P -m workers --db URL --serve [--pool LABEL]... [--name NAME] [--once | --drain]
     python -P -m workers --db URL --guard [--watch-fd N]
 
+    [--launcher local|slurm|ray] [--ray HOST:PORT] [--probes FOLDER] [--probe-deadline SECONDS]
+
+Ranks are started on this machine, as steps of the Slurm allocation that the worker is in, or by
+Ray; by default by Slurm in an allocation of several nodes, but for a script, which is probed on
+this machine.
+
 The second takes open studies, those asked first before others, and goes on until it is stopped; it
 waits for a database that is away, but with --once. The third trains the twins of a usual model for
 every knob, and keeps their verdicts.
@@ -16,15 +22,22 @@ One that serves ends with 0 after SIGTERM.
 import argparse
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
+from tuner.launcher import LauncherName
 from tuner.measurement import Fidelity
 from tuner.store import open_store
 from workers.command import run_command
 from workers.guard import check_knobs_here
-from workers.opening import open_patiently
-from workers.options import Options
+from workers.launchers.sites import default_launcher, open_site
+from workers.measuring.folders import probes_folder
+from workers.options import PROBE_DEADLINE_S, Options
 from workers.service import Service, Until, code_of
 from workers.stop import StopRequest, open_fd
+from workers.store_waiting import open_patiently
 from workers.worker import INTERRUPTED, Worker
 
 log = logging.getLogger("workers")
@@ -35,20 +48,42 @@ def main() -> int:
     options = _options()
 
     def work(stop: StopRequest) -> int:
-        if options.serve:
-            return _serve(stop, options)
-        with open_store(options.db, create=False) as store:
-            if options.guard:
+        if options.guard:
+            with open_store(options.db, create=False) as store:
                 done = check_knobs_here(store, stop.wait)
                 return 0 if done else INTERRUPTED
-            fidelity = Fidelity(options.fidelity) if options.fidelity else None
-            plan = Options(queued_only=options.queued_only, fidelity=fidelity, cold=options.cold)
-            return Worker(store, options.study, stop=stop, options=plan).run()
+        return (_serve if options.serve else _work)(stop, options)
 
     return run_command(work, log, options.watch_fd, is_service=options.serve)
 
 
+def _work(stop: StopRequest, options: argparse.Namespace) -> int:
+    with open_store(options.db, create=False) as store:
+        is_script = store.study(options.study).question.script is not None
+        usual = LauncherName.LOCAL if is_script else default_launcher()
+        with _plan(stop, options, usual) as plan:
+            fidelity = Fidelity(options.fidelity) if options.fidelity else None
+            plan = replace(plan, queued_only=options.queued_only, fidelity=fidelity)
+            return Worker(store, options.study, stop=stop, options=plan).run()
+
+
+@contextmanager
+def _plan(stop: StopRequest, options: argparse.Namespace, usual: LauncherName) -> Iterator[Options]:
+    """How and where probes are run, by the ``usual`` launcher unless one is stated."""
+    launcher = LauncherName(options.launcher) if options.launcher else usual
+    folder = probes_folder(options.probes)
+    with open_site(launcher, stop, folder, ray=options.ray) as site:
+        yield Options(
+            site=site, folder=folder, cold=options.cold, deadline_s=options.probe_deadline
+        )
+
+
 def _serve(stop: StopRequest, options: argparse.Namespace) -> int:
+    with _plan(stop, options, default_launcher()) as plan:
+        return _served(stop, options, plan)
+
+
+def _served(stop: StopRequest, options: argparse.Namespace, plan: Options) -> int:
     until = Until.ONCE if options.once else Until.DRAINED if options.drain else Until.STOPPED
     waits = until is not Until.ONCE  # as it does when the database goes away later
     store = open_patiently(options.db, stop) if waits else open_store(options.db)
@@ -61,7 +96,7 @@ def _serve(stop: StopRequest, options: argparse.Namespace) -> int:
             pools=tuple(options.pool),
             name=options.name,
             until=until,
-            options=Options(cold=options.cold),
+            options=plan,
         )
         return service.run()
 
@@ -87,6 +122,18 @@ def _options() -> argparse.Namespace:
         "--fidelity",
         choices=list(map(str, Fidelity)),
         help="run probes of this one; by default of the study's",
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=list(map(str, LauncherName)),
+        help="what starts ranks; by default slurm in an allocation of several nodes, else local",
+    )
+    parser.add_argument("--ray", default="", help="address of the Ray cluster of --launcher ray")
+    parser.add_argument(
+        "--probes", type=Path, help="folder for the files of probes; in the user's cache by default"
+    )
+    parser.add_argument(
+        "--probe-deadline", type=float, default=PROBE_DEADLINE_S, help="seconds for one probe"
     )
     parser.add_argument("--cold", action="store_true", help="start ranks anew for every probe")
     parser.add_argument(

@@ -10,7 +10,7 @@ from tuner.guard.twin import family_of, stack_of
 from tuner.guard.verdict import Verdict
 from tuner.measurement import PROBED, Outcome
 from tuner.planner import to_guard
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.verdicts import twins_of
 from tuner.study import Study
 from workers.guard import Asked, Guard, verdict_on
@@ -38,7 +38,7 @@ class Finalists:
             return []
         asked = {
             twin.key(question.framework.versions): Asked(twin=twin, family=family_of(question))
-            for settings in to_guard(learn(study.at(study.terms.fidelity)))
+            for settings in to_guard(learned(study, study.terms.fidelity))
             for twin in twins_of(question, settings)
         }
         decided = {k for k, v in study.guards.items() if v.ruling is not Ruling.NOT_CHECKED}

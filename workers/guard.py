@@ -13,12 +13,12 @@ from tuner.guard.usual import usual_cases
 from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
 from tuner.measurement import Measurement, Outcome
 from tuner.store import Store
-from workers.folders import default_probes_folder
+from workers.device_locks import default_lock_path
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher, series_argv
-from workers.places import devices_here, turn_on_all
-from workers.turn import default_lock_path
-from workers.warm import Kind, WarmRanks
+from workers.measuring.folders import default_probes_folder
+from workers.measuring.warm import Kind, WarmRanks
+from workers.placement import devices_here, turn_on_all
 
 DEADLINE_S = 240.0
 """For one twin. The first takes 10 to 20 s on two cores, most of it imports; others share those."""

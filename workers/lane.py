@@ -10,7 +10,7 @@ from tuner.errors import ProbeError, TunerError, UnreadableStudyError
 from tuner.logs import bound
 from tuner.store import OpenStudy, Store
 from tuner.study import OPEN, Study, StudyState
-from workers.desk import may_pass
+from workers.retrying_store import may_pass
 from workers.stop import StopRequest
 
 LOOK_S = 1.0
@@ -162,7 +162,9 @@ class Lane:
 
     def _work(self, study: Study) -> float:
         """Work at a study; after how many seconds it may be looked at again."""
-        log.info("working at study %s", study.id)
+        if (study.id, "") not in self._told:  # not at each look while others hold the devices
+            self._told.add((study.id, ""))
+            log.info("working at study %s", study.id)
         try:
             self.work(study)
         except (ProbeError, UnreadableStudyError) as error:
@@ -184,7 +186,7 @@ class Lane:
 
     def _fail(self, study_id: str, reason: str) -> None:
         """End a study that nobody can go on with."""
-        if self.store.move(study_id, StudyState.FAILED, reason, expect={StudyState.RUNNING}):
+        if self.store.move(study_id, StudyState.FAILED, reason, expect=OPEN):
             log.warning("study %s has failed: %s", study_id, reason)
 
     def _is_passed(self, one: OpenStudy) -> bool:

@@ -15,7 +15,8 @@ RETRY_S = 1.0
 MARGIN = 25 / 60
 """Part of a lease before its end at which it counts as over: the probe must be gone by its end, for
 the fence that guards the rows of a lost claim does not guard devices. Ranks whose supervisor is
-stopped at that moment end after ``workers.launchers.local.SILENCE_S``; other ends take less."""
+stopped at that moment end after ``SILENCE_S`` of :mod:`workers.launchers.supervised`; other ends
+take less."""
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,22 @@ from typing import TypeVar
 from tuner.cluster import Cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import not_installed
-from tuner.here import stands_in, why_not_emulated, why_not_measured
-from tuner.machine import Machine
+from tuner.machine import Machine, together
+from tuner.machine.capabilities import stands_in, why_not_emulated, why_not_measured
 from tuner.measurement import Fidelity
 from tuner.study import Question
+from workers.launchers.site import Site
 
 T = TypeVar("T")
+
+
+def judged(site: Site) -> Machine | None:
+    """A site's machines as one, for :func:`check_machine`; ``None`` where it is this machine.
+
+    Raises:
+        ProbeError: what is there cannot be found out.
+    """
+    return None if site.is_here else together(site.machines())
 
 
 def check_machine(

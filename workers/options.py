@@ -6,14 +6,14 @@ from pathlib import Path
 
 from tuner.dryrun import DryRunner
 from tuner.measurement import Fidelity
-from workers.folders import default_probes_folder
+from workers.device_locks import default_lock_path
 from workers.launchers.local import series_argv
-from workers.places import Device, devices_here
-from workers.turn import default_lock_path
+from workers.launchers.site import LocalSite, Site
+from workers.measuring.folders import default_probes_folder
 
 PROBE_DEADLINE_S = 600.0
-"""For one probe. Its timed steps take 10 s or three steps; a model that needs minutes for a step
-cannot be tuned by running it, and a hang must not take the night."""
+"""For one probe, unless the user gives more time. Its timed steps take 10 s or three steps; a hang
+must not take the night."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Options:
     folder: Path = field(default_factory=default_probes_folder)
     """For the folders of probes."""
     lock: Path = field(default_factory=default_lock_path)
-    """Of each device a lock beside it is held while ranks run."""
-    devices: Callable[[], tuple[Device, ...]] = devices_here
-    """Finds the devices of this machine."""
+    """Of each device of this machine a lock beside it is held while ranks run."""
+    site: Site = field(default_factory=LocalSite)
+    """Where probes run."""
     deadline_s: float = PROBE_DEADLINE_S
     """Seconds for one probe."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv

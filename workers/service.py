@@ -7,18 +7,17 @@ from dataclasses import replace
 from enum import StrEnum
 from signal import SIGTERM
 
-from tuner.answering import best_known
+from tuner.answering.known import best_known
 from tuner.cluster import Device
 from tuner.errors import ProbeError
-from tuner.machine import this_machine
+from tuner.machine import together
 from tuner.measurement import PROBED, Fidelity
 from tuner.store import Store, WorkerIdentity
 from tuner.study import Study, Terms
 from workers.dry_runs import DryRuns
-from workers.folders import remove_leftovers
 from workers.lane import AGAIN_S, Judged, Lane
-from workers.launchers.base import Launcher
 from workers.machine import check_machine
+from workers.measuring.folders import remove_leftovers
 from workers.options import Options
 from workers.registration import Registration
 from workers.stop import StopRequest
@@ -56,7 +55,6 @@ class Service:
         name: str = "",
         until: Until = Until.STOPPED,
         options: Options | None = None,
-        launcher: Launcher | None = None,
     ) -> None:
         """A service.
 
@@ -67,10 +65,10 @@ class Service:
             name: what people see; host and process number unless given.
             until: when it ends by itself.
             options: how to work.
-            launcher: starts ranks; by default on this machine.
 
         Raises:
             UsageError: a label is not one.
+            ProbeError: what is where probes run cannot be found out.
         """
         self._store = store
         self._stop = stop
@@ -78,8 +76,7 @@ class Service:
         self._name = name
         self._until = until
         self._options = replace(options or Options(), serves=True)
-        self._launcher = launcher
-        self._machine = this_machine()
+        self._machine = together(self._options.site.machines())
         self._dry_runs = DryRuns(self._options.dry_runner)
         self._looks = 0
         at: set[str] = set()
@@ -90,7 +87,8 @@ class Service:
         """Serve; the exit code.
 
         Returns:
-            0 when it has ended by itself or was told so by SIGTERM, as services are; else 130.
+            0 when it has ended by itself, also since what it serves with is taken away, or was told
+            so by SIGTERM, as services are; else 130.
         """
         remove_leftovers(self._options.folder)
         identity = WorkerIdentity.of_this_process(self._name)
@@ -153,6 +151,8 @@ class Service:
     # What is for which lane
 
     def _for_dry_runs(self, study: Study) -> Judged:
+        if study.question.script is not None:
+            return Judged(takes=False)  # the command that asked has a worker of its own
         return Judged(takes=is_predicted(study) or wants_dry_runs(study))
 
     def _for_probes(self, study: Study) -> Judged:
@@ -165,9 +165,13 @@ class Service:
         return can
 
     def _can(self, study: Study) -> Judged:
-        """Whether this machine can run its probes."""
+        """Whether this machine can run its probes; a script only those run who were asked to."""
+        if study.question.script is not None:
+            return Judged(takes=False, why="the command that asked runs its script")
+        site = self._options.site
         try:
-            check_machine(study.question, study.terms.fidelity, self._machine)
+            there = self._machine if site.is_here else together(site.machines())
+            check_machine(study.question, study.terms.fidelity, there)
         except ProbeError as error:
             return Judged(takes=False, why=str(error))
         return Judged(takes=True)
@@ -189,7 +193,6 @@ class Service:
             self._store,
             study.id,
             stop=self._stop,
-            launcher=self._launcher,
             options=options,
             dry_runs=self._dry_runs,
             name=self._name,
@@ -206,7 +209,7 @@ def code_of(stop: StopRequest) -> int:
     """The exit code of a service that ends now, as of :meth:`Service.run`; says why it ends."""
     if why := stop.wait(0):
         log.info("%s", why)
-        return 0 if stop.signal is SIGTERM else INTERRUPTED
+        return 0 if stop.signal is SIGTERM or stop.is_from_within else INTERRUPTED
     return 0
 
 

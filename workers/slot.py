@@ -1,22 +1,23 @@
 """A place for one probe at a time, and what is done there with a probe that was claimed."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from tuner.advance import kept_dry_run, measurement_of, plan_here
+from tuner.answering.advance import kept_dry_run, measurement_of, plan_here
 from tuner.dryrun import NotDryRunError, StoppedError
 from tuner.errors import ProbeError
 from tuner.logs import bound
-from tuner.measurement import Outcome
+from tuner.measurement import Measurement, Outcome
 from tuner.study import Study
-from workers.desk import Desk, Held
+from workers.device_locks import DeviceLocks
 from workers.dry_runs import DryRuns
-from workers.measure import measure
-from workers.turn import Turn
-from workers.warm import Kind, WarmRanks
+from workers.measuring.measure import measure
+from workers.measuring.warm import Kind, WarmRanks
+from workers.retrying_store import Held, RetryingStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Order:
     held: Held
     """The claim."""
     give_up_above_s: float | None = None
-    """As of :func:`workers.measure.measure`."""
+    """As of :func:`workers.measuring.measure.measure`."""
 
     @property
     def bound(self) -> AbstractContextManager[None]:
@@ -82,21 +83,24 @@ class Slot(Protocol):
 class DeviceSlot:
     """Devices of this machine, with the ranks that run one probe after another on them."""
 
-    desk: Desk
+    retrying: RetryingStore
     """For what is asked of the store."""
     ranks: WarmRanks
     """To run probes on."""
     kind: Kind
     """Of the ranks."""
-    own: Turn
+    own: DeviceLocks
     """On what every probe here holds."""
-    others: Turn
+    others: DeviceLocks
     """On the rest of the machine, for a probe that must have no neighbours."""
     deadline_s: float
     """Seconds for one probe."""
     stands_in: bool = False
-    """As of :func:`workers.measure.measure`."""
+    """As of :func:`workers.measuring.measure.measure`."""
+    find: Callable[[], DeviceLocks] | None = None
+    """What its probes hold once a device was lost, where others may take its place."""
     _alone: bool = False
+    _lost_a_device: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -116,6 +120,8 @@ class DeviceSlot:
     def take(self, *, alone: bool, wait: bool) -> bool:
         """As of :class:`Slot`."""
         self._alone = alone
+        if self._lost_a_device and self.find is not None:
+            self.own, self._lost_a_device = self.find(), False
         if not alone:
             self.others.give()
         turns = (self.own, self.others) if alone else (self.own,)
@@ -138,16 +144,20 @@ class DeviceSlot:
             with order.held, order.bound:
                 self._measure(order)
         except ProbeError as error:
-            self.desk.give_back(order.held.claim, str(error))
+            self.retrying.give_back(order.held.claim, str(error))
             raise
         finally:
             self.rest()
 
-    def _measure(self, order: Order) -> None:
-        claim = order.held.claim
-        measurement = measure(
+    def measured(self, order: Order) -> Measurement:
+        """What a probe finds.
+
+        Raises:
+            ProbeError: no probe can be run here.
+        """
+        return measure(
             order.study,
-            claim.probe,
+            order.held.claim.probe,
             self.ranks,
             kind=self.kind,
             stands_in=self.stands_in,
@@ -155,10 +165,14 @@ class DeviceSlot:
             give_up_above_s=order.give_up_above_s,
             pause=order.held.pause,
         )
+
+    def _measure(self, order: Order) -> None:
+        claim, measurement = order.held.claim, self.measured(order)
+        self._lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
         if measurement.outcome is Outcome.CANCELLED:
-            self.desk.give_back(claim, order.held.pause(0) or "it was given up")
+            self.retrying.give_back(claim, order.held.pause(0) or "it was given up")
         else:
-            self.desk.record(claim, measurement)
+            self.retrying.record(claim, measurement)
 
 
 class DrySlot:
@@ -167,8 +181,8 @@ class DrySlot:
     devices: tuple[str, ...] = ()
     alive = wanted = False
 
-    def __init__(self, desk: Desk, dry_runs: DryRuns) -> None:
-        self._desk = desk
+    def __init__(self, retrying: RetryingStore, dry_runs: DryRuns) -> None:
+        self._retrying = retrying
         self._dry_runs = dry_runs
 
     def take(self, *, alone: bool, wait: bool) -> bool:
@@ -185,19 +199,19 @@ class DrySlot:
         """Dry-run the class of a claim's settings, or take the dry run that is kept."""
         claim, began = order.held.claim, time.monotonic()
         question, request = order.study.question, claim.probe.request
-        find = partial(kept_dry_run, self._desk.store, question, request)
+        find = partial(kept_dry_run, self._retrying.store, question, request)
         try:
             with order.held as held, order.bound:
-                found = self._desk.patiently(find)
+                found = self._retrying.patiently(find)
                 if found is None:
                     plan = plan_here(question, request.settings)
                     found = self._dry_runs.make(plan, lambda: held.pause(0))
                     if found.is_kept:
-                        self._desk.patiently(partial(self._desk.store.keep_dry_run, found))
+                        self._retrying.patiently(partial(self._retrying.store.keep_dry_run, found))
                 wall_s = time.monotonic() - began
                 measurement = measurement_of(question, request.settings, found, wall_s=wall_s)
-                self._desk.record(claim, measurement)
+                self._retrying.record(claim, measurement)
         except (StoppedError, NotDryRunError) as error:
-            self._desk.give_back(claim, str(error))
+            self._retrying.give_back(claim, str(error))
             if isinstance(error, NotDryRunError):
                 raise ProbeError(str(error)) from error

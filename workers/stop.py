@@ -35,6 +35,8 @@ class StopRequest:
         """Watch ``watch_fd``, the read end of a pipe that the starting command holds open."""
         self.signal: signal.Signals | None = None
         """The one that asked for it, if one did."""
+        self.is_from_within = False
+        """Whether this process asked for it itself."""
         self._why = ""
         self._watch_fd = watch_fd
         self._reading = threading.Lock()
@@ -46,6 +48,7 @@ class StopRequest:
 
     def request(self, why: str) -> None:
         """Ask for it from within this process."""
+        self.is_from_within = self.is_from_within or not self._why
         self._why = self._why or why
 
     def wait(self, seconds: float) -> str:

@@ -6,27 +6,26 @@ import time
 from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 
-from tuner.advance import advance_from_cache, end_of
-from tuner.answering import as_predicted
+from tuner.answering.advance import advance_from_cache, end_of
+from tuner.answering.known import as_predicted
 from tuner.errors import ProbeError, TunerError
-from tuner.measurement import Fidelity, Outcome
+from tuner.measurement import RAN, Fidelity, Outcome
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.early import give_up_above_s
 from tuner.planner.finals import is_final
 from tuner.store import Store, WorkerIdentity
 from tuner.study import ProbeRequest, ProbeState, Study, StudyState
-from workers.crew import Crew
-from workers.desk import Desk, Held
 from workers.dry_runs import DryRuns
 from workers.finalists import Finalists
-from workers.folders import remove_leftovers
 from workers.guard import Guard
-from workers.hiring import device_slots
-from workers.launchers.base import Launcher
-from workers.launchers.local import LocalLauncher
-from workers.machine import check_machine
+from workers.machine import check_machine, judged
+from workers.measuring.folders import remove_leftovers
 from workers.options import Options
-from workers.slot import DrySlot, Order
+from workers.retrying_store import Held, RetryingStore
+from workers.scripts.slot import ScriptSlot
+from workers.slot import DeviceSlot, DrySlot, Order
+from workers.slot_setup import device_slots
+from workers.slots import Slots
 from workers.stop import StopRequest
 from workers.time_left import TimeLeft
 
@@ -37,7 +36,16 @@ INTERRUPTED = 130
 TIME_IS_SPENT = "the study's time is spent"
 """Why a probe is given back whose end the budget did not wait for."""
 
+PROBE_S = 30.0
+"""For a study's first probe, which starts its ranks; of a small model it takes less."""
+
 log = logging.getLogger(__name__)
+
+
+def probe_s(study: Study) -> float:
+    """Seconds that a probe may take: as many as the longest one of those whose steps ran."""
+    ran = (one.measurement for one in study.probes if one.measurement)
+    return max((one.wall_s for one in ran if one.outcome in RAN), default=PROBE_S)
 
 
 class Worker:
@@ -49,7 +57,6 @@ class Worker:
         study_id: str,
         *,
         stop: StopRequest,
-        launcher: Launcher | None = None,
         options: Options | None = None,
         dry_runs: DryRuns | None = None,
         name: str = "",
@@ -60,7 +67,6 @@ class Worker:
             store: where the study is.
             study_id: its id.
             stop: asked all the while.
-            launcher: starts ranks; by default on this machine.
             options: how to work.
             dry_runs: the process that dry-runs, which then stays; one of its own unless given.
             name: what people see; host and process number unless given.
@@ -69,10 +75,9 @@ class Worker:
         self._id = study_id
         self._stop = stop
         self._options = options or Options()
-        self._launcher = launcher or LocalLauncher()
         identity = WorkerIdentity.of_this_process(name)
-        self._desk = Desk(store, stop, identity, self._options.folder)
-        self._crew = Crew(self._desk)
+        self._retrying = RetryingStore(store, stop, identity, self._options.folder)
+        self._slots = Slots(self._retrying)
         self._dry_runs = dry_runs or DryRuns(self._options.dry_runner)
         self._keeps_dry_runs = dry_runs is not None
         self._asking = "", time.monotonic()  # when it was asked, and since when it is worked at
@@ -80,7 +85,7 @@ class Worker:
             Guard(pause=stop.wait, folder=self._options.folder, argv=self._options.twin_argv)
         )
         self._began = False
-        self._fidelity: Fidelity | None = None  # of the crew's slots
+        self._fidelity: Fidelity | None = None  # of the slots's slots
         self._study: Study | None = None  # as it was read last
         self._spent = "", ""  # when the study was asked, and which budget is spent since
 
@@ -94,7 +99,7 @@ class Worker:
             UsageError: there is no such study.
         """
         remove_leftovers(self._options.folder)
-        with nullcontext() if self._keeps_dry_runs else self._dry_runs, self._crew:
+        with nullcontext() if self._keeps_dry_runs else self._dry_runs, self._slots:
             try:
                 while not (why := self._stop.wait(0)):
                     code = self._step()
@@ -102,24 +107,24 @@ class Worker:
                         return code
             except ProbeError as error:
                 with suppress(TunerError):  # the first error is the one to be told
-                    self._crew.give_up(str(error))
+                    self._slots.give_up(str(error))
                 if self._began:
                     serves = self._options.serves
                     self._move(StudyState.QUEUED if serves else StudyState.FAILED, str(error))
                 raise
-            self._crew.dismiss()
+            self._slots.dismiss()
         log.info("%s", why)
         self._move(StudyState.QUEUED, "interrupted")
         return INTERRUPTED
 
     def _step(self) -> int | None:
         """Do the next thing; an exit code when there is nothing more to do."""
-        if self._study is not None and self._crew.is_full:  # nothing to decide before one ends
+        if self._study is not None and self._slots.is_full:  # nothing to decide before one ends
             self._look_on(self._study, math.inf)
             return None
-        self._crew.make_room()
-        self._desk.patiently(self._store.reap)
-        self._study = study = self._desk.patiently(partial(self._store.study, self._id))
+        self._slots.make_room()
+        self._retrying.patiently(self._store.reap)
+        self._study = study = self._retrying.patiently(partial(self._store.study, self._id))
         if study.state is StudyState.QUEUED:
             self._began = self._move(StudyState.RUNNING, expect=StudyState.QUEUED)
             return None  # to read it again
@@ -128,8 +133,8 @@ class Worker:
             return 0
         fidelity = self._prepare(study)
         if why := self._why_spent(study):
-            if self._crew.is_busy:
-                self._crew.give_up(TIME_IS_SPENT)
+            if self._slots.is_busy:
+                self._slots.give_up(TIME_IS_SPENT)
                 return None  # to read it again
             return self._finish(study, StudyState.DONE, why)
         queued = [p for p in study.at(fidelity).probes if p.state is ProbeState.QUEUED]
@@ -141,20 +146,20 @@ class Worker:
 
     def _look_on(self, study: Study, seconds: float) -> None:
         """Wait until a probe ends, but not longer than budgets last: what runs then is ended."""
-        self._crew.wait(min(seconds, self._time_left(study).of_running_s))
-        if self._crew.is_busy and self._why_spent(study):
-            self._crew.give_up(TIME_IS_SPENT)
+        self._slots.wait(min(seconds, self._time_left(study).of_running_s))
+        if self._slots.is_busy and self._why_spent(study):
+            self._slots.give_up(TIME_IS_SPENT)
 
     # Planning
 
     def _plan(self, study: Study) -> int | None:
         if study.terms.fidelity is Fidelity.PREDICTED:
-            study = self._desk.patiently(partial(advance_from_cache, self._store, study))
+            study = self._retrying.patiently(partial(advance_from_cache, self._store, study))
             if end := end_of(study):
                 return self._finish(study, *end)
         plan = next_probe(study, beside=self._has_room(study))
         if isinstance(plan, Wait):
-            self._crew.rest()
+            self._slots.rest()
             return self._wait_for_others(study)
         if isinstance(plan, Stop):
             return self._end(study, plan)
@@ -164,7 +169,7 @@ class Worker:
     def _foresee(self, study: Study) -> int | None:
         """Make the dry runs of what is known of the study until its probes say more."""
         advance = partial(advance_from_cache, self._store, study, view=as_predicted)
-        study = self._desk.patiently(advance)
+        study = self._retrying.patiently(advance)
         foreseen = as_predicted(study)
         plan = next_probe(foreseen)
         if isinstance(plan, Wait):
@@ -180,11 +185,11 @@ class Worker:
     def _enter(self, study: Study, plan: ProbeRequest) -> None:
         limit_bytes = study.terms.limit_bytes(study.question.cluster)
         enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
-        self._desk.patiently(enter)
+        self._retrying.patiently(enter)
 
     def _wait_for_others(self, study: Study) -> int | None:
         """Look on for a moment; the exit code where other studies may want this worker."""
-        if self._options.serves and not self._crew.is_busy:
+        if self._options.serves and not self._slots.is_busy:
             return 0
         self._look_on(study, PAUSE_S)
         return None
@@ -193,7 +198,7 @@ class Worker:
         """Whether another probe could begin at once, beside those on their way."""
         if all(probe.state is ProbeState.DONE for probe in study.probes):
             return False
-        return self._crew.take_free() is not None
+        return self._slots.take_free() is not None
 
     def _end(self, study: Study, plan: Stop) -> int | None:
         """End a study of which nothing more is to be probed, after a look at its finalists."""
@@ -208,8 +213,8 @@ class Worker:
         asked = self._finalists.wanted(study) if self._options.guards else []
         if not asked:
             return False
-        self._crew.end_ranks()  # nothing more is planned for them
-        slot = self._crew.take(alone=True)
+        self._slots.end_ranks()  # nothing more is planned for them
+        slot = self._slots.take(alone=True)
         if slot is None:
             return True
         began = time.monotonic()
@@ -217,17 +222,17 @@ class Worker:
             with closing(self._finalists.train(asked, self._time_left(study).seconds)) as verdicts:
                 for verdict in verdicts:
                     if verdict.outcome is not Outcome.CANCELLED:
-                        self._desk.patiently(partial(self._store.keep_verdict, verdict))
+                        self._retrying.patiently(partial(self._store.keep_verdict, verdict))
         finally:
             slot.rest()
         taken_s = time.monotonic() - began
-        self._desk.patiently(partial(self._store.add_guard_time, study.id, taken_s))
+        self._retrying.patiently(partial(self._store.add_guard_time, study.id, taken_s))
         return True
 
     def _run_out(self, study: Study) -> int | None:
         """Nothing is queued, and nothing is to be planned."""
         if any(probe.state is ProbeState.RUNNING for probe in study.probes):
-            self._crew.wait(PAUSE_S)
+            self._slots.wait(PAUSE_S)
             return None
         if not self._began:  # another worker is at the study, and goes on
             return 0
@@ -244,37 +249,51 @@ class Worker:
             return fidelity
         if fidelity is Fidelity.PREDICTED:
             self._dry_runs.start()  # it imports torch while the study is planned
-            self._crew.hire([DrySlot(self._desk, self._dry_runs)], ExitStack())
+            self._slots.hire([DrySlot(self._retrying, self._dry_runs)], ExitStack())
         else:
-            cluster, stands_in = study.question.cluster, check_machine(study.question, fidelity)
+            cluster, there = study.question.cluster, judged(self._options.site)
+            stands_in = check_machine(study.question, fidelity, there)
             slots = device_slots(
-                self._desk,
+                self._retrying,
                 cluster,
                 fidelity,
                 options=self._options,
-                launcher=self._launcher,
                 stands_in=stands_in,
+                place_for=_place_for(study, self._options),
             )
-            self._crew.hire(*slots)
+            self._slots.hire(*slots)
         self._fidelity = fidelity
         return fidelity
 
     def _begin(self, study: Study, fidelity: Fidelity, queued: ProbeRequest) -> int | None:
         """Claim a queued probe, and have it run, when it is our turn on its devices."""
+        if self._leaves(study, fidelity):
+            return None
         alone = self._must_be_alone(study, queued)
-        slot = self._crew.take(alone=alone)
+        slot = self._slots.take(alone=alone)
         if slot is None:
             return None
-        held = self._desk.claim(study.id, fidelity, slot.devices)
+        held = self._retrying.claim(study.id, fidelity, slot.devices)
         if held is None:  # another worker has it, or one of the devices
-            self._crew.put_last(slot)
+            self._slots.put_last(slot)
             return self._wait_for_others(study)
         request = held.claim.probe.request
         if not alone and self._must_be_alone(study, request):  # another one than was seen
-            self._desk.give_back(held.claim, "it has no neighbours")
+            self._retrying.give_back(held.claim, "it has no neighbours")
             return None
-        self._crew.start(slot, self._order(study, held, request))
+        self._slots.start(slot, self._order(study, held, request))
         return None
+
+    def _leaves(self, study: Study, fidelity: Fidelity) -> bool:
+        """Whether another probe could not end before its devices are taken away.
+
+        All that this worker does is ended then.
+        """
+        site = self._options.site
+        if fidelity is Fidelity.PREDICTED or site.left_s > probe_s(study.at(fidelity)):
+            return False
+        self._stop.request(f"the time of {site.name} ends before another probe could")
+        return True
 
     def _order(self, study: Study, held: Held, request: ProbeRequest) -> Order:
         # A probe that was asked for is for its own sake, and a dry run has no time of its own.
@@ -311,8 +330,8 @@ class Worker:
         revision: int | None = None,
     ) -> bool:
         move = partial(self._store.move, self._id, to, reason, expect={expect})
-        worker = self._desk.identity
-        return self._desk.patiently(partial(move, revision=revision, worker=worker))
+        worker = self._retrying.identity
+        return self._retrying.patiently(partial(move, revision=revision, worker=worker))
 
     def _why_spent(self, study: Study) -> str:
         """Which budget of time is spent: once it is, it is so until the study is asked again."""
@@ -330,4 +349,20 @@ class Worker:
             since = time.monotonic() if asked_at else since  # what was done before is not for it
             self._asking = study.asked_at, since
         worked_s = time.monotonic() - since
-        return TimeLeft(study, worked_s, self._crew.running_s, limited=limited)
+        return TimeLeft(study, worked_s, self._slots.running_s, limited=limited)
+
+
+def _place_for(study: Study, options: Options) -> type[DeviceSlot]:
+    """What runs a study's probes.
+
+    Raises:
+        ProbeError: they are of a script, and would not run on this machine.
+    """
+    if study.question.script is None:
+        return DeviceSlot
+    if not options.site.is_here:
+        raise ProbeError(
+            "a script is probed on the machine where it was asked about, and probes run on the"
+            f" nodes of {options.site.name} here: ask in an allocation of one node"
+        )
+    return ScriptSlot

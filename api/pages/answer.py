@@ -4,13 +4,13 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from api.answers import no_answer
-from tuner.answer_words import rank_word
-from tuner.answering import is_forecast
+from tuner.answering.known import is_forecast
+from tuner.answering.launch import exported
+from tuner.answering.words import rank_word
 from tuner.export import FORMATS, why_not
-from tuner.launch import exported
+from tuner.script.launching import tuned_name
 from tuner.space.dead import show
 from tuner.study import OPEN, Study
 from tuner.suggestion import NOT_CHECKED, Candidate, Guard, Suggestion
@@ -32,8 +32,6 @@ class Tab:
     """What is copied."""
     download: str
     """Where it is downloaded from; empty where it is not a file."""
-    wraps: bool = False
-    """Whether its lines may be broken where it is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +152,12 @@ def _guard_mark(guard: Guard) -> str:
 
 
 def _tabs(study: Study, suggestion: Suggestion, best: Candidate) -> Iterator[Tab]:
+    """What starts a user's own script goes first, where that was asked about."""
+    is_script = study.question.script is not None
+    if is_script:
+        yield from _command(study, suggestion)
     for name, known in FORMATS.items():
-        if why_not(name, study.question, best.settings) is None:
+        if not known.for_programs and why_not(name, study.question, best.settings) is None:
             yield Tab(
                 id=name,
                 title=name,
@@ -170,11 +172,20 @@ def _tabs(study: Study, suggestion: Suggestion, best: Candidate) -> Iterator[Tab
         text=json.dumps(best.settings.as_dict(), indent=2),
         download="",
     )
-    argv: list[Any] = list(suggestion.launch["argv"])
+    if not is_script:
+        yield from _command(study, suggestion)
+
+
+def _command(study: Study, suggestion: Suggestion) -> Iterator[Tab]:
+    """The command that launches the answer, and the template that a script's reads."""
+    script, argv = study.question.script, list(suggestion.launch["argv"])
     if argv:
-        about = "your script in the place of SCRIPT.py"
+        about = "your command" if script else "your script in the place of SCRIPT.py"
         text = shlex.join(argv)
-        yield Tab(id="launch", title="command", about=about, text=text, download="", wraps=True)
+        yield Tab(id="launch", title="command", about=about, text=text, download="")
+    if name := tuned_name(script):
+        text = suggestion.launch["files"][name]
+        yield Tab(id="template", title="template", about=name, text=text, download="")
 
 
 def _cannot(study: Study, best: Candidate) -> Iterator[tuple[str, str]]:

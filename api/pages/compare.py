@@ -21,11 +21,12 @@ LETTERS = "ABCD"
 STEP = "step"
 """Name of the line of step times: speeds, which say the same, are drawn already."""
 TITLES = {
+    Part.ANSWER: "The answer",
     Part.QUESTION: "The question",
     Part.TERMS: "The terms",
-    Part.ANSWER: "The answer",
     Part.COST: "What it took",
 }
+"""Of the parts, in the order of the page: what one compares for goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,8 @@ class Comparison:
     @property
     def in_short(self) -> str:
         """What differs in the question, in a sentence."""
-        differing = [row.name for row in self.sections[0].rows if row.differs]
+        asked = (one for one in self.sections if one.title == TITLES[Part.QUESTION])
+        differing = [row.name for section in asked for row in section.rows if row.differs]
         if not differing and not self.further.rows:
             return "They ask the same."
         return f"They ask for different things in {listed(differing or ['figures'])}."
@@ -130,7 +132,9 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
     )
     lines = differences(compared)
     further = [line for line in lines if _is_further(line)]
-    parts = groupby((line for line in lines if line not in further), key=lambda line: line.part)
+    order = list(TITLES)
+    ordered = sorted(lines, key=lambda line: order.index(line.part))
+    parts = groupby((one for one in ordered if one not in further), key=lambda line: line.part)
     return Comparison(
         columns=columns,
         sections=tuple(_section(TITLES[part], rows) for part, rows in parts),

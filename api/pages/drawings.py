@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -185,6 +186,8 @@ def point_path(study_id: str, point: Point) -> str:
     return settings_path(study_id, point.settings)
 
 
+# A page is made again after every event, and most of what it shows stays the same.
+@lru_cache(maxsize=4096)
 def short_words(settings: Settings) -> str:
     """Settings without what follows from the rest: ``full_shard, micro_batch_size=4``."""
     sharding, *others = describe(settings).split(",")
@@ -235,7 +238,7 @@ def _effect(one: KnobValue, scale: float) -> EffectValue:
         speed=_interval(one.tokens_per_s_per_gpu),
         memory=None if memory is None else memory.value,
         is_best=one.is_best,
-        note="does not fit" if one.fits is False else one.note,
+        note="does not fit" if one.fits is False else one.note.partition(":")[0],
         provenance=one.provenance,
     )
 

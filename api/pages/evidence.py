@@ -7,8 +7,7 @@ from statistics import median
 from markupsafe import Markup
 
 from api.pages.drawings import memory_bar
-from tuner.answer_words import range_text, rank_word, speed_text
-from tuner.cli.units import count_text, duration_text, time_text
+from tuner.answering.words import range_text, rank_word, speed_text
 from tuner.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
 from tuner.planner import speed_of
 from tuner.planner.probes import step_time_of
@@ -17,6 +16,7 @@ from tuner.planner.words import describe
 from tuner.sizes import size_text
 from tuner.space.dead import show
 from tuner.study import Probe, Study
+from tuner.units import count_text, duration_text, time_text
 
 LOG_LINES = 60
 """Lines that are shown of the end of a rank's log."""

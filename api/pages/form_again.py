@@ -3,7 +3,9 @@
 import json
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
+from api.pages.form import initial_texts, texts_of
 from api.pages.form_fields import (
     CLUSTER,
     CONFIG,
@@ -17,11 +19,27 @@ from api.pages.form_fields import (
     Kind,
     specs,
 )
+from api.pages.paths import NEW, local_path
+from api.sessions import MOST_FIELDS
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import Cluster, Device, parse_cluster
 from tuner.request import MOST_PROBES
 from tuner.study import HEADROOM, Question, Study, Terms
+
+
+def path_with(form: bytes) -> str:
+    """The form's address, with what was typed into it; without, where that would be too long.
+
+    Args:
+        form: the body that the browser sent, which may be anybody's.
+    """
+    text = form.decode("utf-8", "replace") if form.count(b"&") < MOST_FIELDS else ""
+    typed, initial = texts_of(parse_qsl(text, keep_blank_values=True)), initial_texts()
+    # What was emptied must not come back as an empty form holds it.
+    texts = {name: given for name, given in typed.items() if any(given) or name in initial}
+    path = f"{NEW}?{urlencode(texts, doseq=True)}" if texts else NEW
+    return path if local_path(path) == path else NEW
 
 
 def texts_of_study(study: Study) -> dict[str, list[str]]:

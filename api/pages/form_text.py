@@ -10,9 +10,9 @@ from typing import Any
 
 from api.pages.form_fields import Kind, Spec
 from tuner.cases.kinds import as_mapping
-from tuner.cli.units import read_duration
 from tuner.errors import UsageError
 from tuner.framework import parse_stated_versions
+from tuner.units import read_duration
 
 TOO_MUCH = "it is too deep, or has a number too long"
 

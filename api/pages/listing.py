@@ -140,7 +140,9 @@ class Line:
 
     @property
     def probes(self) -> int:
-        """Probes that are done."""
+        """Probes that are done, of the fidelity that is asked for where the answer tells them."""
+        if self.headline is not None and not self.is_old:
+            return self.headline.probes
         return sum(self.summary.probes.values())
 
     @property
@@ -157,10 +159,10 @@ class Line:
 
     @property
     def used_share(self) -> float | None:
-        """Part of the limit that the best settings need, up to 1; ``None`` where it is unknown."""
-        if self.headline is None or self.headline.allocated_gib.value is None:
+        """Part of the limit that the best settings need, up to 1; ``None`` where unknown."""
+        if self.headline is None or self.headline.needed_gib.value is None:
             return None
-        return min(1.0, self.headline.allocated_gib.value / self.headline.limit_gib)
+        return min(1.0, self.headline.needed_gib.value / self.headline.limit_gib)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

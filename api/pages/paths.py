@@ -13,6 +13,7 @@ FOR_TOOLS = frozenset(
 )
 """First segments of the paths where nobody is shown a page, whatever they accept."""
 HOME = "/"
+NEW = "/new"
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 LONGEST_NEXT = 2000

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.pages.paths import HOME, SIGN_IN, is_page, local_path, wants_page
+from api.pages.form_again import path_with
+from api.pages.paths import HOME, NEW, SIGN_IN, is_page, local_path, wants_page
 from api.pages.render import render
 from api.problems import MEDIA_TYPE, MISTAKE, title_of
 from api.sessions import Visit
@@ -41,8 +43,12 @@ PAGE_HEADERS: Mapping[str, str] = {
 """Of every page, instead of what other answers say. Without referrers browsers would send our own
 forms with ``Origin: null``, so pages allow them, to this service only."""
 
-SIGN_IN_FIRST = "nobody is signed in here any more; sign in, go back, and send the form again"
-"""Of a form that came without a session: what was typed is still in the page before."""
+SIGN_IN_FIRST = "nobody is signed in here any more; sign in, and send the form again"
+"""Of a form that came without a session."""
+LATE_S = 5
+"""Seconds for which the rest of such a form is waited for."""
+LONGEST_FORM = 16_384
+"""Bytes of a form that are kept until it is known whether somebody must sign in again."""
 
 
 class ForPeople:
@@ -63,7 +69,7 @@ class ForPeople:
         scope.setdefault("state", {})["visit"] = visit
         shown = _Shown(scope, receive, send, visit)
         try:
-            await self.app(scope, receive, shown.send)
+            await self.app(scope, shown.hear, shown.send)
         except Exception:
             if wants_page(scope) and not shown.began:
                 await shown.show({"status": 500, "detail": MISTAKE}, Headers())
@@ -79,6 +85,16 @@ class _Shown:
         self.began = False
         self.held: Message | None = None
         self.body = b""
+        self.form = b""
+        self.is_heard = False
+
+    async def hear(self) -> Message:
+        """What comes from the browser; a form that is asked with is kept, if it is short."""
+        message = await self.receive()
+        self.is_heard = not message.get("more_body")
+        if self.scope["path"] == NEW and len(self.form) <= LONGEST_FORM:
+            self.form += message.get("body", b"")
+        return message
 
     async def send(self, message: Message) -> None:
         """Sends it on, or holds it back."""
@@ -93,6 +109,10 @@ class _Shown:
 
     async def show(self, problem: Mapping[str, Any], headers: Headers) -> None:
         """Shows a problem as a page, or sends whoever must sign in to where that is done."""
+        if self._has_lost_session(problem) and self.scope["path"] == NEW:
+            with anyio.move_on_after(LATE_S):
+                while not self.is_heard and len(self.form) <= LONGEST_FORM:
+                    await self.hear()
         answer = self._sign_in() if self._must_sign_in(problem) else self._page(problem, headers)
         await answer(self.scope, self.receive, self._pass_on)
 
@@ -104,26 +124,31 @@ class _Shown:
         reads = self.scope["method"] in ("GET", "HEAD")
         return problem["status"] == 401 and reads and not self._has_key()
 
+    def _has_lost_session(self, problem: Mapping[str, Any]) -> bool:
+        """Whether somebody sent a form whose session has ended meanwhile."""
+        sent = self.scope["method"] == "POST" and is_page(self.scope["path"])
+        return sent and problem["status"] == 401 and not self._has_key()
+
     def _has_key(self) -> bool:
         return "authorization" in Headers(scope=self.scope)
 
     def _sign_in(self) -> Response:
         query = self.scope["query_string"].decode("latin-1")
         path = quote(self.scope["path"]) + (f"?{query}" if query else "")
-        wanted = local_path(path)
-        onward = "" if wanted == HOME else "?" + urlencode({"next": wanted}, safe="/")
-        return RedirectResponse(SIGN_IN + onward, 303)
+        return RedirectResponse(_sign_in_path(path), 303)
 
     def _page(self, problem: Mapping[str, Any], headers: Headers) -> Response:
-        status = problem["status"]
+        status, path = problem["status"], self.scope["path"]
+        lost = self._has_lost_session(problem)
         page = render(
             Request(self.scope),
             "problem.html",
             status,
             title=title_of(status),
             code=status,
-            detail=SIGN_IN_FIRST if status == 401 and not self._has_key() else problem["detail"],
-            back=HOME if status == 404 else _back(self.scope["path"]),
+            detail=SIGN_IN_FIRST if lost else problem["detail"],
+            back=HOME if status == 404 else _back(path),
+            sign_in=_sign_in_path(path_with(self.form) if path == NEW else _back(path)),
         )
         for name, value in headers.items():
             if name not in ("content-type", "content-length"):
@@ -140,6 +165,11 @@ class _Shown:
             if (visit := self.visit.set_cookie()) is not None:
                 headers.append("set-cookie", visit)
         await self.onward(message)
+
+
+def _sign_in_path(onward: str) -> str:
+    wanted = local_path(onward)
+    return SIGN_IN if wanted == HOME else f"{SIGN_IN}?{urlencode({'next': wanted}, safe='/')}"
 
 
 def _back(path: str) -> str:

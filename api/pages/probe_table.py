@@ -3,21 +3,27 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
-from tuner.answer_words import rank_word, speed_text
-from tuner.cli.rows import differing, knob_texts
-from tuner.cli.units import duration_text, time_text
+from markupsafe import Markup
+
+from api.pages.render import outcome as outcome_words
+from tuner.answering.words import rank_word, speed_text
 from tuner.errors import UsageError
+from tuner.identity_keys import Same
 from tuner.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.planner import speed_of
 from tuner.planner.probes import fits, step_time_of
 from tuner.planner.repricing import repriced
+from tuner.quantity import UNKNOWN
+from tuner.results.rows import differing, knob_texts
 from tuner.settings import KNOBS, Settings
 from tuner.sizes import size_number, size_unit
 from tuner.space.dead import show
-from tuner.study import Probe, ProbeState, Study
+from tuner.study import Probe, ProbeRequest, ProbeState, Study
+from tuner.units import duration_text, time_text
 
 ANY = ""
 """The filter that shows all probes."""
@@ -116,6 +122,16 @@ class Table:
     """Only probes of it are shown."""
 
     @property
+    def rows(self) -> tuple[Markup, ...]:
+        """The lines as rows of HTML."""
+        return tuple(map(self._row, self.lines))
+
+    def _row(self, line: Line) -> Markup:
+        how = (line.fidelity,) if self.several_fidelities else ()
+        figures = (line.memory, line.step, line.speed, line.took)
+        return _row(line.id, line.outcome, (*how, *line.knobs, *figures), is_best=line.is_best)
+
+    @property
     def filters(self) -> tuple[Filter, ...]:
         """All, and each outcome that there is."""
         total = {ANY: sum(self.counts.values())} | dict(self.counts)
@@ -212,38 +228,75 @@ def table_of(study: Study, best: Settings | None) -> Table:
 
 
 def _line(
-    study: Study, probe: Probe, knobs: Sequence[str], divisor: int, best: Settings | None
+    study: Study, probe: Probe, knobs: tuple[str, ...], divisor: int, best: Settings | None
 ) -> Line:
     found, settings = probe.measurement, probe.request.settings
-    texts, values = _texts(settings), settings.as_dict()
-    outcome = str(found.outcome) if found else str(probe.state)
-    needed = _needed_bytes(found)
-    step = step_time_of(study, probe, found) if found else None
-    speed = speed_of(step, study.question).value if step else None
+    step = step_time_of(study, probe, found) if found else UNKNOWN
+    return _line_of(
+        probe.id,
+        probe.request,
+        str(found.outcome) if found else str(probe.state),
+        Same(found),
+        step.value,
+        speed_of(step, study.question).value,
+        knobs,
+        divisor,
+        fits=fits(study, found) if found else None,
+        is_best=settings == best,
+    )
+
+
+# A page is made again after every event, and most of its lines stay the same.
+@lru_cache(maxsize=2048)
+def _line_of(
+    probe_id: int,
+    request: ProbeRequest,
+    outcome: str,
+    key: Same[Measurement | None],
+    step: float | None,
+    speed: float | None,
+    knobs: tuple[str, ...],
+    divisor: int,
+    *,
+    fits: bool | None,
+    is_best: bool,
+) -> Line:
+    found, settings = key.value, request.settings
+    texts, needed = _texts(settings), _needed_bytes(found)
     at_least = found is not None and found.memory is None
     return Line(
-        id=probe.id,
+        id=probe_id,
         outcome=outcome,
         failed=found is not None and found.outcome not in RAN,
-        fits=fits(study, found) if found else None,
+        fits=fits,
         knobs=tuple(texts[knob] for knob in knobs),
-        fidelity=str(probe.request.fidelity),
+        fidelity=str(request.fidelity),
         memory=f"{'> ' * at_least}{size_number(needed, divisor)}" if needed else "-",
-        step=time_text(step.value if step else None),
+        step=time_text(step),
         speed=speed_text(speed),
         took=duration_text(found.wall_s) if found else "-",
-        is_best=settings == best,
+        is_best=is_best,
         order={
-            **{knob: None if texts[knob] == "-" else values[knob] for knob in knobs},
-            "id": probe.id,
+            **{knob: None if texts[knob] == "-" else getattr(settings, knob) for knob in knobs},
+            "id": probe_id,
             "outcome": outcome,
-            "fidelity": list(Fidelity).index(probe.request.fidelity),
+            "fidelity": list(Fidelity).index(request.fidelity),
             "memory": needed,
-            "step": step.value if step else None,
+            "step": step,
             "speed": speed,
             "took": found.wall_s if found else None,
         },
     )
+
+
+# There may be hundreds of rows: links are short, end tags that HTML lets one leave out are, and
+# most rows are as they were before the last event.
+@lru_cache(maxsize=4096)
+def _row(probe_id: int, outcome: str, cells: tuple[str, ...], *, is_best: bool) -> Markup:
+    found = Markup('<tr{}><th scope="row"><a href="?probe={}">#{}</a><td class="o-{}">{}<td>{}')
+    best = Markup(' class="is-best"') if is_best else ""
+    words = outcome_words(outcome)
+    return found.format(best, probe_id, probe_id, outcome, words, Markup("<td>").join(cells))
 
 
 def _needed_bytes(found: Measurement | None) -> int | None:
@@ -263,6 +316,8 @@ def _common(probes: Sequence[Probe], knobs: Sequence[str]) -> str:
     return ", ".join(f"{knob.replace('_', ' ')} {text}" for knob, text in same.items())
 
 
+# A page is made again after every event, and most of its rows stay the same.
+@lru_cache(maxsize=4096)
 def _texts(settings: Settings) -> Mapping[str, str]:
     """Each knob's value as it is written; ``-`` where it has no meaning."""
     meant, values = knob_texts(settings), settings.as_dict()

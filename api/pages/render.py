@@ -12,12 +12,12 @@ from markupsafe import Markup, escape
 from api.pages.assets import asset_url
 from api.pages.sentences import sentence, spaced
 from api.sessions import LazyField
-from tuner.answer_words import speed_text
-from tuner.cli.units import count_text, duration_text, time_text
+from tuner.answering.words import speed_text
 from tuner.planner.words import share_text
 from tuner.sizes import size_text
 from tuner.space.dead import show
 from tuner.suggestion import GIB
+from tuner.units import count_text, duration_text, time_text
 
 UNKNOWN = "unknown"
 """What is written in the place of a figure that nobody knows."""

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.cli.units import count_text, duration_text
 from tuner.planner.spending import Cost, cost_of_asking, probes_of_asking
 from tuner.planner.words import describe
 from tuner.store import Event
 from tuner.store.records import EventKind
 from tuner.study import OPEN, Probe, ProbeState, Study, StudyState
+from tuner.units import count_text, duration_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from functools import cached_property
 from markupsafe import Markup
 
 from api.answers import Answers, Whole
-from api.kept import Kept
 from api.pages.answer import Answer, answer_of
 from api.pages.drawings import Drawings, best_bar, point_path
 from api.pages.evidence import Trouble, trouble_of
@@ -16,8 +15,9 @@ from api.pages.probe_table import Table, table_of
 from api.pages.render import render_part
 from api.pages.sentences import linked
 from api.pages.status import Status, status_of
+from api.study_cache import Kept
 from tuner import results
-from tuner.answer_words import rank_word
+from tuner.answering.words import rank_word
 from tuner.measurement import RAN, Fidelity
 from tuner.planner.spending import cost
 from tuner.settings import knob_value
@@ -63,6 +63,8 @@ class Head:
     """Where."""
     facts: tuple[str, ...]
     """The rest of the question, in a few words each."""
+    is_script: bool
+    """Whether a user's script is trained: nothing is predicted of it, and no form asks for it."""
     created_at: str
     """When it was first asked, UTC in ISO 8601."""
     asked_at: str
@@ -158,9 +160,10 @@ def head_of(study: Study) -> Head:
     """What is asked, in words."""
     return Head(
         id=study.id,
-        model=study.question.workload.model.name,
+        model=study.question.trained,
         cluster=study.question.cluster.name,
         facts=_facts(study.question),
+        is_script=study.question.script is not None,
         created_at=study.created_at,
         asked_at=study.asked_at,
     )
@@ -172,11 +175,12 @@ def _facts(question: Question) -> tuple[str, ...]:
         f"{name} {' or '.join(str(knob_value(name, one)).lower() for one in values)}"
         for name, values in question.knobs.items()
     ]
+    # Those of a user's script are its own, and not known.
+    known = (str(workload.optimizer), str(workload.precision)) if question.script is None else ()
     return (
         f"global batch {workload.global_batch_size:,}",
         f"sequence {workload.sequence_length:,}",
-        str(workload.optimizer),
-        str(workload.precision),
+        *known,
         str(framework.name),
         *knobs,
     )
@@ -218,6 +222,15 @@ class View:
         """The answer's memory."""
         assert self.answer.best is not None
         return best_bar(self.study, self.answer.best, self.answer.needed_gib, self.per)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether a speed is known, or something was tried that has none."""
+        kinds = (results.PointKind.OOM, results.PointKind.OTHER)
+        return any(
+            point.tokens_per_s_per_gpu.value is not None or point.kind in kinds
+            for point in self.points
+        )
 
     @property
     def scatter(self) -> Markup:

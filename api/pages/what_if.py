@@ -8,7 +8,7 @@ from api.pages.drawings import settings_path
 from api.pages.form_fields import KNOB_LABELS
 from api.pages.settings_words import settings_parts
 from api.pages.what_if_words import against_best, against_measured, verdict
-from tuner.answer_words import rank_word, speed_text
+from tuner.answering.words import rank_word, speed_text
 from tuner.errors import UsageError
 from tuner.results import Figures, KnobChoice, Option, Predictor, WhatIf
 from tuner.settings import KNOBS, Settings, knob_value, parse_settings

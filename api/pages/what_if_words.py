@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.answer_words import speed_text
+from tuner.answering.words import speed_text
 from tuner.planner.words import share_text
 from tuner.quantity import Quantity
 from tuner.results import Figures, WhatIf

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Path, Response
 from api import examples
 from api.answers import Answers
 from api.context import InContext
-from api.documented import problems, text_answer
+from api.documented import problems, text_answers
 from api.keys import Reader
 from api.problems import ProblemError
 from api.routes.studies import OfTerms, StudyId, check_terms
-from tuner.answering import require_best
+from tuner.answering.known import require_best
+from tuner.answering.launch import exported
 from tuner.errors import UnknownNameError
 from tuner.export import FORMATS, why_not
-from tuner.launch import exported
 from tuner.store.standing import Standing
 
 router = APIRouter(tags=["studies"])
@@ -26,7 +26,7 @@ router = APIRouter(tags=["studies"])
     response_class=Response,
     summary="A study's answer as the file that a launcher reads",
     responses={
-        200: text_answer("application/yaml", examples.EXPORTED, "The file.", "object"),
+        200: text_answers(examples.EXPORTED, "The file."),
         **problems(404, 409, 422),
     },
 )

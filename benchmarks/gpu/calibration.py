@@ -14,7 +14,7 @@ from tuner.cluster import parse_cluster
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
 from tuner.cost.sharded_time import sharded_step_s
-from workers.calibrate import Options, calibrate
+from workers.calibrate.run import Options, calibrate
 from workers.stop import StopRequest
 
 

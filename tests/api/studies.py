@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.models import TINY
 from tuner.framework import installed_versions
 from tuner.measurement import Fidelity, Measurement, Memory, Outcome
 from tuner.planner import Stop, Wait, next_probe
@@ -11,17 +12,6 @@ from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity
 from tuner.study import Question, Study, StudyState, Terms
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
 WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}
 PREDICTED: dict[str, Any] = {"workload": WORKLOAD, "cluster": "2xa100-80gb"}
 """Of a cluster that is not here."""

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from api.answers import Answers, Body
-from api.kept import FRESH_S, OLDEST_S
+from api.study_cache import FRESH_S, OLDEST_S
 from tests.api.conftest import Clock
 from tests.api.studies import MEASURED, finish, probe, question_of
 from tuner.errors import StoreError

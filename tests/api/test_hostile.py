@@ -20,7 +20,7 @@ from api import submissions as module
 from api.app import create_app
 from api.settings import Settings
 from tests.api.studies import PREDICTED, TINY, WORKLOAD
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
 from tuner.store import open_store
 
 TEMPTING = [

@@ -1,9 +1,9 @@
-"""What is open when its key is revoked."""
+"""What is open when its key is revoked, or its session is over."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import httpx
 import pytest
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.app import create_app
 from api.revocation import Revocation
+from api.sessions import SESSION
 from api.settings import Settings
 from tests.api.asgi import Answer, connection, send_to
 from tests.api.live import serving
@@ -19,6 +20,7 @@ from tuner.errors import StoreError
 from tuner.store import Store
 from tuner.store.keys import Key, Keys
 from tuner.store.records import Scope as Allows
+from tuner.store.sessions import Sessions
 from tuner.study import StudyState, Terms
 
 LOOK_S = 0.05
@@ -30,36 +32,52 @@ def keys(store: Store) -> Keys:
 
 
 @pytest.fixture
-def service(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def watches() -> list[Revocation]:
+    """What watches over the requests of the service."""
+    return []
+
+
+@pytest.fixture
+def service(
+    store: Store, watches: list[Revocation], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """A service that asks for keys."""
-    monkeypatch.setattr("api.keys.Revocation", partial(Revocation, look_s=LOOK_S))
+
+    def watch(keys: Keys, sessions: Sessions) -> Revocation:
+        watches.append(Revocation(keys, sessions, look_s=LOOK_S))
+        return watches[-1]
+
+    monkeypatch.setattr("api.keys.Revocation", watch)
     settings = Settings(_env_file=None, poll_s=0.02, require_keys=True)
     with serving(create_app(store, settings)) as address:
         yield address
 
 
+def wait_until_open(watches: list[Revocation], count: int) -> None:
+    """Wait until so many requests were let in and are being answered."""
+    until = time.monotonic() + 30
+    while sum(len(watch._open) for watch in watches) < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def test_streams_and_long_polls_of_a_revoked_key_end(
-    store: Store, keys: Keys, service: str
+    store: Store, keys: Keys, service: str, watches: list[Revocation]
 ) -> None:
     study_id = store.ask(question_of(MEASURED), Terms()).id
     (lost, text), (_, other) = keys.create("a", Allows.READ), keys.create("b", Allows.READ)
     heard, polled, kept = [], [], threading.Event()
 
     def listen(key: str) -> list[str]:
-        lines = []
         headers = {"Authorization": f"Bearer {key}"}
         path = f"{service}/tune/{study_id}/events"
         with httpx.stream("GET", path, headers=headers, timeout=30) as answer:
-            for line in answer.iter_lines():
-                lines.append(line)
-                begun.release()
-        return lines
+            return list(answer.iter_lines())
 
     def poll() -> None:
         headers = {"Authorization": f"Bearer {text}"}
         polled.append(httpx.get(f"{service}/tune/{study_id}?wait=60", headers=headers, timeout=90))
 
-    begun = threading.Semaphore(0)
     threads = [
         threading.Thread(target=lambda: heard.append(listen(text))),
         threading.Thread(target=poll),
@@ -67,19 +85,55 @@ def test_streams_and_long_polls_of_a_revoked_key_end(
     ]
     for thread in threads:
         thread.start()
-    assert begun.acquire(timeout=30)
-    assert begun.acquire(timeout=30), "both listen"
+    wait_until_open(watches, 3)
     keys.revoke(lost.id)
     for thread in threads[:2]:
         thread.join(timeout=30)
         assert not thread.is_alive()
     assert heard, "it ended as a stream does"
-    assert (polled[0].status_code, polled[0].json()["detail"]) == (401, "this key was revoked")
+    assert (polled[0].status_code, polled[0].json()["detail"]) == (
+        401,
+        "this key was revoked, or the session is over",
+    )
     assert threads[2].is_alive(), "another key's goes on"
     assert not kept.is_set()
     store.move(study_id, StudyState.CANCELLED)
     threads[2].join(timeout=30)
     assert kept.is_set()
+
+
+def test_a_stream_of_a_session_ends_when_one_signs_out(
+    store: Store, keys: Keys, service: str, watches: list[Revocation]
+) -> None:
+    study_id = store.ask(question_of(MEASURED), Terms()).id
+    key, _ = keys.create("a", Allows.READ)
+    sessions = Sessions(keys.transactions)
+    mine, another = sessions.begin(key.id), sessions.begin(key.id)
+    assert sessions.open_ids() >= {id_of(sessions, mine), id_of(sessions, another)}
+
+    def listen(token: str) -> None:
+        headers = {"Cookie": f"{SESSION}={token}"}
+        path = f"{service}/tune/{study_id}/events"
+        with httpx.stream("GET", path, headers=headers, timeout=30) as answer:
+            answer.read()
+
+    threads = [threading.Thread(target=listen, args=(token,)) for token in (mine, another)]
+    for thread in threads:
+        thread.start()
+    wait_until_open(watches, 2)
+    sessions.end(mine)
+    threads[0].join(timeout=30)
+    assert not threads[0].is_alive()
+    assert threads[1].is_alive(), "the other browser's goes on"
+    keys.revoke(key.id)
+    threads[1].join(timeout=30)
+    assert not threads[1].is_alive()
+
+
+def id_of(sessions: Sessions, token: str) -> str:
+    found = sessions.check(token)
+    assert found is not None
+    return found.session_id
 
 
 class Away(Keys):
@@ -123,11 +177,11 @@ def test_a_database_that_is_away_ends_nothing_and_is_asked_again(
 ) -> None:
     away = Away(keys.transactions)
     key, _ = keys.create("a", Allows.READ)
-    revocation = Revocation(away, look_s=0.01)
+    revocation = Revocation(away, Sessions(away.transactions), look_s=0.01)
     answer = served(revocation, key.id, answering(lambda: keys.revoke(key.id), 30))
     assert answer.status == 401
     assert away.times == 3
-    assert "whether keys were revoked is not known" in caplog.text
+    assert "which keys and sessions still hold is not known" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -136,12 +190,19 @@ def test_a_database_that_is_away_ends_nothing_and_is_asked_again(
 def test_what_changes_something_and_who_needs_no_key_is_answered(
     keys: Keys, method: str, key_id: str
 ) -> None:
-    revocation = Revocation(keys, look_s=0.01)
+    revocation = Revocation(keys, Sessions(keys.transactions), look_s=0.01)
     answer = served(revocation, key_id, answering(lambda: None, 0.1), method)
     assert (answer.status, answer.body) == (200, b"done")
 
 
 def test_what_is_answered_at_once_is_not_looked_at(keys: Keys) -> None:
     away = Away(keys.transactions)
-    assert served(Revocation(away, look_s=30), "k", answering(lambda: None, 0)).status == 200
+    assert (
+        served(
+            Revocation(away, Sessions(away.transactions), look_s=30),
+            "k",
+            answering(lambda: None, 0),
+        ).status
+        == 200
+    )
     assert away.times == 0

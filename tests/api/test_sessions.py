@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request
@@ -292,10 +293,27 @@ def test_what_is_no_form_is_told_so(
 
 def test_without_a_session_a_form_is_not_sent_elsewhere(browser: Any) -> None:
     """What was typed would be lost on the way to signing in."""
-    response = browser().post("/new", data={"model": "m"})
+    typed = {"workload.model": "m &<b>", "csrf_token": "0" * 64, "model": "no field of ours"}
+    response = browser().post("/new", data=typed)
     assert response.status_code == 401
-    assert 'href="/sign-in"' in response.text
-    assert "sign in, go back, and send the form again." in response.text
+    onward = quote("/new?workload.model=m+%26%3Cb%3E", safe="/")
+    assert f'href="/sign-in?next={onward}"' in response.text
+    assert "sign in, and send the form again." in response.text
+
+
+@pytest.mark.parametrize("typed", [{"workload.model": "m" * 3000}, {"csrf_token": "0"}, {}])
+def test_a_form_that_is_too_long_or_empty_is_begun_anew(
+    browser: Any, typed: dict[str, str]
+) -> None:
+    response = browser().post("/new", data=typed)
+    assert response.status_code == 401
+    assert 'href="/sign-in?next=/new"' in response.text
+
+
+def test_what_else_was_sent_leads_back_to_its_study(browser: Any) -> None:
+    response = browser().post("/studies/st-0123456789ab/cancel")
+    assert response.status_code == 401
+    assert 'href="/sign-in?next=/studies/st-0123456789ab"' in response.text
 
 
 # -- cookies

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tuner.cost.calibrations import calibration_of
 from tuner.cluster import parse_cluster
-from workers.calibration_plan import plan
+from workers.calibrate.plan import plan
 
 CLUSTER = parse_cluster("cpu:1")
 FOUND = calibration_of(plan(CLUSTER)["cases"], CLUSTER)

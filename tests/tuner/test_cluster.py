@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner import machine
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cluster import (
-    LARGEST_FILE_BYTES,
     Cluster,
     Device,
     Gpu,
@@ -16,8 +14,10 @@ from tuner.cluster import (
     local_cluster,
     parse_cluster,
 )
+from tuner.cluster_file import LARGEST_FILE_BYTES
 from tuner.errors import UnknownNameError, UsageError
-from tuner.machine import Machine, ReportedGpu
+from tuner.machine import Machine, ReportedGpu, together
+from tuner.machine import facts as machine
 
 GIB = 2**30
 INLINE = {
@@ -385,3 +385,25 @@ def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
     assert found.name == "2x8xour-gpu"
     assert None not in (found.gpu.dense_bf16_flops_per_s, found.gpu.memory_bytes_per_s)
     assert None not in (found.intra_node.bytes_per_s, found.inter_node.bytes_per_s)
+
+
+def a_node(name: str, gpus: int = 0, memory: int = 8 * GIB) -> Machine:
+    gpu = ReportedGpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559)
+    return Machine(name=name, gpus=(gpu,) * gpus, cores=4, memory_bytes=memory, processor="Xeon")
+
+
+def test_local_of_several_nodes_is_all_of_them() -> None:
+    assert local_cluster(together([a_node("a", 8), a_node("b", 8)])).name == "2x8xh100-80gb"
+    ranks = local_cluster(together([a_node("a"), a_node("b", memory=4 * GIB)]))
+    assert (ranks.name, ranks.gpu.memory_bytes, ranks.gpu.cores) == ("2x4xcpu", GIB, 4)
+
+
+def test_nodes_that_differ_are_no_cluster() -> None:
+    with pytest.raises(UsageError, match="its nodes differ \\(8xh100-80gb, 4xh100-80gb\\)"):
+        local_cluster(together([a_node("a", 8), a_node("b", 4)]))
+
+
+def test_cpu_ranks_of_several_nodes_share_the_memory_of_their_node() -> None:
+    nodes = together([a_node("a"), a_node("b")])
+    assert parse_cluster("2x2xcpu", there=nodes).gpu.memory_bytes == 4 * GIB
+    assert parse_cluster("2x2xcpu", there=a_node("a")).gpu.memory_bytes == 2 * GIB

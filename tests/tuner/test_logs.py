@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.follow import LOG_PREFIX
+from tuner.asking.follow import LOG_PREFIX
 from tuner.errors import UsageError
 from tuner.logs import bound, set_up_logs
 

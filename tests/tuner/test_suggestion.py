@@ -17,6 +17,7 @@ def candidate(**changes: object) -> Candidate:
     fields = {
         "settings": Settings(micro_batch_size=2),
         "allocated_gib": quantity(1.0),
+        "needed_gib": quantity(1.5),
         "reserved_gib": quantity(2.0),
         "device_gib": quantity(3.0),
         "limit_gib": 4.0,
@@ -67,6 +68,7 @@ def test_the_json_object_is_the_promised_one() -> None:
         "fits": True,
         "memory": {
             "allocated_gib": Q,
+            "needed_gib": quantity(1.5).as_dict(),
             "reserved_gib": quantity(2.0).as_dict(),
             "device_gib": quantity(3.0).as_dict(),
             "limit_gib": 4.0,

@@ -78,13 +78,14 @@ def act(word: str, out: Path) -> None:
     if name == "say":
         print(argument, flush=True)
     elif name == "environment":
-        print(json.dumps(dict(os.environ)), flush=True)
+        names = argument.split(",") if argument else list(os.environ)
+        print(json.dumps({n: os.environ[n] for n in names if n in os.environ}), flush=True)
     elif name == "sleep":
         time.sleep(float(argument))
     elif name == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif name == "child":
-        nap = "import time; time.sleep(600)"
+        nap = f"import time; time.sleep(600)  # {argument}"
         child = subprocess.Popen([sys.executable, "-c", nap], env={**os.environ})
         (out / "child.pid").write_text(str(child.pid))
     elif name in ("ready", "cut", "spent", "begin", "end"):

@@ -18,10 +18,11 @@ from tuner.dryrun import DryRunner
 from tuner.store import LEASE_S, open_store
 from workers import service, worker
 from workers.launchers.base import WATCH_FD
-from workers.opening import open_patiently
+from workers.launchers.site import LocalSite
 from workers.options import Options
-from workers.places import Device
+from workers.placement import Device
 from workers.stop import StopRequest
+from workers.store_waiting import open_patiently
 from workers.worker import Worker
 
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
@@ -37,7 +38,7 @@ def made_up(gpus: str) -> dict[str, Any]:
         return {}
     worker.check_machine = service.check_machine = lambda *_: False
     devices = tuple(Device(name=gpu, visible=gpu) for gpu in gpus.split(","))
-    return {"devices": lambda: (*devices, Device(name="here/cpu"))}
+    return {"site": LocalSite(find_devices=lambda: (*devices, Device(name="here/cpu")))}
 
 
 def main() -> int:

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner import advance
-from tuner.advance import advance_from_cache, kept_dry_run, plan_here
+from tuner.answering import advance
+from tuner.answering.advance import advance_from_cache, kept_dry_run, plan_here
 from tuner.cluster import parse_cluster
 from tuner.dryrun import DryRunner, StoppedError
 from tuner.errors import ProbeError
@@ -24,7 +24,7 @@ from tuner.store import Store
 from tuner.study import ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 from workers.dry_runs import DryRuns
 from workers.options import Options
-from workers.places import devices_here, turn_on_all
+from workers.placement import devices_here, turn_on_all
 from workers.stop import StopRequest
 from workers.worker import INTERRUPTED, Worker
 

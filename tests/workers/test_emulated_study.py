@@ -16,7 +16,7 @@ from tuner.quantity import Provenance
 from tuner.settings import parse_settings
 from tuner.store import Store
 from tuner.study import ProbeRequest, Question, Study, StudyState, Terms
-from workers.calibration_plan import plan
+from workers.calibrate.plan import plan
 from workers.launchers.local import series_argv
 from workers.options import Options
 from workers.stop import StopRequest

@@ -19,9 +19,9 @@ from tuner.store import Store
 from tuner.study import Question
 from tuner.workload import Workload
 from workers import guard as guard_module
-from workers.files import record_path
 from workers.guard import Asked, Guard, check_knobs_here
 from workers.launchers.base import Ended, Job, RankEnd, Why
+from workers.measuring.files import record_path
 from workers.probe.orders import SPEC
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"

@@ -26,6 +26,7 @@ class Work:
     stop: StopRequest
     planted: dict[str, Exception] = field(default_factory=dict)
     leaves: set[str] = field(default_factory=set)
+    begins: bool = True
     done: list[str] = field(default_factory=list)
     most: int = 20
 
@@ -33,7 +34,8 @@ class Work:
         self.done.append(study.id)
         if len(self.done) >= self.most:
             self.stop.request("enough")
-        self.store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
+        if self.begins:
+            self.store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
         if study.id in self.planted:
             raise self.planted[study.id]
         if study.id not in self.leaves:
@@ -144,6 +146,7 @@ def test_a_trouble_of_the_machine_is_not_the_studys(store, lane, work, studies, 
     assert "a worker could not go on" in queued.reason
 
 
+@pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -152,8 +155,9 @@ def test_a_trouble_of_the_machine_is_not_the_studys(store, lane, work, studies, 
     ],
 )
 def test_a_study_that_nobody_can_go_on_with_fails_and_the_others_go_on(
-    store, lane, work, studies, error, reason
+    store, lane, work, studies, error, reason, begins
 ) -> None:
+    work.begins = begins
     work.planted[studies[0]] = error
     lane().run(drains=True)
     assert work.done == [studies[0], studies[2]]

@@ -3,7 +3,7 @@ import time
 
 from tuner.errors import StoreError
 from tuner.store import LEASE_S
-from workers.launchers.local import FEED_S, SILENCE_S
+from workers.launchers.supervised import FEED_S, SILENCE_S
 from workers.lease import BEATS, MARGIN, Lease
 
 

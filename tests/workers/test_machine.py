@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from tuner import machine
 from tuner.cluster import parse_cluster
 from tuner.errors import ProbeError, UsageError
 from tuner.framework import Framework
 from tuner.machine import ReportedGpu
+from tuner.machine import facts as machine
 from tuner.measurement import Fidelity
 from workers.machine import check_machine
 

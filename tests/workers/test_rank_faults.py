@@ -17,7 +17,7 @@ from tuner.rank_spec import rank_spec
 from tuner.settings import parse_settings
 from tuner.study import Question
 from workers.launchers.local import check_argv, series_argv
-from workers.warm import Kind, Probed, WarmRanks
+from workers.measuring.warm import Kind, Probed, WarmRanks
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
 BREAKS = """

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from tuner.answering import best_known
+from tuner.answering.known import best_known
 from tuner.cluster import parse_cluster
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError

@@ -53,3 +53,15 @@ def test_any_number_of_threads_may_wait() -> None:
         why = "the command that started the worker is gone"
         assert [one.result(10) for one in late] == [why] * 4
     os.close(read)
+
+
+def test_a_request_from_within_is_told_from_others() -> None:
+    stop = StopRequest()
+    stop.request("first")
+    stop.request("second")
+    assert (stop.wait(0), stop.is_from_within) == ("first", True)
+    told = StopRequest()
+    told._note(signal.SIGINT, None)
+    told.request("later")
+    assert told.wait(0) == "the worker got SIGINT"
+    assert not told.is_from_within

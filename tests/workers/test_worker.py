@@ -1,6 +1,7 @@
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from tuner.measurement import Fidelity, Outcome
 from tuner.settings import Settings
 from tuner.store import Claim, Store, WorkerIdentity
 from tuner.study import ProbeRequest, ProbeState, Study, StudyState, Terms
-from workers import crew as crew_module
-from workers import desk as desk_module
-from workers import warm as warm_module
+from workers import retrying_store as retrying_module
+from workers import slots as slots_module
 from workers import worker as worker_module
+from workers.launchers.site import LocalSite
+from workers.measuring import warm as warm_module
 from workers.options import Options
-from workers.places import devices_here, turn_on_all
+from workers.placement import devices_here, turn_on_all
 from workers.stop import StopRequest
-from workers.worker import INTERRUPTED, Worker
+from workers.worker import INTERRUPTED, Worker, probe_s
 
 OK = {"*": ["ok"]}
 HANG = {"*": ["ready", "hang"]}
@@ -193,7 +195,7 @@ def test_an_unknown_study(work) -> None:
 
 
 def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch) -> None:
-    def refuse(question: object, fidelity: object) -> None:
+    def refuse(*_: object) -> None:
         raise ProbeError("8xa100-80gb is asked about; this machine is cpu:2")
 
     monkeypatch.setattr(worker_module, "check_machine", refuse)
@@ -208,7 +210,7 @@ def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch) -
 def test_a_machine_that_is_not_the_cluster_leaves_anothers_study_alone(
     store, question, work, monkeypatch
 ) -> None:
-    def refuse(question: object, fidelity: object) -> None:
+    def refuse(*_: object) -> None:
         raise ProbeError("not here")
 
     monkeypatch.setattr(worker_module, "check_machine", refuse)
@@ -229,7 +231,7 @@ def test_a_store_that_fails_for_a_while(store, question, work, monkeypatch) -> N
         return record(self, claim, measurement)
 
     monkeypatch.setattr(Store, "record", fail_twice)
-    monkeypatch.setattr(desk_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(retrying_module, "RETRY_S", 0.01)
     study = store.ask(question, Terms())
     enter(store, study)
     assert work(study.id, OK, queued_only=True) == 0
@@ -243,7 +245,7 @@ def test_a_result_that_cannot_be_recorded_is_kept(
         raise StoreError("no answer")
 
     monkeypatch.setattr(Store, "record", fail)
-    monkeypatch.setattr(desk_module, "RECORD_PATIENCE_S", 0.0)
+    monkeypatch.setattr(retrying_module, "RECORD_PATIENCE_S", 0.0)
     study = store.ask(question, Terms())
     enter(store, study)
     with pytest.raises(StoreError, match="a result is kept in"):
@@ -255,7 +257,7 @@ def test_a_result_that_cannot_be_recorded_is_kept(
 def test_another_studys_turn_is_waited_for(
     store, question, work, tmp_path, caplog, monkeypatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "TURN_S", 0.1)
+    monkeypatch.setattr(slots_module, "TURN_S", 0.1)
     caplog.set_level("INFO", logger="workers")
     other = turn_on_all(tmp_path / "probes.lock", devices_here())
     assert other.take()
@@ -317,7 +319,7 @@ def test_ranks_make_room_for_another_study_that_waits(
 
     class LetsIn(StopRequest):
         def wait(self, seconds: float) -> str:
-            if seconds == crew_module.ROOM_S:
+            if seconds == slots_module.ROOM_S:
                 seen.append((other.take(), alive(str(tmp_path))))
                 other.give()
             return super().wait(seconds)
@@ -393,8 +395,8 @@ def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monke
     def quick_lease(beat, *, claimed_at, lease_s):
         return lease(beat, claimed_at=claimed_at, lease_s=lease_s, beat_s=poll_s)
 
-    lease = desk_module.Lease
-    monkeypatch.setattr(desk_module, "Lease", quick_lease)
+    lease = retrying_module.Lease
+    monkeypatch.setattr(retrying_module, "Lease", quick_lease)
     study = store.ask(question, Terms())
 
     class CancelWhenReady(StopRequest):
@@ -407,3 +409,34 @@ def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monke
     study = store.study(study.id)
     assert study.state is StudyState.CANCELLED
     assert outcomes(study) == [Outcome.CANCELLED]
+
+
+@dataclass(frozen=True)
+class Lent(LocalSite):
+    """This machine, for some seconds more."""
+
+    left_s: float = 0.0
+    name: str = "this loan"
+
+
+@pytest.mark.parametrize(("left_s", "code"), [(29.0, INTERRUPTED), (3600.0, 0)])
+def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
+    store, question, work, left_s: float, code: int
+) -> None:
+    study = store.ask(question, Terms())
+    enter(store, study)
+    stop = StopRequest()
+    assert work(study.id, OK, stop=stop, site=Lent(left_s=left_s), queued_only=True) == code
+    state = ProbeState.DONE if code == 0 else ProbeState.QUEUED
+    assert [probe.state for probe in store.study(study.id).probes] == [state]
+    if code:
+        assert stop.wait(0) == "the time of this loan ends before another probe could"
+
+
+def test_probes_take_as_long_as_the_longest_that_ran(store, question, work) -> None:
+    study = store.ask(question, Terms())
+    assert probe_s(store.study(study.id)) == worker_module.PROBE_S
+    enter(store, study)
+    assert work(study.id, OK, queued_only=True) == 0
+    (probe,) = store.study(study.id).probes
+    assert probe_s(store.study(study.id)) == probe.measurement.wall_s

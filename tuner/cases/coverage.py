@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 
 from tuner.errors import TunerError
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
 
 TYPO = 0.8
 """Similarity from which a name is taken for a misspelled one."""

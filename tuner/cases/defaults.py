@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
 
 SIZES = (
     "vocab_size",

@@ -12,6 +12,8 @@ HELP = """Finds the fastest training settings that fit in memory, before a distr
 
 It runs a few real training steps with candidate settings, and answers from what they showed.
 """
+LONGEST_SHORT = 63
+"""Characters of a command's line in a list of them: as many as a terminal of 80 columns has."""
 EXIT_CODES = "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits in memory."
 """Of every command; a signal's are 128 and its number, 130 for Ctrl-C."""
 
@@ -65,8 +67,20 @@ def _group(text: str, commands: dict[str, Callable[..., int]]) -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     for name, command in commands.items():
-        group.command(name, cls=GroupedHelp, epilog=EXIT_CODES)(command)
+        short = _short(command.__doc__ or "")
+        group.command(name, cls=GroupedHelp, epilog=EXIT_CODES, short_help=short)(command)
     return group
+
+
+def _short(help_text: str) -> str:
+    """What a list of commands says of one: its first sentence, or as many of its clauses as fit."""
+    sentence = " ".join(help_text.partition("\n\n")[0].split())
+    if len(sentence) <= LONGEST_SHORT:
+        return sentence
+    begin = sentence[:LONGEST_SHORT]
+    end = max(begin.rfind(": "), begin.rfind("; "))
+    end = end if end > 0 else begin.rfind(", ")
+    return f"{begin[:end]}." if end > 0 else sentence
 
 
 def _title(parameter: Any) -> str:

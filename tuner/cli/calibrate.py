@@ -9,17 +9,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.asked import check_here
+from tuner.asking.follow import failure_text
+from tuner.asking.inquiry import check_here
+from tuner.asking.worker import Signals, Worker
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid, stdout_console
-from tuner.cli.errors import StoppedError, print_json
-from tuner.cli.follow import failure_text
+from tuner.cli.errors import print_json
 from tuner.cli.watch import watch_of
-from tuner.cli.worker import Signals, Worker
 from tuner.cluster import Cluster, Link, parse_cluster
 from tuner.cost.calibration import Calibration, LinkRates
 from tuner.cost.constants import default_costs
-from tuner.errors import ProbeError
+from tuner.errors import ProbeError, StoppedError
 from tuner.framework import installed_versions
 from tuner.quantity import Quantity
 from tuner.store import Store, open_store

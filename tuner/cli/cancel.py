@@ -35,7 +35,7 @@ def _here(study_id: str, db: str | None) -> str:
 
 
 def _there(study_id: str, server: str, db: str | None) -> str:
-    from tuner.cli.service import Service
+    from tuner.asking.service import Service
 
     if db is not None:
         raise UsageError("db", db, "is not applied with --server: the service has its own")

@@ -6,16 +6,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tuner.answer_words import range_text, speed_text
+from tuner.answering.words import range_text, speed_text
 from tuner.cli.columns import Column, table_of
-from tuner.cli.rows import differing, knob_texts
 from tuner.cli.tables import TITLES
-from tuner.cli.units import time_text
 from tuner.cost.categories import Basis
 from tuner.quantity import Provenance, Quantity
+from tuner.results.rows import differing, knob_texts
 from tuner.settings import KNOBS
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.suggestion import GIB, Candidate, Suggestion
+from tuner.units import time_text
 
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
 """What allocated memory was computed from."""
@@ -49,7 +49,9 @@ def predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
     yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
     yield "", f"{_seconds_range(step)} for an optimizer step"
     limit = size_text(best.limit_gib * GIB)
-    yield "memory", f"{sizes_text(best.allocated_gib)} allocated per {per}, of {limit}"
+    yield "memory", f"{sizes_text(best.needed_gib)} needed per {per}, of {limit}"
+    if best.needed_gib.value != best.allocated_gib.value:
+        yield "", f"{sizes_text(best.allocated_gib)} of it allocated"
     yield "", f"{sizes_text(best.reserved_gib)} reserved{_spare(best)}"
     yield "", f"{sizes_text(best.device_gib)} on the device, as its own tool shows it"
     yield "at the peak", _sizes(best.breakdown_gib)

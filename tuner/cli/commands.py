@@ -9,7 +9,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tuner.cli import operating
-from tuner.cli.options import Database, Json, PredictAsked, ProbeAsked, SuggestAsked, taking
+from tuner.cli.case_options import CheckAsked, PredictAsked
+from tuner.cli.options import Database, Json, ProbeAsked, SuggestAsked, taking
 
 StudyId = Annotated[
     str, Argument(metavar="STUDY", help="A study's id, or a beginning of it that no other has.")
@@ -75,6 +76,27 @@ def predict(asked: PredictAsked) -> int:
     return run(asked)
 
 
+@taking(CheckAsked)
+def check(asked: CheckAsked) -> int:
+    """Say whether a configuration file still fits, on a cluster that need not be here.
+
+    It reads what accelerate, the Trainer, DeepSpeed or nanotron are started with, or what tuner
+    export wrote as json; what the file does not say goes into options. What was measured of the
+    very settings is shown before what is predicted. Exit code 0: it fits, 3: it does not, 1:
+    nothing is known of it, 2: something is missing or wrong.
+
+    \b
+    Examples:
+      tuner check accelerate.yaml --model llama-3.1-8b \\
+          --cluster 8xh100-80gb --sequence-length 4096 \\
+          --global-batch-size 64 --settings micro_batch_size=8
+      tuner check nanotron.yaml --cluster 8xh100-80gb
+    """
+    from tuner.cli.check import run
+
+    return run(asked)
+
+
 def calibrate(
     cluster: Annotated[
         str,
@@ -103,10 +125,26 @@ def calibrate(
 
 def export(
     study: StudyId,
-    format_name: Annotated[str, Argument(metavar="FORMAT", help="The launcher's: accelerate.")],
+    format_name: Annotated[
+        str,
+        Argument(
+            metavar="FORMAT",
+            help="The launcher's: accelerate, trainer, trainer-flags, torch, torchrun, nanotron,"
+            " deepspeed, torchtitan, sbatch, kubernetes, env or json; or template, that of a script"
+            " with the answer filled in.",
+        ),
+    ],
     write: Annotated[
         str | None,
         Option(metavar="PATH", help="Write it to this file, instead of to stdout."),
+    ] = None,
+    into: Annotated[
+        str | None,
+        Option(
+            metavar="PATH",
+            help="Put it into this file's text, of which the rest stays (nanotron). Only --write"
+            " writes.",
+        ),
     ] = None,
     json: Json = False,
     db: Database = None,
@@ -119,7 +157,7 @@ def export(
     """
     from tuner.cli.export import run
 
-    return run(study, format_name, write, as_json=json, db=db)
+    return run(study, format_name, write, into_text=into, as_json=json, db=db)
 
 
 def list_studies(json: Json = False, db: Database = None) -> int:
@@ -269,6 +307,7 @@ def doctor(
 COMMANDS: dict[str, Callable[..., int]] = {
     "suggest": suggest,
     "predict": predict,
+    "check": check,
     "probe": probe,
     "calibrate": calibrate,
     "export": export,

@@ -6,10 +6,9 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
-from tuner.answer_words import range_text, rank_word, speed_text
+from tuner.answering.words import range_text, rank_word, speed_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
-from tuner.cli.units import duration_text, moment_text, time_text
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import speed_of
 from tuner.planner.probes import step_time_of
@@ -17,6 +16,7 @@ from tuner.planner.repricing import at_todays_rates
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.study import Probe, Study
+from tuner.units import duration_text, moment_text, time_text
 
 _FIDELITIES = {
     Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
@@ -81,10 +81,11 @@ def _memory_facts(
         )
     if memory := measurement.memory:
         per = rank_word(study.question)
-        over = f", overhead {size_text(memory.overhead_bytes)}" if memory.overhead_bytes else ""
+        needed = memory.allocated_bytes + memory.overhead_bytes
+        part = f" ({size_text(memory.allocated_bytes)} allocated)" if memory.overhead_bytes else ""
         yield (
             "memory",
-            f"{size_text(memory.allocated_bytes)} allocated per {per}, of {limit}{over};"
+            f"{size_text(needed)} needed per {per}, of {limit}{part};"
             f" reserved {size_text(memory.reserved_bytes)}, on the device"
             f" {size_text(memory.device_bytes)}",
         )

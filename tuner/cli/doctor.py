@@ -6,17 +6,17 @@ from pathlib import Path
 
 import typer
 
+from tuner.asking.worker import Signals, Worker, guard_argv
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid, stdout_console
-from tuner.cli.errors import StoppedError, print_json
-from tuner.cli.units import moment_text
-from tuner.cli.worker import Signals, Worker, guard_argv
-from tuner.doctor import Diagnosis, diagnose
-from tuner.errors import ProbeError
+from tuner.cli.errors import print_json
+from tuner.errors import ProbeError, StoppedError
 from tuner.guard.verdict import Verdict
+from tuner.machine.doctor import Diagnosis, diagnose
 from tuner.sizes import size_text
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
+from tuner.units import moment_text
 
 FAILED = 1
 POLL_S = 0.25

@@ -1,6 +1,5 @@
 """How errors are shown, and the exit code of each: the only place for both."""
 
-import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +9,6 @@ from tuner.errors import TunerError, UsageError
 from tuner.json_text import json_text
 
 USAGE = 2
-
-
-class StoppedError(TunerError):
-    """A signal asked the command to end. Not an error of anybody's, but no answer either."""
-
-    def __init__(self, number: signal.Signals, kept: str) -> None:
-        """``kept`` says what is left of the work, in one line."""
-        super().__init__(f"stopped by {number.name}; {kept}")
-        self.exit_code = 128 + number
 
 
 SHOWN = (TunerError, typer.TyperException)

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import typer
 
 from tuner.cli.errors import print_json
-from tuner.cli.units import count_text, moment_text, read_whole
 from tuner.errors import UsageError
 from tuner.store import open_store
 from tuner.store.audit import Audit, AuditEntry
 from tuner.store.keys import Key, Keys
 from tuner.store.records import Scope
 from tuner.store.transactions import Transactions
+from tuner.units import count_text, moment_text, read_whole
 
 MOST = 1000
 """Entries of the audit that are shown at once."""

@@ -3,11 +3,14 @@
 As in :mod:`tuner.cli.commands`, what does the work is imported inside.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli.options import Database, Json
+from tuner.cli.options import Database, Json, taking
+from tuner.launcher import LauncherName
 
 
 def serve(
@@ -42,24 +45,67 @@ def serve(
     run(host=host, port=port, require_keys=require_keys, as_json=json, db=db)
 
 
-def worker(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAsked:
+    """Options of ``tuner worker``, as they were written."""
+
     pool: Annotated[
         list[str] | None,
         Option(metavar="LABEL", help="Serve the studies of this pool too; may be repeated."),
-    ] = None,
+    ] = None
     name: Annotated[
         str, Option(metavar="NAME", help="What people see. By default host and process number.")
-    ] = "",
-    once: Annotated[bool, Option("--once", help="Serve one study, and end.")] = False,
+    ] = ""
+    once: Annotated[bool, Option("--once", help="Serve one study, and end.")] = False
     drain: Annotated[
         bool, Option("--drain", help="End when no open study is left that it can serve.")
-    ] = False,
+    ] = False
+    launcher: Annotated[
+        LauncherName | None,
+        Option(
+            metavar="NAME",
+            help="What starts ranks: local, slurm in an allocation, or ray. By default slurm in an"
+            " allocation of several nodes.",
+        ),
+    ] = None
+    ray: Annotated[
+        str,
+        Option(
+            metavar="HOST:PORT",
+            help="The Ray cluster of --launcher ray. By default that of RAY_ADDRESS, or a new one"
+            " on this machine.",
+        ),
+    ] = ""
+    slurm: Annotated[
+        str | None,
+        Option(
+            metavar="OPTIONS",
+            help="Submit the worker with these options of sbatch, and show it until it ends.",
+        ),
+    ] = None
+    probes: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="For the files of probes; all nodes must see it. By default in the user's cache.",
+        ),
+    ] = None
+    probe_deadline: Annotated[
+        str | None,
+        Option(
+            metavar="DURATION",
+            help="Time that one probe may take, such as 30m. By default 10m.",
+        ),
+    ] = None
     json: Annotated[
         bool, Option("--json", help="Log JSON lines, as without a terminal anyway.")
-    ] = False,
-    db: Database = None,
-) -> int:
-    """Serve studies with what this machine has, until SIGTERM or Ctrl-C.
+    ] = False
+    db: Database = None
+
+
+@taking(WorkerAsked)
+def worker(asked: WorkerAsked) -> int:
+    """Serve studies with what this machine has, or these nodes, until SIGTERM or Ctrl-C.
 
     Studies of no pool are served, and those of the pools that are named, the one that was asked
     first before others. Any machine makes predictions; probes are run where the cluster is, or one
@@ -67,12 +113,31 @@ def worker(
     stopped, its probes are given back and nothing is lost.
 
     \b
-    Example:
+    Examples:
       tuner worker --pool h100
+      tuner worker --slurm "-p gpu -N 4 --gpus-per-node=8 -t 8:00:00"
+      tuner worker --launcher ray --ray 10.0.0.1:6379
     """
-    from tuner.cli.worker import serve
+    from tuner.cli.worker import Place, run
+    from tuner.units import read_duration
 
-    serve(pools=pool or [], name=name, once=once, drain=drain, as_json=json, db=db)
+    given = asked.probe_deadline
+    deadline_s = read_duration("probe_deadline", given) if given else None
+    return run(
+        pools=asked.pool or [],
+        name=asked.name,
+        once=asked.once,
+        drain=asked.drain,
+        place=Place(
+            launcher=asked.launcher,
+            ray=asked.ray,
+            probes=asked.probes,
+            probe_deadline_s=deadline_s,
+        ),
+        slurm=asked.slurm,
+        as_json=asked.json,
+        db=asked.db,
+    )
 
 
 def list_workers(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
-from typer import Option
+from typer import Argument, Option
 
 T = TypeVar("T")
 
@@ -22,12 +22,11 @@ PRECISIONS = (
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
-MANY = "Many cases"
-PREDICTIONS = "What predictions rest on"
 OUTPUT = "Output"
+SCRIPT = "Your own script"
 
 
-def _option(metavar: str, text: str, panel: str) -> Any:
+def option(metavar: str, text: str, panel: str) -> Any:
     return Option(metavar=metavar, help=text, rich_help_panel=panel)
 
 
@@ -44,6 +43,14 @@ Database = Annotated[
         " else SQLite in the user's data folder.",
     ),
 ]
+Headroom = Annotated[
+    str | None,
+    option(
+        "SHARE",
+        "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
+        SPACE,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +58,28 @@ class Asked:
     """What ``suggest`` and ``probe`` have in common, as it was written."""
 
     model: Annotated[
-        str,
-        _option(
+        str | None,
+        option(
             "NAME|FILE",
             "A model of the catalogue, such as llama-3.1-8b or stories15m, or the path of a"
-            " Hugging Face config.json. Weights are random; none are read.",
+            " Hugging Face config.json. Weights are random; none are read. Only a --script can do"
+            " without.",
             WORKLOAD,
         ),
-    ]
+    ] = None
     global_batch_size: Annotated[
         str,
-        _option(
+        option(
             "N",
             "Sequences of one optimizer step, over all GPUs. No answer changes it.",
             WORKLOAD,
         ),
     ]
-    sequence_length: Annotated[str, _option("N", "Tokens of one sequence.", WORKLOAD)]
-    optimizer: Annotated[str, _option("adamw|adamw_8bit|sgd", "The optimizer.", WORKLOAD)] = "adamw"
+    sequence_length: Annotated[str, option("N", "Tokens of one sequence.", WORKLOAD)]
+    optimizer: Annotated[str, option("adamw|adamw_8bit|sgd", "The optimizer.", WORKLOAD)] = "adamw"
     precision: Annotated[
         str,
-        _option(
+        option(
             "bf16|bf16_mixed|fp32",
             PRECISIONS,
             WORKLOAD,
@@ -79,7 +87,7 @@ class Asked:
     ] = "bf16"
     reduce_dtype: Annotated[
         str | None,
-        _option(
+        option(
             "bf16|fp32",
             "Number format in which gradients are summed over GPUs. By default fp32 with"
             " precision fp32, else bf16.",
@@ -88,7 +96,7 @@ class Asked:
     ] = None
     cluster: Annotated[
         str,
-        _option(
+        option(
             "CLUSTER",
             "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
             " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
@@ -98,7 +106,7 @@ class Asked:
     ] = "local"
     framework: Annotated[
         str,
-        _option(
+        option(
             "torch|accelerate|trainer|nanotron",
             "The stack that you launch: a script of your own (torch), one with accelerate, the"
             " transformers Trainer, or nanotron, which is predicted only.",
@@ -107,7 +115,7 @@ class Asked:
     ] = "torch"
     framework_version: Annotated[
         list[str] | None,
-        _option(
+        option(
             "PACKAGE=VERSION",
             "State a version, such as accelerate=1.15.0. Probes run with what is installed, so"
             " it must be that, but with --fidelity predicted. By default as installed."
@@ -117,24 +125,17 @@ class Asked:
     ] = None
     knob: Annotated[
         list[str] | None,
-        _option(
+        option(
             "KNOB=VALUE,...",
             "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
             " value, but no cpu_offload. Repeatable.",
             SPACE,
         ),
     ] = None
-    headroom: Annotated[
-        str | None,
-        _option(
-            "SHARE",
-            "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
-            SPACE,
-        ),
-    ] = None
+    headroom: Headroom = None
     memory_limit: Annotated[
         str | None,
-        _option(
+        option(
             "SIZE",
             "Memory that a step may use of one GPU or CPU process, such as 4GiB or 500MiB; taken"
             " as it is. By default the GPU's memory less the headroom.",
@@ -143,7 +144,7 @@ class Asked:
     ] = None
     fidelity: Annotated[
         str | None,
-        _option(
+        option(
             "measured|emulated|predicted|auto",
             "How probes are run. measured: on all ranks of the cluster. emulated: as its rank 0,"
             " alone on one device of its kind, or a larger one; communication is arithmetic."
@@ -152,6 +153,55 @@ class Asked:
             " --server auto.",
             BUDGET,
         ),
+    ] = None
+    probe_deadline: Annotated[
+        str | None,
+        option(
+            "DURATION",
+            "Time that one probe may take, such as 30m; then it is ended, and its settings are"
+            " taken to be slow. By default 10m.",
+            BUDGET,
+        ),
+    ] = None
+    script: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "Probe this training script in the place of the built-in step. It reports its steps"
+            " with report_step of tuner.integrations, and is told its settings by placeholders"
+            " such as {micro_batch_size} in what follows --.",
+            SCRIPT,
+        ),
+    ] = None
+    launch: Annotated[
+        str | None,
+        option(
+            "torchrun|accelerate",
+            "What starts the script. accelerate is given a configuration file of the settings. By"
+            " default accelerate with --framework accelerate or trainer, else torchrun.",
+            SCRIPT,
+        ),
+    ] = None
+    script_env: Annotated[
+        list[str] | None,
+        option(
+            "NAME=VALUE",
+            "Set an environment variable of the script, with placeholders. Repeatable.",
+            SCRIPT,
+        ),
+    ] = None
+    template: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "A configuration file of the script with placeholders, written anew for every probe;"
+            " {template} is its path then.",
+            SCRIPT,
+        ),
+    ] = None
+    script_arguments: Annotated[
+        list[str] | None,
+        Argument(metavar="-- ARGUMENT...", help="What follows the script in its command."),
     ] = None
     json: Json = False
     db: Database = None
@@ -163,7 +213,7 @@ class SuggestAsked(Asked):
 
     max_probes: Annotated[
         str | None,
-        _option(
+        option(
             "N",
             "Probes to run at most. By default 20; with --fidelity predicted 3, each a class of"
             " settings, and 6 dry runs in all: a class takes 1 to 4.",
@@ -172,7 +222,7 @@ class SuggestAsked(Asked):
     ] = None
     budget: Annotated[
         str | None,
-        _option(
+        option(
             "DURATION",
             "Time to look at most, such as 90s, 10m or 1.5h. By default without limit.",
             BUDGET,
@@ -180,7 +230,7 @@ class SuggestAsked(Asked):
     ] = None
     max_gpu_seconds: Annotated[
         str | None,
-        _option(
+        option(
             "N",
             "GPU-seconds to spend at most (of CPU processes: process-seconds). By default"
             " without limit.",
@@ -189,7 +239,7 @@ class SuggestAsked(Asked):
     ] = None
     tolerance: Annotated[
         str,
-        _option(
+        option(
             "SHARE",
             "Gain in speed that is not worth another probe, below 1; settings that differ less"
             " are tied, and the lighter one wins.",
@@ -198,7 +248,7 @@ class SuggestAsked(Asked):
     ] = "0.01"
     server: Annotated[
         str | None,
-        _option(
+        option(
             "URL",
             "Have a service answer, such as https://tuner.example.org: its workers probe, and"
             " this command shows how they get on. A key to it is taken from $TUNER_KEY.",
@@ -207,7 +257,7 @@ class SuggestAsked(Asked):
     ] = None
     pool: Annotated[
         str,
-        _option(
+        option(
             "LABEL",
             "Only service workers of this pool may be at it. By default any.",
             PLACE,
@@ -238,116 +288,13 @@ class ProbeAsked(Asked):
 
     settings: Annotated[
         str,
-        _option(
+        option(
             "KNOB=VALUE,...",
             "What to try, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
             " their default; gradient_accumulation_steps follows from the global batch.",
             SPACE,
         ),
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictAsked:
-    """Options of ``tuner predict``: a file of cases, or one case as in ``tuner probe``."""
-
-    cases: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="Answer the cases of this file, one JSON object on each line; - is stdin. The"
-            " options of a single case are not taken then.",
-            rich_help_panel=MANY,
-        ),
-    ] = None
-    dry_runs: Annotated[
-        str,
-        _option(
-            "auto|all|none",
-            "What is dry-run where no dry run is kept. auto: of a model without any, the"
-            " classes of settings that most cases ask for, 6 dry runs at most. all: every"
-            " class. none: nothing. Other memory is by arithmetic.",
-            PREDICTIONS,
-        ),
-    ] = "auto"
-    model: Annotated[
-        str | None,
-        _option(
-            "NAME|FILE",
-            "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
-            " config.json.",
-            WORKLOAD,
-        ),
-    ] = None
-    global_batch_size: Annotated[
-        str | None,
-        _option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD),
-    ] = None
-    sequence_length: Annotated[str | None, _option("N", "Tokens of one sequence.", WORKLOAD)] = None
-    optimizer: Annotated[
-        str | None,
-        _option("adamw|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD),
-    ] = None
-    precision: Annotated[
-        str | None,
-        _option("bf16|bf16_mixed|fp32", f"{PRECISIONS} By default bf16.", WORKLOAD),
-    ] = None
-    reduce_dtype: Annotated[
-        str | None,
-        _option("bf16|fp32", "Number format in which gradients are summed over GPUs.", WORKLOAD),
-    ] = None
-    cluster: Annotated[
-        str | None,
-        _option(
-            "CLUSTER",
-            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
-            " None of it has to be here.",
-            PLACE,
-        ),
-    ] = None
-    framework: Annotated[
-        str | None,
-        _option(
-            "torch|accelerate|trainer|nanotron",
-            "The stack that you launch. By default torch.",
-            PLACE,
-        ),
-    ] = None
-    framework_version: Annotated[
-        list[str] | None,
-        _option(
-            "PACKAGE=VERSION",
-            "State a version, such as accelerate=1.15.0. By default as installed. Repeatable.",
-            PLACE,
-        ),
-    ] = None
-    settings: Annotated[
-        str | None,
-        _option(
-            "KNOB=VALUE,...",
-            "What to predict, such as sharding=full_shard,micro_batch_size=2. Knobs left out"
-            " have their default; gradient_accumulation_steps follows from the global batch.",
-            SPACE,
-        ),
-    ] = None
-    headroom: Annotated[
-        str | None,
-        _option(
-            "SHARE",
-            "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
-            SPACE,
-        ),
-    ] = None
-    memory_limit: Annotated[
-        str | None,
-        _option(
-            "SIZE",
-            "Memory that a step may use of one GPU, such as 70GiB; taken as it is.",
-            SPACE,
-        ),
-    ] = None
-    json: Json = False
-    db: Database = None
 
 
 def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:

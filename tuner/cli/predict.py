@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import typer
 
-from tuner.cases import Case, DryRuns, Policy, answer_cases, answer_of, read_case
+from tuner.asking.predicting import case_values, dry_runs_of, read_single_case
+from tuner.asking.values import model_note
+from tuner.cases import DryRuns, Policy, answer_cases, answer_of
 from tuner.cases.lines import Stream
+from tuner.cli.case_options import PredictAsked
 from tuner.cli.console import stdout_console
 from tuner.cli.errors import print_json, report
-from tuner.cli.options import PredictAsked
-from tuner.cli.units import count_text, read_share, read_size, read_whole
 from tuner.cli.watch import watch_of
-from tuner.cluster import parse_cluster
 from tuner.cost.explain import compared_classes
 from tuner.errors import NothingFitsError, ProbeError, TunerError, UsageError
 from tuner.framework import parse_stated_versions
-from tuner.store import open_store
+from tuner.units import count_text, read_share, read_size, read_whole
 from tuner.workload import choice
 
 STDIN = "-"
@@ -94,11 +94,7 @@ def _opened(path: str) -> Iterator[Stream]:
 
 @contextlib.contextmanager
 def _dry_runs(asked: PredictAsked, policy: Policy) -> Iterator[DryRuns]:
-    with (
-        open_store(asked.db) as store,
-        watch_of(as_json=asked.json) as watch,
-        DryRuns(store, policy, watch) as dry_runs,
-    ):
+    with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:
         yield dry_runs
 
 
@@ -109,7 +105,7 @@ def _dry_runs(asked: PredictAsked, policy: Policy) -> Iterator[DryRuns]:
 
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
     values = _values(asked)
-    case = _case(values)
+    case = read_single_case(values)
     with _dry_runs(asked, policy) as dry_runs:
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
@@ -135,16 +131,6 @@ def _why_not(answer: Mapping[str, Any]) -> TunerError | None:
     return None if answer["fits"] else NothingFitsError(f"these settings do not fit: {reason}")
 
 
-def _case(values: Mapping[str, Any]) -> Case:
-    """The case; a wrong field is named as the option, without its path."""
-    try:
-        case = read_case(values)
-    except UsageError as error:
-        name = error.field.rpartition(".")[2]
-        raise UsageError(name, error.given, error.allowed) from error
-    return case
-
-
 def _values(asked: PredictAsked) -> dict[str, Any]:
     """The options as a case of a file would have them.
 
@@ -154,30 +140,21 @@ def _values(asked: PredictAsked) -> dict[str, Any]:
     for name in NEEDED:
         if getattr(asked, name) is None:
             raise UsageError(name, None, "is required, unless --cases names a file of cases")
-    from tuner.cli.asked import read_model  # files of cases need nothing of the planner
-
-    model = read_model(str(asked.model))
-    stated = parse_stated_versions(asked.framework_version or ())
-    workload = {
-        "model": model.as_config(),
-        "model_name": model.name,
-        "sequence_length": read_whole("sequence_length", str(asked.sequence_length)),
-        "global_batch_size": read_whole("global_batch_size", str(asked.global_batch_size)),
-        **_given(asked, "optimizer", "precision", "reduce_dtype"),
-    }
-    values: dict[str, Any] = {
-        "workload": workload,
-        "cluster": parse_cluster(str(asked.cluster)).as_dict(),
-        "framework": {"name": asked.framework or "torch", "versions": stated},
-        "settings": asked.settings,
-    }
-    if asked.headroom is not None:
-        values["headroom"] = read_share("headroom", asked.headroom)
-    if asked.memory_limit is not None:
-        values["memory_limit_gib"] = read_size("memory_limit", asked.memory_limit) / 2**30
+    model, headroom, memory = str(asked.model), asked.headroom, asked.memory_limit
+    values = case_values(
+        model=model,
+        cluster=str(asked.cluster),
+        global_batch_size=read_whole("global_batch_size", str(asked.global_batch_size)),
+        sequence_length=read_whole("sequence_length", str(asked.sequence_length)),
+        settings=str(asked.settings),
+        optimizer=asked.optimizer,
+        precision=asked.precision,
+        reduce_dtype=asked.reduce_dtype,
+        framework=asked.framework,
+        framework_versions=parse_stated_versions(asked.framework_version or ()),
+        headroom=None if headroom is None else read_share("headroom", headroom),
+        memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
+    )
+    if note := model_note(model):
+        typer.echo(note, err=True)
     return values
-
-
-def _given(asked: PredictAsked, *names: str) -> dict[str, str]:
-    found = ((name, getattr(asked, name)) for name in names)
-    return {name: value for name, value in found if value is not None}

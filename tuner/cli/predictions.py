@@ -7,22 +7,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tuner.answer_words import range_text, rank_word, speed_text
+from tuner.answering.words import range_text, rank_word, speed_text
 from tuner.cases import Case, Finding, notes_of, prediction_of
 from tuner.cli.candidates import sizes_text, spare_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid
-from tuner.cli.units import time_text
-from tuner.cli.words import question_text
 from tuner.cost.categories import Basis
 from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
 from tuner.quantity import Quantity
+from tuner.results.words import question_text
 from tuner.settings import Settings
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
 from tuner.suggestion import GIB
+from tuner.units import time_text
 
 BASES: Mapping[Basis, str] = {
     Basis.DRY_RUN: "by dry run: the step itself, run on tensors without memory",
@@ -58,7 +58,8 @@ def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
     yield "settings", ", ".join(f"{knob} {show(value)}" for knob, value in settings)
     yield "fits", "yes" if found.fits else f"no: {found.why}"
     limit = size_text(found.limit_bytes)
-    yield "allocated", f"{_gib_text(found.allocated_bytes)} per {per}, of {limit}"
+    yield "needed", f"{_gib_text(found.needed_bytes)} per {per}, of {limit}"
+    yield "allocated", _gib_text(found.allocated_bytes)
     yield "reserved", f"{_gib_text(found.reserved_bytes)}{_spare(found)}"
     outside = found.context_bytes + found.communicator_bytes
     beside = f", {size_text(outside)} of it outside the allocator" if outside else ""

@@ -5,20 +5,21 @@ from dataclasses import replace
 
 import typer
 
-from tuner.advance import kept_dry_run, measurement_of, why_not_here
-from tuner.cli.answers import standing_text
-from tuner.cli.asked import Inquiry, read_inquiry
+from tuner.answering.advance import kept_dry_run, measurement_of, why_not_here
+from tuner.asking.follow import follow
+from tuner.asking.inquiry import Inquiry
+from tuner.asking.local import standing_text
+from tuner.asking.worker import worker_argv
+from tuner.cli.asked import read_inquiry
 from tuner.cli.console import stdout_console
 from tuner.cli.details import show_probe
 from tuner.cli.errors import print_json, report
-from tuner.cli.follow import follow
 from tuner.cli.options import ProbeAsked
-from tuner.cli.progress import progress_of
-from tuner.cli.worker import worker_argv
+from tuner.cli.terminal import Terminal
 from tuner.errors import NothingFitsError, ProbeError, StoreError
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner.probes import fits, probe_as_dict
-from tuner.planner.timing import counts_to_run
+from tuner.planner.timing import first_counts
 from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings, settings_notes
 from tuner.store import Store, open_store
@@ -62,8 +63,9 @@ def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, 
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
         store.move(study.id, StudyState.DONE, reason, expect=queued)
         return store.study(study.id), entered
-    argv = worker_argv(study.id, queued_only=str(fidelity))
-    study = follow(store, study.id, progress_of(study), argv)
+    deadline_s = inquiry.probe_deadline_s
+    argv = worker_argv(study.id, queued_only=str(fidelity), probe_deadline_s=deadline_s)
+    study = follow(store, study, Terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
 
 
@@ -99,15 +101,17 @@ def _enter(
         for probe in same:
             if probe.state is not ProbeState.DONE and probe.memory_limit_bytes == limit_bytes:
                 return probe
-        request = _request(settings, fidelity, same)
+        request = _request(study.question, settings, fidelity, same)
         if entered := _entered(store, study, request, limit_bytes):
             return entered
         study = store.study(study.id)
     raise StoreError(f"study {study.id} is too busy to enter a probe; try again")
 
 
-def _request(settings: Settings, fidelity: Fidelity, same: Sequence[Probe]) -> ProbeRequest:
-    counts = counts_to_run(settings.gradient_accumulation_steps)
+def _request(
+    question: Question, settings: Settings, fidelity: Fidelity, same: Sequence[Probe]
+) -> ProbeRequest:
+    counts = first_counts(question, settings)
     return ProbeRequest(
         settings=settings,
         fidelity=fidelity,

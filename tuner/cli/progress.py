@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol, Self
+from functools import partial
+from typing import Self
 
 import typer
 from rich.console import Console, Group
@@ -12,15 +12,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tuner.answer_words import rank_word
-from tuner.cli.rows import Row, differing, fastest_first, rows_of
+from tuner.answering.words import rank_word
+from tuner.asking.progress import PlainLines, Progress, of_most, probes_spent
 from tuner.cli.tables import probes_table
-from tuner.cli.units import duration_text
-from tuner.cli.words import question_text, row_text
-from tuner.planner.words import describe
+from tuner.results.rows import Row, differing, fastest_first, rows_of
+from tuner.results.words import question_text
 from tuner.settings import Settings
 from tuner.space import enumerate_space
-from tuner.study import Probe, ProbeState, Study
+from tuner.study import ProbeState, Study
+from tuner.units import duration_text
 
 FRAME_S = 1.0
 """Between two frames when nothing happened: the clock moves on."""
@@ -28,50 +28,13 @@ BESIDE_ROWS = 9
 """Lines of the display that are not rows of the table."""
 
 
-class Progress(Protocol):
-    """Shows a study while it is being answered."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def show(self, study: Study) -> None:
-        """Show the study as it is now; called several times a second."""
-
-    def note(self, text: str) -> None:
-        """Show a line."""
+to_stderr = partial(typer.echo, err=True)
 
 
 def progress_of(study: Study) -> Progress:
     """What fits stderr: stdout is for the answer."""
     console = Console(stderr=True)
-    return LiveTable(console, study) if console.is_terminal else PlainLines(study)
-
-
-class PlainLines:
-    """One line on stderr for each probe that is finished."""
-
-    def __init__(self, study: Study) -> None:
-        self._known = {probe.id for probe in study.probes if probe.state is ProbeState.DONE}
-        self._before = len(self._known)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is to be put back."""
-
-    def show(self, study: Study) -> None:
-        """A line for every probe that was not finished at the last call."""
-        for probe in study.probes:
-            if probe.state is ProbeState.DONE and probe.id not in self._known:
-                self._known.add(probe.id)
-                number = len(self._known) - self._before
-                self.note(f"probe {_of_most(number, study)}: {_finding(study, probe)}")
-
-    def note(self, text: str) -> None:
-        """A line of its own."""
-        typer.echo(text, err=True)
+    return LiveTable(console, study) if console.is_terminal else PlainLines(study, to_stderr)
 
 
 class LiveTable:
@@ -128,7 +91,7 @@ class LiveTable:
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             ProgressBar(total=most, completed=spent, width=20),
-            Text(f"{_of_most(spent, self._study)} probes"),
+            Text(f"{of_most(spent, self._study)} probes"),
             Text(duration_text(now - self._began)),
             Text(self._now(now), overflow="ellipsis", no_wrap=True),
         )
@@ -143,16 +106,6 @@ class LiveTable:
         return "choosing the next probe"
 
 
-def probes_spent(study: Study) -> int:
-    """Finished probes of this asking."""
-    return sum(probe.state is ProbeState.DONE for probe in study.in_order[study.probes_before :])
-
-
-def _of_most(number: int, study: Study) -> str:
-    """``3/10``; a probe that another worker was running when it was asked may come on top."""
-    return f"{number}/{max(number, study.terms.max_probes)}"
-
-
 def _heading(study: Study) -> Text:
     text = f"{study.id}: {question_text(study.question)}"
     return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
@@ -164,9 +117,3 @@ def _fastest(rows: Sequence[Row], study: Study) -> Settings | None:
     fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
     timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
     return timed[0].settings if timed else None
-
-
-def _finding(study: Study, probe: Probe) -> str:
-    """What one probe found, and with which settings; without its repetitions."""
-    row = rows_of(replace(study, probes=(probe,)))[0]
-    return f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"

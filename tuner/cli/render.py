@@ -7,17 +7,19 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tuner.answer_words import memory_range_text, rank_word, speed_range_text
-from tuner.answering import is_forecast
+from tuner.answering.known import is_forecast
+from tuner.answering.words import memory_range_text, rank_word, speed_range_text
 from tuner.cli.candidates import predicted_facts, show_candidates
 from tuner.cli.console import TEXT_WIDTH, facts_grid
-from tuner.cli.rows import Row, differing, fastest_first, rows_of
+from tuner.cli.export import TEMPLATE
 from tuner.cli.tables import common_text, probes_table
-from tuner.cli.units import count_text, duration_text, time_text
+from tuner.export import FORMATS
 from tuner.measurement import Fidelity, Outcome
+from tuner.results.rows import Row, differing, fastest_first, rows_of
 from tuner.space.dead import show
 from tuner.study import Study
 from tuner.suggestion import Candidate, Guard, Suggestion
+from tuner.units import count_text, duration_text, time_text
 
 
 def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> None:
@@ -65,6 +67,8 @@ def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -
     for path in written:
         console.print(Text.assemble(("Written  ", "bold"), path), soft_wrap=True)
     if suggestion.launch["argv"]:
+        for get in _to_get(suggestion, written):
+            console.print(Text.assemble(("First    ", "bold"), get), soft_wrap=True)
         command = shlex.join(suggestion.launch["argv"])
         console.print(Text.assemble(("Launch   ", "bold"), command), soft_wrap=True)
     probes = count_text(sum(suggestion.probes.values()), "probe")
@@ -73,6 +77,16 @@ def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     console.print(Text.assemble(("Cost     ", "bold"), f"{probes}, {spent}"))
     console.print(Text.assemble(("Study    ", "bold"), suggestion.study_id))
+
+
+def _to_get(suggestion: Suggestion, written: Sequence[str]) -> Iterator[str]:
+    """Commands that write the files that the launch reads, and that were not written."""
+    formats = {known.file_name: name for name, known in FORMATS.items()}
+    for path in suggestion.launch["files"]:
+        if path not in written:
+            name = formats.get(path, TEMPLATE)
+            argv = ("tuner", "export", suggestion.study_id, name, "--write", path)
+            yield f"{shlex.join(argv)}  (it is not written yet)"
 
 
 def _show_best(console: Console, best: Candidate, per: str, title: str) -> None:

@@ -1,23 +1,25 @@
 """``tuner studies show``: one study in full."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 
+from tuner.answering.launch import with_launch
 from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.details import show_logs
 from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_evidence
-from tuner.cli.units import count_text, duration_text, moment_text
-from tuner.cli.words import question_text
-from tuner.launch import with_launch
+from tuner.model.unknown import shown_question
 from tuner.planner import answer, probe_as_dict
+from tuner.results.words import question_text
 from tuner.sizes import size_text
 from tuner.space.dead import show
 from tuner.store import open_store
 from tuner.study import Study
 from tuner.suggestion import Suggestion
+from tuner.units import count_text, duration_text, moment_text
 
 
 def run(study_id: str, *, as_json: bool, db: str | None) -> int:
@@ -45,7 +47,7 @@ def _as_dict(study: Study, suggestion: Suggestion) -> dict[str, Any]:
             "reason": study.reason,
             "created_at": study.created_at,
             "asked_at": study.asked_at,
-            "question": study.question.as_dict(),
+            "question": shown_question(study.question.as_dict()),
             "terms": study.terms.as_dict(),
         },
         "probes": [probe_as_dict(study, probe) for probe in study.probes],
@@ -66,6 +68,9 @@ def _show(console: Console, study: Study, suggestion: Suggestion) -> None:
 def _facts(study: Study) -> Iterator[tuple[str, str]]:
     question, terms = study.question, study.terms
     yield "Question", question_text(question)
+    if (script := question.script) is not None:
+        variables = [f"{name}={value}" for name, value in script.environment.items()]
+        yield "Script", shlex.join([*variables, str(script.launch), script.path, *script.arguments])
     versions = ", ".join(f"{name} {v}" for name, v in question.framework.versions.items())
     yield from [("Versions", versions)] if versions else []
     for knob, values in question.knobs.items():

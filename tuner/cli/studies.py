@@ -7,9 +7,9 @@ from typing import Any
 import typer
 
 from tuner.cli.errors import print_json
-from tuner.cli.units import moment_text
 from tuner.store import StudySummary, default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
+from tuner.units import moment_text
 
 MOST = 50
 """Studies that are listed."""

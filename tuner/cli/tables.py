@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from tuner.answer_words import speed_text
+from tuner.answering.words import speed_text
 from tuner.cli.columns import Column, natural_width, table_of
-from tuner.cli.rows import Row, knob_texts
-from tuner.cli.units import time_text
 from tuner.measurement import Outcome
+from tuner.results.rows import Row, knob_texts
 from tuner.settings import KNOBS, Settings
 from tuner.sizes import size_number, size_unit
 from tuner.study import ProbeState
+from tuner.units import time_text
 
 TITLES = {
     "sharding": "sharding",
@@ -45,7 +45,7 @@ def probes_table(
 
     Args:
         rows: in the order to be shown.
-        knobs: the knobs to show; see :func:`tuner.cli.rows.differing`.
+        knobs: the knobs to show; see :func:`tuner.results.rows.differing`.
         width: columns of the terminal; what there is no room for is left out.
         per: what a rank is, in a word.
         best: settings to mark as the answer.

@@ -1,153 +1,67 @@
-"""A worker as a process of its own, which ends when the command that started it does."""
+"""``tuner worker``: become a worker that serves studies, or submit one to Slurm."""
 
 import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from types import FrameType
-from typing import Any, NoReturn, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
 
+from tuner.asking.worker import deadline_arguments
 from tuner.errors import UsageError
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks this command to end."""
-FEED_S = 1.0
-"""Seconds between two bytes to the worker, which tell it that the command is still there."""
-STOP_S = 20.0
-"""Seconds from SIGTERM to SIGKILL: the worker ends its ranks and hands its probe back."""
-TAIL_BYTES = 4096
+from tuner.launcher import LauncherName
 
 
-class Signals:
-    """While entered, signals only leave a note, so that nothing is interrupted half-way."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker's probes run."""
 
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-        self.noted: list[signal.Signals] = []
+    launcher: LauncherName | None = None
+    """What starts ranks; where it is not said, the worker finds out."""
+    ray: str = ""
+    """Address of a Ray cluster."""
+    probes: Path | None = None
+    """Folder for the files of probes; in the user's cache unless given."""
+    probe_deadline_s: float | None = None
+    """Seconds that one probe may take; the worker's own limit unless given."""
 
-    def __enter__(self) -> Self:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
-        return self
+    def __post_init__(self) -> None:
+        if self.ray and self.launcher is not LauncherName.RAY:
+            raise UsageError("ray", self.ray, "is for --launcher ray")
 
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.noted.append(signal.Signals(number))
-
-
-class Worker:
-    """A running worker. It has a session of its own, so the terminal's Ctrl-C does not reach it.
-
-    This process holds the write end of its watch pipe: when this process is gone, however it
-    ended, the worker ends its ranks and itself.
-    """
-
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``argv`` with ``--watch-fd`` and the read end's number added.
-
-        Args:
-            argv: the worker's command.
-            environment: added to this process's own.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        read, self._feed = os.pipe()
-        os.set_blocking(self._feed, False)
-        self._fed = time.monotonic()
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the worker)
-        try:
-            self._process = subprocess.Popen(
-                [*argv, "--watch-fd", str(read)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._words,
-                env={**os.environ, **environment},
-                pass_fds=(read,),
-                start_new_session=True,
-            )
-        except BaseException:
-            self._close()
-            raise
-        finally:
-            os.close(read)
-
-    def poll(self) -> int | None:
-        """Tell it that we are here; its exit code, once it has ended."""
-        now = time.monotonic()
-        if now - self._fed >= FEED_S:
-            self._fed = now
-            with suppress(BrokenPipeError, BlockingIOError):  # ended, or busy elsewhere
-                os.write(self._feed, b".")
-        return self._process.poll()
-
-    def stop(self, signals: Signals) -> None:
-        """Ask it to end, and wait; kill it on a further signal, or when it takes too long."""
-        noted = len(signals.noted)
-        until = time.monotonic() + STOP_S
-        self._process.terminate()
-        while self._process.poll() is None:
-            if time.monotonic() > until or len(signals.noted) > noted:
-                self._kill()
-            time.sleep(0.05)
-
-    def last_words(self) -> str:
-        """The last line that it wrote to stderr, at most 300 characters of it."""
-        size = self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, size - TAIL_BYTES))
-        text = self._words.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][-300:] if lines else ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Leave no worker behind; its ranks end when it does."""
-        self._kill()
-        self._close()
-
-    def _kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def _close(self) -> None:
-        os.close(self._feed)
-        self._words.close()
+    @property
+    def arguments(self) -> list[str]:
+        """Of the worker's command."""
+        found = [f"--launcher={self.launcher}"] if self.launcher else []
+        found += [f"--ray={self.ray}"] if self.ray else []
+        found += [f"--probes={self.probes.absolute()}"] if self.probes else []
+        return [*found, *deadline_arguments(self.probe_deadline_s)]
 
 
-def worker_argv(study_id: str, *, queued_only: str | None = None) -> list[str]:
-    """The command of a worker for one study.
-
-    ``-P`` keeps the folder that the user is in off the import path.
-
-    Args:
-        study_id: the study.
-        queued_only: a fidelity of which queued probes are run, and none planned.
-    """
-    argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
-    return [*argv, "--queued-only", "--fidelity", queued_only] if queued_only else argv
-
-
-def serve(
-    *, pools: Sequence[str], name: str, once: bool, drain: bool, as_json: bool, db: str | None
-) -> NoReturn:
-    """Become a worker that serves studies, which ends by signals; does not return.
+def run(
+    *,
+    pools: Sequence[str],
+    name: str,
+    once: bool,
+    drain: bool,
+    place: Place,
+    slurm: str | None,
+    as_json: bool,
+    db: str | None,
+) -> int:
+    """Become a worker that serves studies, which ends by signals, or submit one as a batch job.
 
     The process stays the same, so that signals, and whoever watches or kills it, mean the worker
     itself. Where the database is stands in its environment, which only this user can read: its
     address may hold a password.
 
+    Returns:
+        The exit code of a submission, when the job has ended.
+
     Raises:
-        UsageError: it is to end after one study, and when none is left.
+        UsageError: it is to end after one study, and when none is left; or options of a job are
+            not for it.
+        ProbeError: the job cannot be submitted.
     """
     if once and drain:
         raise UsageError("once", "with --drain", "only one of them can be asked for")
@@ -155,9 +69,38 @@ def serve(
         os.environ["TUNER_DB"] = db
     if as_json:
         os.environ["TUNER_LOG"] = "json"
-    sys.stdout.flush()
     argv = service_argv(pools, name=name, once=once, drain=drain)
+    if slurm is not None:
+        return _submit(argv, place, slurm)
+    return _become([*argv, *place.arguments])
+
+
+def _become(argv: list[str]) -> NoReturn:
+    sys.stdout.flush()
     os.execv(argv[0], argv)  # noqa: S606  (of our own making)
+
+
+def _submit(argv: Sequence[str], place: Place, options: str) -> int:
+    from platformdirs import user_cache_path
+    from typer import echo
+
+    from tuner.asking.worker import Signals
+    from tuner.cli.batch import submit
+    from tuner.store.engine import default_url, is_sqlite, parse_url
+
+    if place.launcher not in (None, LauncherName.SLURM):
+        raise UsageError("launcher", str(place.launcher), "must be slurm with --slurm")
+    if is_sqlite(parse_url(default_url())):
+        echo(
+            "note: the worker runs on another machine, and SQLite is for one: where other"
+            " processes use this database meanwhile, take PostgreSQL",
+            err=True,
+        )
+    inside = replace(place, launcher=LauncherName.SLURM)
+    folder = (place.probes or user_cache_path("tuner")).absolute() / "slurm"
+    with Signals() as signals:
+        job = submit([*argv, *inside.arguments], options, folder)
+        return job.follow(signals)
 
 
 def service_argv(
@@ -168,8 +111,3 @@ def service_argv(
     argv += [f"--pool={pool}" for pool in pools]
     argv += [f"--name={name}"] if name else []
     return [*argv, *(["--once"] if once else []), *(["--drain"] if drain else [])]
-
-
-def guard_argv() -> list[str]:
-    """The command of a worker that checks every knob with small models."""
-    return [sys.executable, "-P", "-m", "workers", "--guard"]

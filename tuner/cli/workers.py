@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tuner.cli.errors import print_json
-from tuner.cli.units import moment_text
 from tuner.store import open_store
 from tuner.store.workers import RegisteredWorker, Workers
+from tuner.units import moment_text
 
 if TYPE_CHECKING:
     from tuner.machine import Machine
@@ -72,8 +72,9 @@ def _show(workers: Sequence[RegisteredWorker]) -> None:
 
 
 def _what(machine: "Machine") -> str:
-    """``8 NVIDIA H100 80GB HBM3``, or ``16 CPU cores``."""
+    """``8 NVIDIA H100 80GB HBM3``, or ``16 CPU cores``; of several nodes ``2 x 16 CPU cores``."""
+    several = f"{len(machine.nodes)} x " if machine.others else ""
     if not machine.gpus:
-        return f"{machine.cores} CPU cores"
+        return f"{several}{machine.cores} CPU cores"
     kinds = dict.fromkeys(gpu.name for gpu in machine.gpus)
-    return f"{len(machine.gpus)} {', '.join(kinds)}"
+    return f"{several}{len(machine.gpus)} {', '.join(kinds)}"

@@ -7,8 +7,8 @@ from tuner.cluster import Cluster
 from tuner.cost.constants import Costs
 from tuner.cost.shards import COMPUTE_BYTES, layer_variants
 from tuner.cost.stages import Stage, counts
-from tuner.layers import has_capped_scores
 from tuner.model import ModelConfig
+from tuner.model.layers import has_capped_scores
 from tuner.settings import Checkpointing, Settings
 from tuner.workload import Precision, Workload
 

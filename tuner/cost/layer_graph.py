@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from tuner.cluster import Device
 from tuner.cost.graph import Graph, Program
-from tuner.layers import has_capped_scores
 from tuner.model import ModelConfig
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
+from tuner.model.layers import has_capped_scores
 
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
 """Model types whose norms multiply by their weight in fp32."""

@@ -10,8 +10,8 @@ from tuner.cost.axes import is_fsdp, shard_ranks
 from tuner.cost.graph import Program
 from tuner.cost.layer_graph import LayerKey, layer_program
 from tuner.cost.units import Unit, largest_shard, model_units
-from tuner.layers import SLIDING, layer_kinds
 from tuner.model import ModelConfig
+from tuner.model.layers import SLIDING, layer_kinds
 from tuner.settings import Checkpointing, Settings
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
 

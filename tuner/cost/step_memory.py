@@ -28,8 +28,8 @@ from tuner.cost.tape import (
 from tuner.cost.tensors import rotated_channels
 from tuner.cost.units import Unit
 from tuner.cost.wrapping import Wrapping
-from tuner.layers import has_capped_scores, layer_kinds
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
+from tuner.model.layers import has_capped_scores, layer_kinds
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
 

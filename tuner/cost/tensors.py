@@ -11,9 +11,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from tuner.layers import layer_kinds
 from tuner.model import ModelConfig
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
+from tuner.model.layers import layer_kinds
 
 
 class Split(Enum):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tuner.layers import SLIDING, LayerKind, layer_kinds
 from tuner.model import ModelConfig
+from tuner.model.layers import SLIDING, LayerKind, layer_kinds
 
 SHALLOWEST = 4
 """Layers of the shallowest copy. The first and the last layer differ from those between them in

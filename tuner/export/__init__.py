@@ -1,17 +1,49 @@
 """Settings as the file that the user's launcher reads, one module per launcher."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tuner.errors import UnknownNameError, UsageError
-from tuner.export import accelerate
-from tuner.export.contract import About, Format
+from tuner.export import (
+    accelerate,
+    deepspeed,
+    env,
+    kubernetes,
+    nanotron,
+    plain,
+    sbatch,
+    torch_module,
+    torchrun,
+    torchtitan,
+    trainer,
+)
+from tuner.export.contract import About, Format, Stack, other_stack
+from tuner.model.unknown import is_named
 from tuner.settings import Settings
 from tuner.study import Question
 
-__all__ = ["FORMATS", "About", "Format", "export", "why_not"]
+__all__ = ["FORMATS", "About", "Format", "Stack", "export", "other_stack", "why_not"]
 
-FORMATS: Mapping[str, Format] = {known.name: known for known in (accelerate.FORMAT,)}
+FORMATS: Mapping[str, Format] = {
+    known.name: known
+    for known in (
+        accelerate.FORMAT,
+        trainer.FORMAT,
+        trainer.FLAGS,
+        torch_module.FORMAT,
+        torchrun.FORMAT,
+        nanotron.FORMAT,
+        deepspeed.FORMAT,
+        torchtitan.FORMAT,
+        sbatch.FORMAT,
+        kubernetes.FORMAT,
+        env.FORMAT,
+        plain.FORMAT,
+    )
+}
 """Every format by its name."""
+NAMES_LAYERS = frozenset({trainer.FORMAT.name, trainer.FLAGS.name, torch_module.FORMAT.name})
+"""Formats that are written for the classes of a model's layers."""
 
 
 def export(format_name: str, question: Question, settings: Settings, about: About) -> str:
@@ -24,7 +56,9 @@ def export(format_name: str, question: Question, settings: Settings, about: Abou
     reason = why_not(format_name, question, settings)
     if reason is not None:
         raise UsageError("format", format_name, reason)
-    return FORMATS[format_name].render(question, settings, about)
+    known = FORMATS[format_name]
+    said = other_stack(question, known.stack)
+    return known.render(question, settings, replace(about, other_stack=said))
 
 
 def why_not(format_name: str, question: Question, settings: Settings) -> str | None:
@@ -35,4 +69,6 @@ def why_not(format_name: str, question: Question, settings: Settings) -> str | N
     """
     if format_name not in FORMATS:
         raise UnknownNameError("format", format_name, FORMATS)
+    if format_name in NAMES_LAYERS and not is_named(question.workload.model):
+        return "it names the model's layers, and no model is named; ask again with --model"
     return FORMATS[format_name].why_not(question, settings)

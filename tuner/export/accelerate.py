@@ -9,22 +9,29 @@ hands them on as the environment that ``FullyShardedDataParallelPlugin`` and
 ``ParallelismConfig`` read.
 """
 
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 from packaging.version import Version
 
 from tuner.cluster import Device
-from tuner.export.accelerate_script import (
+from tuner.export import refusals
+from tuner.export.accelerate_script import script
+from tuner.export.contract import About, Format, Stack
+from tuner.export.fsdp import (
+    LAYER_CLASSES,
     checkpoints_in_script,
-    has_data_parallel_ranks,
+    is_passed_over,
     is_sharded,
-    script,
+    reshards,
 )
-from tuner.export.contract import About, Format
+from tuner.export.header import code, comment, header, provenance
+from tuner.export.ranks import PORT, has_data_parallel_ranks
+from tuner.export.torchrun import in_force
 from tuner.framework import FrameworkName
+from tuner.model.unknown import is_named
+from tuner.script.script import Launch
 from tuner.settings import Checkpointing, Settings, Sharding
 from tuner.study import Question
 from tuner.workload import Precision
@@ -32,29 +39,6 @@ from tuner.workload import Precision
 __all__ = ["FORMAT", "LAYER_CLASSES", "configuration", "script"]
 
 FILE_NAME = "accelerate.yaml"
-WIDTH = 96
-"""Characters of a comment line, without its mark."""
-
-LAYER_CLASSES: Mapping[str, str] = {
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "mixtral": "MixtralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen2_moe": "Qwen2MoeDecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-    "gemma": "GemmaDecoderLayer",
-    "gemma2": "Gemma2DecoderLayer",
-    "gemma3_text": "Gemma3DecoderLayer",
-    "phi": "PhiDecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "gpt2": "GPT2Block",
-    "gpt_neox": "GPTNeoXLayer",
-    "olmo2": "Olmo2DecoderLayer",
-    "smollm3": "SmolLM3DecoderLayer",
-}
-"""Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
-``_no_split_modules``."""
 
 
 def configuration(question: Question, settings: Settings) -> dict[str, Any]:
@@ -82,30 +66,22 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    if settings.tp_size > 1:
-        return (
-            f"accelerate runs no tensor parallelism, and these settings have"
-            f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or"
-            " --framework accelerate"
-        )
-    if settings.pp_size > 1:
-        return (
-            f"accelerate runs no pipeline stages, and these settings have"
-            f" pp_size={settings.pp_size}; ask again with --framework accelerate"
-        )
-    if settings.sharding is Sharding.ZERO1:
-        return (
-            "accelerate cannot shard the optimizer state alone (zero1); ask again with"
-            " --framework accelerate"
-        )
-    if settings.sharding is Sharding.HYBRID_SHARD and question.cluster.gpus_per_node == 1:
-        return (
-            "hybrid_shard shards within a node, and a node has one GPU here; ask again with"
-            " --knob sharding=ddp,shard_grad_op,full_shard"
-        )
-    if settings.cpu_offload and not is_sharded(question, settings):
-        return "accelerate offloads to the CPU only what it shards; ask for another sharding"
-    return _too_old(question, settings)
+    return refusals.first(
+        _other_launcher(question),
+        refusals.model_parallelism("accelerate", settings, "accelerate"),
+        refusals.zero1("accelerate", settings, "accelerate"),
+        refusals.sharding("accelerate", question, settings),
+        _too_old(question, settings),
+    )
+
+
+def _other_launcher(question: Question) -> str | None:
+    if question.script is None or question.script.launch is Launch.ACCELERATE:
+        return None
+    return (
+        "torchrun starts the study's script, which reads no such file; launch the script by its own"
+        " command, which tuner studies show tells, or ask again with --framework accelerate"
+    )
 
 
 def _too_old(question: Question, settings: Settings) -> str | None:
@@ -137,7 +113,7 @@ def _distributed_type(question: Question, settings: Settings) -> str:
     if is_sharded(question, settings):
         return "FSDP"
     # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
-    return "MULTI_GPU" if has_data_parallel_ranks(question) else "NO"
+    return "MULTI_GPU" if has_data_parallel_ranks(question, settings) else "NO"
 
 
 def _mixed_precision(question: Question) -> str:
@@ -146,11 +122,14 @@ def _mixed_precision(question: Question) -> str:
 
 def _fsdp_config(question: Question, settings: Settings) -> dict[str, Any]:
     in_file = settings.activation_checkpointing is Checkpointing.FULL
+    model = question.workload.model
+    layer = {"fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[model.model_type]}
     return {
         "fsdp_version": 2,
-        "fsdp_reshard_after_forward": settings.sharding is not Sharding.SHARD_GRAD_OP,
+        "fsdp_reshard_after_forward": reshards(settings),
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[question.workload.model.model_type],
+        # of a model that is not named accelerate takes what transformers says of it
+        **(layer if is_named(model) else {}),
         "fsdp_activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
         "fsdp_offload_params": settings.cpu_offload,
         # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
@@ -162,39 +141,23 @@ def _fsdp_config(question: Question, settings: Settings) -> dict[str, Any]:
 def _render(question: Question, settings: Settings, about: About) -> str:
     blocks = (
         _not_here(question, settings),
-        _provenance(question, settings, about),
+        provenance(question, settings, about),
         _launch(question, settings),
         _warnings(question, settings),
         _code(question, settings),
     )
-    header = "\n#\n".join(filter(None, map("\n".join, blocks)))
-    return f"{header}\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
+    return (
+        f"{header(*blocks)}\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
+    )
 
 
 def _not_here(question: Question, settings: Settings) -> Iterator[str]:
-    if question.cluster.gpu.device is Device.CPU and is_sharded(question, settings):
-        yield from _comment(
+    if is_passed_over(question, settings):
+        yield from comment(
             "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
             " shard nothing. It describes the settings for as many GPUs, and the script stops"
             " anywhere else."
         )
-
-
-def _provenance(question: Question, settings: Settings, about: About) -> Iterator[str]:
-    work = question.workload
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(about.versions.items()))
-    yield from _comment(
-        f"Written by tuner on {about.date} from study {about.study_id}; its figures are"
-        f" {about.provenance}{f', with {versions}' if versions else ''}."
-    )
-    yield from _comment(
-        f"{work.model.name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
-        f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"
-        f" gradients reduced in {work.reduce_dtype}."
-    )
-    yield from _comment(str(settings).replace(",", ", "))
-    for figure in about.figures:
-        yield from _comment(f"- {figure}")
 
 
 def _launch(question: Question, settings: Settings) -> Iterator[str]:
@@ -205,36 +168,44 @@ def _launch(question: Question, settings: Settings) -> Iterator[str]:
         yield f"# {needs}:"
         yield f"{command} SCRIPT.py"
         return
-    yield from _comment(
+    yield from comment(
         f"{needs} on each of the {nodes} nodes, with its number (from 0 to {nodes - 1}) and the"
         " address of node 0:"
     )
     yield f"{command} --machine_rank NUMBER \\"
-    yield "#         --main_process_ip ADDRESS --main_process_port 29500 SCRIPT.py"
+    yield f"#         --main_process_ip ADDRESS --main_process_port {PORT} SCRIPT.py"
 
 
 def _code(question: Question, settings: Settings) -> Iterator[str]:
+    if question.script is not None:
+        yield from comment(in_force(question))
+        return
     yield "# What this file cannot say is in force only if the training script says it:"
-    yield "# ```python"
-    yield from (f"# {line}".rstrip() for line in script(question, settings).splitlines())
-    yield "# ```"
+    yield from code(script(question, settings))
 
 
 def _warnings(question: Question, settings: Settings) -> Iterator[str]:
     """What a reader would otherwise get wrong."""
     sharded = is_sharded(question, settings)
     on_cpu = question.cluster.gpu.device is Device.CPU
-    if on_cpu and not sharded and has_data_parallel_ranks(question):
-        yield from _comment(
+    if on_cpu and not sharded and has_data_parallel_ranks(question, settings):
+        yield from comment(
             "MULTI_GPU is on purpose: with MULTI_CPU accelerate launches one process only, unless"
             " under mpirun. Accelerator(cpu=True) is what keeps the processes on the CPU and"
             " together. Set OMP_NUM_THREADS to the cores of one process, as the probes did: the"
             " launcher's own choice may be another."
         )
+    if on_cpu and question.cluster.nodes > 1:
+        nodes = question.cluster.nodes
+        yield from comment(
+            f"The {nodes} nodes are groups of processes of one machine here. On {nodes} machines,"
+            f" set num_machines: {nodes}, and give machine_rank, main_process_ip and"
+            " main_process_port on each."
+        )
     if settings.activation_checkpointing is Checkpointing.FULL and sharded:
-        yield from _comment(_checkpointing(question, settings))
+        yield from comment(_checkpointing(question, settings))
     if question.framework.name is FrameworkName.TRAINER:
-        yield from _comment(
+        yield from comment(
             "The Trainer makes its own Accelerator: the script below is the same training"
             " without it."
         )
@@ -253,14 +224,15 @@ def _checkpointing(question: Question, settings: Settings) -> str:
     )
 
 
-def _comment(text: str) -> list[str]:
-    """Comment lines, whatever the text holds: it may come from others, as a model's name does."""
-    safe = "".join(c if c.isprintable() else " " for c in text).replace("`", "'")
-    hang = "  " if safe.startswith("- ") else ""
-    wrapped = textwrap.wrap(
-        safe, WIDTH, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
-    )
-    return [f"# {line}" for line in wrapped]
+def _argv(question: Question, path: str) -> tuple[str, ...]:
+    return ("accelerate", "launch", "--config_file", path, "SCRIPT.py")
 
 
-FORMAT = Format(name="accelerate", file_name=FILE_NAME, why_not=_why_not, render=_render)
+FORMAT = Format(
+    name="accelerate",
+    file_name=FILE_NAME,
+    stack=Stack.TORCH,
+    why_not=_why_not,
+    render=_render,
+    argv=_argv,
+)

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 
 from tuner.measurement import Fidelity, Memory
+from tuner.model.unknown import shown_workload
 from tuner.planner.contenders import fair
 from tuner.planner.explain import explain
+from tuner.planner.findings import Finding
 from tuner.planner.foreseen import foreseen_answer, standing
 from tuner.planner.guarding import guard_of
-from tuner.planner.knowledge import Finding, Knowledge, learn
+from tuner.planner.knowledge import Knowledge, learned
 from tuner.planner.other_fidelity import others_too
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.predicted import has_predicted_answer, predicted_answer
 from tuner.planner.probes import outcomes
 from tuner.planner.ranking import Choice, choose, pareto
+from tuner.planner.scripts import script_guard
 from tuner.planner.spending import cost
 from tuner.planner.timing import speed_of
 from tuner.quantity import Quantity
@@ -33,7 +36,7 @@ def answer(study: Study) -> Suggestion:
     """
     if study.terms.fidelity is Fidelity.PREDICTED:
         return predicted_answer(study)
-    known = learn(study.at(study.terms.fidelity), study)
+    known = learned(study, study.terms.fidelity)
     choice = choose(known.fitting, study.terms.tolerance)
     return foreseen_answer(study, known) if choice is None else _probed_answer(study, known, choice)
 
@@ -44,12 +47,12 @@ def is_answered(study: Study) -> bool:
     """
     if study.terms.fidelity is Fidelity.PREDICTED:
         return has_predicted_answer(study)
-    return bool(learn(study.at(study.terms.fidelity)).fitting)
+    return bool(learned(study, study.terms.fidelity).fitting)
 
 
 def why_unprobed(study: Study) -> str:
     """Why a study that is to be measured or emulated has nothing that fits, and how to go on."""
-    return " ".join(standing(study, learn(study.at(study.terms.fidelity))))
+    return " ".join(standing(study, learned(study, study.terms.fidelity)))
 
 
 def _probed_answer(whole: Study, known: Knowledge, choice: Choice[Finding]) -> Suggestion:
@@ -59,7 +62,7 @@ def _probed_answer(whole: Study, known: Knowledge, choice: Choice[Finding]) -> S
     return Suggestion(
         study_id=study.id,
         state=str(study.state),
-        workload=study.question.workload.as_dict(),
+        workload=shown_workload(study.question.workload.as_dict()),
         cluster=study.question.cluster.as_dict(),
         framework=study.question.framework.as_dict(),
         best=_candidate(known, choice.best),
@@ -81,6 +84,7 @@ def _candidate(known: Knowledge, finding: Finding) -> Candidate:
     return Candidate(
         settings=finding.settings,
         allocated_gib=finding.peak.scaled(1 / GIB),
+        needed_gib=_needed(finding).scaled(1 / GIB),
         reserved_gib=_range_gib(finding, [memory.reserved_bytes for memory in memories]),
         device_gib=_range_gib(finding, [memory.device_bytes for memory in memories]),
         limit_gib=known.limit_bytes / GIB,
@@ -89,6 +93,14 @@ def _candidate(known: Knowledge, finding: Finding) -> Candidate:
         step_time_s=finding.step_time,
         guard=_guard(known.study, finding),
     )
+
+
+def _needed(finding: Finding) -> Quantity:
+    """Bytes that must be free: allocated, and what lies outside of the allocator."""
+    peak, more = finding.peak, finding.overhead_bytes
+    ends = [None if end is None else end + more for end in (peak.value, peak.low, peak.high)]
+    value, low, high = ends
+    return Quantity(value=value, low=low, high=high, provenance=peak.provenance)
 
 
 def _range_gib(finding: Finding, sizes: Sequence[int]) -> Quantity:
@@ -106,6 +118,8 @@ def _breakdown_gib(memories: Sequence[Memory]) -> dict[str, float]:
 
 
 def _guard(study: Study, finding: Finding) -> Guard:
+    if study.question.script is not None:
+        return script_guard(study, finding)
     last = finding.probes[-1]
     versions = last.measurement.versions if last.measurement else {}
     return guard_of(study, finding.settings, versions, last.finished_at)
@@ -113,9 +127,9 @@ def _guard(study: Study, finding: Finding) -> Guard:
 
 def _predicted_to_fit(known: Knowledge) -> int:
     """Legal settings that fit, as far as probes say, and the corrected estimate for the rest."""
-    outlook = MemoryOutlook(known)
+    outlook, is_script = MemoryOutlook(known), known.study.question.script is not None
     return sum(
-        s in known.findings or outlook.expected_bytes(s) <= known.limit_bytes
+        s in known.findings or is_script or outlook.expected_bytes(s) <= known.limit_bytes
         for s in known.space.legal
         if not known.is_infeasible(s)
     )

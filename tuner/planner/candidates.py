@@ -14,7 +14,9 @@ from tuner.cost.constants import default_costs
 from tuner.cost.memory import memory_bound
 from tuner.cost.prediction import Profile, predict
 from tuner.cost.step_time import step_time
+from tuner.model.unknown import is_named
 from tuner.planner.ranking import complexity
+from tuner.planner.rules_of_thumb import need_by_rule, step_by_rule
 from tuner.quantity import QUANTILE, Quantity
 from tuner.search.features import settings_features, workload_features
 from tuner.search.prior import Prior
@@ -58,8 +60,13 @@ def prior_of(question: Question, calibration: Calibration | None, limit_bytes: i
     Raises:
         UsageError: the question has no legal settings.
     """
-    key = Asked(question, calibration)
-    return replace(_prior(key), log_limit=log(limit_bytes))
+    prior = replace(_prior(Asked(question, calibration)), log_limit=log(limit_bytes))
+    if is_named(question.workload.model):
+        return prior
+    # by rules a need is a share of a device, and so of what of it may be used
+    return replace(
+        prior, log_need=prior.log_need + log(limit_bytes / question.cluster.gpu.memory_bytes)
+    )
 
 
 class Asked:
@@ -97,7 +104,7 @@ class Shown:
 
 
 # A study is planned again after every probe, and its arithmetic is the same.
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _prior(key: Asked) -> Prior:
     question = key.question
     legal = enumerate_space(question).legal
@@ -129,7 +136,7 @@ def with_dry_runs(prior: Prior, asked: Asked, shown: Shown) -> Prior:
     return replace(prior, log_need=log_need, need_error=need_error)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _shown_needs(asked: Asked, shown: Shown) -> dict[int, tuple[float, float]]:
     """Logarithms of the needs of classes that were dry-run, with their errors, by place."""
     needs = {}
@@ -155,6 +162,8 @@ def predicted(
         calibration: rates measured on such devices.
         profile: dry runs of the settings' class, in the place of arithmetic.
     """
+    if not is_named(question.workload.model):
+        return need_by_rule(question, settings), step_by_rule(settings)
     found = predict(
         question.workload,
         question.cluster,

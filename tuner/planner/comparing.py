@@ -1,12 +1,17 @@
 """How much longer one settings' step takes than another's, with an interval."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, hypot, log
 from typing import Protocol
 
+from tuner.identity_keys import Same
 from tuner.measurement import Outcome
 from tuner.planner.contenders import fair
-from tuner.planner.knowledge import Finding, Knowledge, outcome_of
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.timing import logs
 from tuner.planner.words import change_range_text, change_text, probes_text
 from tuner.quantity import Quantity
@@ -54,9 +59,16 @@ class Timed:
         return f"probe {probes_text(self.probes)}{', ended early' if self.ended_early else ''}"
 
 
-def timed_settings(known: Knowledge) -> dict[Settings, Timed]:
+def timed_settings(known: Knowledge) -> Mapping[Settings, Timed]:
     """All legal settings of which steps were timed, whether they fit or not, in their order."""
-    found = {}
+    return _timed_settings(Same(known))
+
+
+# The sentences of one answer ask for the same again.
+@lru_cache(maxsize=4)
+def _timed_settings(key: Same[Knowledge]) -> Mapping[Settings, Timed]:
+    known, found = key.value, {}
+    early = _ended_early(known)
     for settings in known.space.legal:
         finding, slow = known.findings.get(settings), known.slow.get(settings)
         if finding is not None and finding.step_time.value is not None:
@@ -67,15 +79,15 @@ def timed_settings(known: Knowledge) -> dict[Settings, Timed]:
                 step_time=slow.step_time,
                 spread=slow.step_time,
                 needed_bytes=slow.needed_bytes or 0,
-                probes=_ended_early(known, settings),
+                probes=tuple(early[settings]),
                 ended_early=True,
             )
     return found
 
 
-def compared_settings(known: Knowledge) -> dict[Settings, Timed]:
+def compared_settings(known: Knowledge) -> Mapping[Settings, Timed]:
     """As :func:`timed_settings`, with intervals for comparing what was chosen for its speed."""
-    return timed_settings(known) | {s: timed(finding) for s, finding in fair(known).items()}
+    return {**timed_settings(known), **{s: timed(found) for s, found in fair(known).items()}}
 
 
 def timed(finding: Finding) -> Timed:
@@ -89,12 +101,13 @@ def timed(finding: Finding) -> Timed:
     )
 
 
-def _ended_early(known: Knowledge, settings: Settings) -> tuple[int, ...]:
-    return tuple(
-        probe.id
-        for probe in known.study.probes
-        if probe.request.settings == settings and outcome_of(probe) is Outcome.STOPPED_EARLY
-    )
+def _ended_early(known: Knowledge) -> dict[Settings, list[int]]:
+    """Numbers of the probes that were ended for their slowness, by settings."""
+    found: dict[Settings, list[int]] = defaultdict(list)
+    for probe in known.study.probes:
+        if outcome_of(probe) is Outcome.STOPPED_EARLY:
+            found[probe.request.settings].append(probe.id)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

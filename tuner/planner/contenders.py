@@ -3,11 +3,15 @@
 Values stay what was measured; only the ends of intervals move (:mod:`tuner.planner.joint_times`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import exp
 
+from tuner.identity_keys import Same
 from tuner.measurement import Measurement
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge
 from tuner.planner.luck import seen_luck
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.timing import logs, runs_timed
@@ -15,12 +19,19 @@ from tuner.quantity import QUANTILE, Quantity
 from tuner.settings import Settings
 
 
-def fair(known: Knowledge) -> dict[Settings, Finding]:
+def fair(known: Knowledge) -> Mapping[Settings, Finding]:
     """All that fits, contenders with intervals that hold whichever of them is the answer.
 
     Contenders are those that the fastest cannot be told apart from, or that are nearly as fast.
     One that has none beside it keeps its own interval.
     """
+    return _fair(Same(known))
+
+
+# The sentences of one answer, and its figures, ask for the same again.
+@lru_cache(maxsize=8)
+def _fair(key: Same[Knowledge]) -> Mapping[Settings, Finding]:
+    known = key.value
     from tuner.planner.joint_times import REACH, Seen, joint_ends  # imports NumPy
 
     fitting = known.fitting

@@ -6,12 +6,13 @@ probes, all others by what is typical, so that the same error moves all of them 
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
 from tuner.measurement import PROBED, Fidelity
-from tuner.planner.knowledge import Finding, Knowledge, learn
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge, learned
 from tuner.settings import Settings
 from tuner.study import Study
 
@@ -24,7 +25,7 @@ class Corrections:
     """Seconds taken over seconds predicted, by class."""
     typical: float = 1.0
     """The same for classes of which no step was timed."""
-    seen: tuple[Knowledge, ...] = ()
+    seen: Mapping[Fidelity, Knowledge] = field(default_factory=dict)
     """What probes of each fidelity taught, the stronger first."""
 
     def factor(self, settings: Settings) -> float:
@@ -33,8 +34,7 @@ class Corrections:
 
     def why_not(self, settings: Settings) -> str:
         """Why settings are no answer, whatever is predicted; the strongest fidelity decides."""
-        for known in self.seen:
-            fidelity = known.study.terms.fidelity
+        for fidelity, known in self.seen.items():
             finding = known.findings.get(settings)
             if finding is not None and known.fits(finding):
                 return ""
@@ -53,9 +53,10 @@ def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Correcti
         study: with the probes of all fidelities.
         predicted_s: seconds of a step; infinite where they are unknown.
     """
-    seen = tuple(learn(_at(study, f)) for f in PROBED if study.at(f).probes)
+    there = {probe.request.fidelity for probe in study.probes}
+    seen = {fidelity: learned(study, fidelity) for fidelity in PROBED if fidelity in there}
     taken: dict[Settings, float] = {}
-    for known in reversed(seen):  # what was measured replaces what was emulated
+    for known in reversed(seen.values()):  # what was measured replaces what was emulated
         taken |= {s: f.seconds for s, f in known.findings.items() if _tells_time(f)}
     ratios: dict[Settings, list[float]] = defaultdict(list)
     for settings, seconds in taken.items():
@@ -66,10 +67,6 @@ def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Correcti
     return Corrections(
         factors=factors, typical=median(factors.values()) if factors else 1.0, seen=seen
     )
-
-
-def _at(study: Study, fidelity: Fidelity) -> Study:
-    return replace(study.at(fidelity), terms=replace(study.terms, fidelity=fidelity))
 
 
 def _tells_time(finding: Finding) -> bool:

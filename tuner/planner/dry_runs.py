@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from tuner.measurement import Fidelity
 from tuner.planner.budget import spent
-from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.estimate import Estimate
+from tuner.planner.estimates import Forecast, forecast
 from tuner.planner.plans import Stop
 from tuner.planner.ranking import choose_predicted
 from tuner.planner.spending import probes_of_asking

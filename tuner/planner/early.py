@@ -1,6 +1,6 @@
 """When a probe may end before all its steps are timed."""
 
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.study import ProbeRequest, Study
 
 LUCK = 0.1
@@ -25,7 +25,7 @@ def give_up_above_s(study: Study, request: ProbeRequest) -> float | None:
         ``None`` while nothing is known to fit, and for settings whose time is already known: they
         are run again for a better figure.
     """
-    known = learn(study.at(request.fidelity))
+    known = learned(study, request.fidelity)
     if request.settings in known.findings or not known.fitting:
         return None
     fastest_s = known.fitting[0].step_time.high

@@ -13,7 +13,7 @@ import numpy as np
 from tuner.measurement import CLOSES_CLASS, PROBED, Fidelity
 from tuner.planner.candidates import Asked, Shown, with_dry_runs
 from tuner.planner.dry_run_classes import dry_run_classes
-from tuner.planner.knowledge import Knowledge, learn, outcome_of
+from tuner.planner.knowledge import Knowledge, learned, outcome_of
 from tuner.planner.trials import trials_of
 from tuner.search.prior import Prior
 from tuner.search.trials import Trial
@@ -47,16 +47,16 @@ def trials_elsewhere(known: Knowledge) -> list[Trial]:
         replace(trial, indirect=True, seconds=None if is_stand_in else trial.seconds)
         for fidelity in PROBED
         if fidelity is not mine
-        for trial, is_stand_in in _trials(known.whole.at(fidelity))
+        for trial, is_stand_in in _trials(known.whole, fidelity)
     ]
 
 
-def _trials(study: Study) -> Iterator[tuple[Trial, bool]]:
+def _trials(study: Study, fidelity: Fidelity) -> Iterator[tuple[Trial, bool]]:
     """What probes of one fidelity taught, and whether a device of another kind stood in."""
-    if not study.probes:
+    if all(probe.request.fidelity is not fidelity for probe in study.probes):
         return
-    known = learn(study)
-    stood_in = {p.request.settings for p in study.probes if _stands_in(p)}
+    known = learned(study, fidelity)
+    stood_in = {p.request.settings for p in known.study.probes if _stands_in(p)}
     for trial in trials_of(known):
         yield trial, known.space.legal[trial.index] in stood_in
 

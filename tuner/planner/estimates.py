@@ -5,23 +5,22 @@ by arithmetic, the class of the settings that lead is dry-run, and the space is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import inf
 from types import MappingProxyType
 
 from tuner.cost.calibration import Calibration
-from tuner.cost.categories import Basis
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import predict
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
+from tuner.identity_keys import Same
 from tuner.measurement import Fidelity
 from tuner.planner import verdicts
 from tuner.planner.corrections import Corrections, corrections
 from tuner.planner.dry_run_classes import accident_text, dry_run_classes
+from tuner.planner.estimate import Estimate, corrected
 from tuner.planner.ranking import complexity
 from tuner.planner.words import describe
-from tuner.quantity import Quantity
 from tuner.settings import Settings
 from tuner.sizes import size_text
 from tuner.space import Space, enumerate_space
@@ -31,62 +30,9 @@ ALIKE = 0.01
 """Part of a need by which another may exceed it and is named instead because it was dry-run:
 arithmetic errs by as much."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Settings with what is predicted of them."""
-
-    settings: Settings
-    """What they are."""
-    prediction: Prediction
-    """Their memory and speed."""
-    probe: Probe | None = None
-    """The probe whose dry run says what they need; ``None`` where that is arithmetic."""
-    factor: float = 1.0
-    """What the predicted step time was multiplied by, for what probes took that ran steps."""
-    near: float = 0.0
-    """Of a time that was corrected by other studies: how alike the nearest settings are that they
-    measured, 1 if equal; see :mod:`tuner.planner.transfer`."""
-
-    @property
-    def is_dry_run(self) -> bool:
-        """Whether their memory is from a dry run."""
-        return self.prediction.basis is Basis.DRY_RUN
-
-    @property
-    def step_time(self) -> Quantity:
-        """Seconds of an optimizer step."""
-        return self.prediction.step_time_s
-
-    @property
-    def seconds(self) -> float:
-        """The step time's value; infinite when unknown."""
-        return inf if self.step_time.value is None else self.step_time.value
-
-    @property
-    def expected_bytes(self) -> int:
-        """What must be free on a device, as far as the best estimate goes."""
-        return int(self.prediction.needed_bytes.value or 0.0)
-
-    @property
-    def needed_bytes(self) -> int:
-        """What must be free on a device, at the upper end of the interval."""
-        return int(self.prediction.needed_bytes.high or 0.0)
-
-    @property
-    def may_fit(self) -> bool:
-        """Whether they are expected to fit."""
-        return self.prediction.fits
-
-    @property
-    def fits(self) -> bool:
-        """Whether they fit at the upper end of the interval too."""
-        return self.may_fit and self.needed_bytes <= self.prediction.limit_bytes
-
-    @property
-    def fits_by_no_means(self) -> bool:
-        """Whether they do not fit even at the lower end of the interval."""
-        return (self.prediction.needed_bytes.low or 0.0) > self.prediction.limit_bytes
+OF_A_SCRIPT = "nothing is predicted of a script of one's own"
+"""Why all settings of a script are without a prediction: it is of the probe program's step, and
+only orders what is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,12 +177,18 @@ class Forecast:
 
 
 def forecast(study: Study) -> Forecast:
-    """Everything that is predicted for a study; a pure function of it.
+    """Everything that is predicted for a study; a pure function of it, kept for what is asked of
+    the same study next.
 
     Raises:
         UsageError: the question has no legal settings.
     """
-    whole, study = study, study.at(Fidelity.PREDICTED)
+    return _forecast(Same(study))
+
+
+@lru_cache(maxsize=4)
+def _forecast(key: Same[Study]) -> Forecast:
+    whole, study = key.value, key.value.at(Fidelity.PREDICTED)
     limit = study.terms.limit_bytes(study.question.cluster)
     known = dry_run_classes(study)
     asked = _asked(study, limit)
@@ -250,7 +202,7 @@ def forecast(study: Study) -> Forecast:
     seen = Corrections()
     if whole is not study:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
-        estimates = {s: _corrected(e, seen) for s, e in estimates.items()}
+        estimates = {s: corrected(e, seen) for s, e in estimates.items()}
     if study.past and not seen.factors:  # its own probes are nearer than those of others
         from tuner.planner.transferring import transferred  # imports NumPy
 
@@ -266,21 +218,6 @@ def forecast(study: Study) -> Forecast:
         uncovered=uncovered,
         left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
     )
-
-
-def _corrected(found: Estimate, seen: Corrections) -> Estimate:
-    """An estimate after what was seen of settings like these."""
-    factor, why = seen.factor(found.settings), seen.why_not(found.settings)
-    prediction = found.prediction
-    if factor != 1.0 and prediction.step_time_s.value is not None:
-        prediction = replace(
-            prediction,
-            step_time_s=prediction.step_time_s.scaled(factor),
-            tokens_per_s_per_gpu=prediction.tokens_per_s_per_gpu.scaled(1 / factor),
-        )
-    if why and prediction.fits:
-        prediction = replace(prediction, fits=False, why=why)
-    return replace(found, prediction=prediction, factor=factor)
 
 
 def _by_need(found: Estimate) -> tuple[int, str]:
@@ -319,11 +256,13 @@ def _asked(study: Study, limit_bytes: int) -> _Asked:
 
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _by_arithmetic(
     asked: _Asked,
 ) -> tuple[tuple[Estimate, ...], Mapping[str, tuple[Settings, ...]]]:
     """Those that are covered, and the others by the reason."""
+    if asked.question.script is not None:
+        return (), MappingProxyType({OF_A_SCRIPT: _space(asked).legal})
     covered: list[Estimate] = []
     others: dict[str, tuple[Settings, ...]] = {}
     for settings in _space(asked).legal:
@@ -336,7 +275,7 @@ def _by_arithmetic(
     return tuple(covered), MappingProxyType(others)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _space(asked: _Asked) -> Space:
     return enumerate_space(asked.question)
 

@@ -18,9 +18,11 @@ from tuner.planner.explain_failures import (
 )
 from tuner.planner.explain_knobs import knob_effects
 from tuner.planner.explain_worth import more_probes, paid_for_itself
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge
 from tuner.planner.other_fidelity import earlier_texts
 from tuner.planner.ranking import Choice
+from tuner.planner.scripts import what_ran
 from tuner.planner.speed_outlook import SpeedOutlook
 from tuner.planner.verdicts import wrong_ones
 
@@ -61,6 +63,7 @@ def _others(known: Knowledge, outlook: SpeedOutlook) -> Iterator[str]:
 def _of_best(known: Knowledge, choice: Choice[Finding], outlook: SpeedOutlook) -> Iterator[str]:
     best = choice.best
     yield why_this(known, best)
+    yield from what_ran(known, best)
     yield from tie(known, choice)
     yield from runner_up(known, choice)
     yield from extrapolation(best)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from tuner.measurement import Measurement
 from tuner.planner.comparing import Change, change_between
 from tuner.planner.contenders import fair
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge
 from tuner.planner.ranking import LIGHTER, Choice
 from tuner.planner.timing import SHORT_COUNTS
 from tuner.planner.words import MOST_NAMED, describe, interval_text, probes_text, seconds_text

@@ -7,16 +7,17 @@ from itertools import combinations
 from typing import Any
 
 from tuner.planner.comparing import Timed, change_between, compared_settings, timed_settings
-from tuner.planner.knowledge import Finding, Knowledge, Need
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge, Need
 from tuner.planner.ranking import near
 from tuner.planner.speed_outlook import Effect, SpeedOutlook
 from tuner.planner.timing import alike
 from tuner.planner.words import MOST_NAMED, change_text, listed, probes_text, seconds_text
-from tuner.settings import KNOBS, Settings
+from tuner.settings import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.sizes import size_text
 from tuner.space.dead import show
 
-MICRO, ACCUMULATION = "micro_batch_size", "gradient_accumulation_steps"
+MICRO = "micro_batch_size"
 CHOSEN = tuple(knob for knob in KNOBS if knob != ACCUMULATION)
 """Knobs that are chosen; accumulation makes up the global batch."""
 HEADLINE = ("sync_each_batch", "tp_recompute_allgather")
@@ -183,9 +184,8 @@ class _Pairs:
 
 def _differs_in(knob: str, one: Settings, other: Settings) -> bool:
     """Whether settings differ in one knob only, and in the accumulation that follows from it."""
-    return one != other and all(
-        getattr(one, name) == getattr(other, name) for name in CHOSEN if name != knob
-    )
+    others = OTHERS_CHOSEN[knob]
+    return one != other and bool(others(one) == others(other))
 
 
 def _micro(settings: Settings) -> int:

@@ -7,14 +7,15 @@ from statistics import median
 
 from tuner.planner.comparing import Change, change_between, change_of, compared_settings
 from tuner.planner.explain_failures import finished
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge
 from tuner.planner.ranking import complexity
 from tuner.planner.speed_outlook import SpeedOutlook
 from tuner.planner.spending import cost, devices_held
 from tuner.planner.words import (
     describe,
     devices_text,
-    duration_text,
+    rough_duration_text,
     seconds_text,
     share_text,
 )
@@ -37,7 +38,7 @@ RULE = (
 def more_probes(known: Knowledge, outlook: SpeedOutlook) -> Iterator[str]:
     """What a few more probes may gain, what they cost, and which is the first."""
     left = _left(outlook)
-    proposed = outlook.search.propose() if left else None
+    proposed = outlook.search.expect() if left else None
     if proposed is None:
         yield "Nothing is left that may fit and was not probed: more probes cannot gain."
     elif not known.fitting:
@@ -80,7 +81,7 @@ def _gain_text(known: Knowledge, outlook: SpeedOutlook, count: int, first: Setti
         gain += " over the fastest known"
     return (
         f"{count} more {'probe' if count == 1 else 'probes'}, about"
-        f" {duration_text(count * each_s)} on {devices}, {gain}, {outlook.grounds}; the first"
+        f" {rough_duration_text(count * each_s)} on {devices}, {gain}, {outlook.grounds}; the first"
         f" would be {describe(first)}."
     )
 
@@ -98,15 +99,14 @@ class Rule:
     """The same in words, with where it is known from."""
 
 
-def rule_of_thumb(known: Knowledge, outlook: SpeedOutlook) -> Settings | None:
+def rule_of_thumb(outlook: SpeedOutlook) -> Settings | None:
     """What one would launch without tuning, of what is known or expected to fit.
 
     The least model parallelism, then the fewest knobs off their default, then the largest
     micro-batch. ``None`` when nothing is expected to fit.
     """
-    fitting = (s for s in known.space.legal if outlook.is_expected_to_fit(s))
     return min(
-        fitting,
+        outlook.expected,
         key=lambda s: (s.tp_size * s.pp_size, complexity(s), -s.micro_batch_size, str(s)),
         default=None,
     )
@@ -116,8 +116,8 @@ def paid_for_itself(known: Knowledge, best: Finding, outlook: SpeedOutlook) -> I
     """What the tuning has cost, and after how many steps it has saved that."""
     spent = cost(known.study)
     wall_s = spent.wall_s
-    said = f"{duration_text(wall_s)} and {spent.device_s:,.0f} device-seconds so far"
-    settings = rule_of_thumb(known, outlook)
+    said = f"{rough_duration_text(wall_s)} and {spent.device_s:,.0f} device-seconds so far"
+    settings = rule_of_thumb(outlook)
     if settings is None or not wall_s:
         return
     if settings == best.settings:
@@ -157,7 +157,7 @@ def _break_even(wall_s: float, cost: str, seconds: float, change: Change) -> str
     )
     return (
         f"Against that the tuning, {cost}, has paid for itself after {_steps(steps)},"
-        f" {duration_text(steps * seconds)} of training (80% interval {_steps(soonest)} to"
+        f" {rough_duration_text(steps * seconds)} of training (80% interval {_steps(soonest)} to"
         f" {_steps(latest)}){_saved(wall_s, change)}."
     )
 
@@ -167,20 +167,21 @@ def _steps(count: float) -> str:
 
 
 def _saved(wall_s: float, change: Change) -> str:
-    """What a long job saves, or loses where it is not long enough."""
+    """How much shorter a long job is, or longer where it does not run long enough to save."""
     saved, low, high = (
         JOB_S * (ratio - 1) - wall_s for ratio in (change.ratio, change.low, change.high)
     )
-    verb = "saves" if saved >= 0 else "loses"
-    ends = f"{_gained(low)} to {_gained(high)}"
+    ends = f"{_shorter(low)} to {_shorter(high)}"
     if saved < 0 and high < 0:
-        ends = f"{duration_text(-high)} to {duration_text(-low)}"
+        ends = f"{rough_duration_text(-high)} to {rough_duration_text(-low)}"
     return (
-        f"; a job of {duration_text(JOB_S)} {verb} {duration_text(abs(saved))}"
+        f"; a job that takes {rough_duration_text(JOB_S)} with the answer is"
+        f" {rough_duration_text(abs(saved))} {'shorter' if saved >= 0 else 'longer'} for it"
         f" (80% interval {ends}), what tuning took deducted"
     )
 
 
-def _gained(seconds: float) -> str:
+def _shorter(seconds: float) -> str:
     """Seconds that are saved; a loss is called one."""
-    return duration_text(seconds) if seconds >= 0 else f"a loss of {duration_text(-seconds)}"
+    told = rough_duration_text(abs(seconds))
+    return told if seconds >= 0 else f"{told} longer"

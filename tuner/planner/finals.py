@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from tuner.measurement import Outcome
-from tuner.planner.knowledge import Finding, Knowledge, outcome_of
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.ranking import choose, indistinguishable
 from tuner.study import ProbeRequest, Study
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tuner.planner.budget import spent, wall_is_spent
-from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.estimate import Estimate
+from tuner.planner.estimates import Forecast, forecast
 from tuner.planner.explain import what_failed, what_is_left
 from tuner.planner.explain_failures import finished
 from tuner.planner.knowledge import Knowledge

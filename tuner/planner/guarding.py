@@ -7,7 +7,8 @@ from tuner.guard.shrink import NoTwinError
 from tuner.guard.twin import STACK
 from tuner.guard.verdict import Verdict
 from tuner.measurement import PROBED
-from tuner.planner.knowledge import Finding, Knowledge
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge
 from tuner.planner.ranking import choose, indistinguishable
 from tuner.planner.verdicts import known_verdicts, twins_of
 from tuner.settings import Settings

@@ -140,6 +140,6 @@ def _quantile(part: float, mixture: Sequence[tuple[float, ...]]) -> float:
     scaled = [(weight / 2, mean, error * sqrt(2)) for weight, mean, error in mixture]
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        mass = sum(half * (1 + erf((middle - mean) / scale)) for half, mean, scale in scaled)
+        mass = sum([half * (1 + erf((middle - mean) / scale)) for half, mean, scale in scaled])
         low, high = (middle, high) if mass < below else (low, middle)
     return (low + high) / 2

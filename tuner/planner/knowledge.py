@@ -3,15 +3,17 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
-from tuner.measurement import BROKEN, CLOSES_CLASS, Measurement, Memory, Outcome
+from tuner.identity_keys import Same
+from tuner.measurement import BROKEN, CLOSES_CLASS, Fidelity, Measurement, Outcome
 from tuner.planner.bounds import Family, family, heavier
-from tuner.planner.luck import Luck, seen_luck
+from tuner.planner.findings import Finding, findings_of
 from tuner.planner.repricing import repriced
 from tuner.planner.spending import probes_of_asking
-from tuner.planner.timing import is_extrapolated, step_time
+from tuner.planner.timing import step_time
 from tuner.planner.verdicts import failed
-from tuner.quantity import Provenance, Quantity
+from tuner.quantity import Quantity
 from tuner.settings import Settings
 from tuner.space import Space, enumerate_space
 from tuner.study import Probe, ProbeState, Study
@@ -25,44 +27,6 @@ TEACHES_NOTHING = frozenset(
     }
 )
 """Outcomes that say nothing of the settings: a later asking may try them again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Settings whose steps were done: the pooled measurements of their probes."""
-
-    settings: Settings
-    """What was probed."""
-    probes: tuple[Probe, ...]
-    """The probes that ended well, by repetition."""
-    step_time: Quantity
-    """Seconds of an optimizer step; unknown when no time was taken."""
-    spread: Quantity
-    """The same with the interval of the timed steps alone, which tells settings apart."""
-    peak: Quantity
-    """Peak allocated bytes on the rank that needed most, over the repetitions."""
-    overhead_bytes: int
-    """Device memory outside the allocator."""
-    extrapolated: bool
-    """Whether the time comes from fewer micro-batches than the settings have."""
-
-    @property
-    def needed_bytes(self) -> int:
-        """What must be free on a device: the peak's upper end, and the overhead."""
-        assert self.peak.high is not None
-        return int(self.peak.high) + self.overhead_bytes
-
-    @property
-    def seconds(self) -> float:
-        """The step time's value; infinite when unknown."""
-        return float("inf") if self.step_time.value is None else self.step_time.value
-
-    @property
-    def memories(self) -> tuple[Memory, ...]:
-        """The memory of each probe."""
-        return tuple(
-            p.measurement.memory for p in self.probes if p.measurement and p.measurement.memory
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +53,7 @@ class Slow:
     """What one device needed, of a probe that was stopped early; ``None`` after a timeout."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """Everything that planning and answering need to know."""
 
@@ -118,12 +82,12 @@ class Knowledge:
     repetitions: Mapping[Settings, int] = field(default_factory=dict)
     """How often settings were probed already."""
 
-    @property
+    @cached_property
     def tried(self) -> frozenset[Settings]:
         """Settings of probes that are done."""
         return frozenset(p.request.settings for p in self.study.probes if p.measurement)
 
-    @property
+    @cached_property
     def fitting(self) -> tuple[Finding, ...]:
         """Findings that fit and are sound, fastest first; equal ones in the space's order."""
         found = [f for f in self.findings.values() if self.fits(f)]
@@ -172,6 +136,27 @@ class Knowledge:
         ]
 
 
+def learned(study: Study, fidelity: Fidelity) -> Knowledge:
+    """Everything that the study's finished probes of one fidelity say today; see :func:`learn`.
+
+    It is kept for what is asked of the same study next: an answer, a plan, and what pages show are
+    all made of it.
+
+    Args:
+        study: with its probes of all fidelities.
+        fidelity: of the probes.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    return _learned(Same(study), fidelity)
+
+
+@lru_cache(maxsize=8)
+def _learned(study: Same[Study], fidelity: Fidelity) -> Knowledge:
+    return learn(study.value.at(fidelity), study.value)
+
+
 def learn(study: Study, whole: Study | None = None) -> Knowledge:
     """Everything that the study's finished probes say today. Their order does not matter.
 
@@ -186,7 +171,7 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
     space = enumerate_space(study.question)
     limit = study.terms.limit_bytes(study.question.cluster)
     probes = [p for p in study.probes if p.state is ProbeState.DONE and p.measurement]
-    findings = _findings(probes)
+    findings = findings_of(probes)
     needs = [need for p in probes if (need := _need_of_oom(p, limit))]
     needs += [_need_of(f) for f in findings.values() if f.needed_bytes > limit]
     slow = _slow(probes, findings)
@@ -215,46 +200,6 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
 def outcome_of(probe: Probe) -> Outcome | None:
     """A finished probe's outcome."""
     return probe.measurement.outcome if probe.measurement else None
-
-
-def _findings(probes: Iterable[Probe]) -> dict[Settings, Finding]:
-    by_settings: dict[Settings, list[Probe]] = defaultdict(list)
-    for probe in probes:
-        measurement = probe.measurement
-        if measurement and measurement.outcome is Outcome.OK and measurement.memory:
-            by_settings[probe.request.settings].append(probe)
-    measured = [[p.measurement for p in found if p.measurement] for found in by_settings.values()]
-    luck = seen_luck(measured)  # all settings share the machine
-    return {settings: _finding(settings, found, luck) for settings, found in by_settings.items()}
-
-
-def _finding(settings: Settings, probes: Sequence[Probe], luck: Luck) -> Finding:
-    ordered = tuple(sorted(probes, key=lambda p: (p.request.repetition, p.id)))
-    measurements = [p.measurement for p in ordered if p.measurement]
-    memories = [m.memory for m in measurements if m.memory]
-    count = settings.gradient_accumulation_steps
-    return Finding(
-        settings=settings,
-        probes=ordered,
-        step_time=step_time(measurements, count, luck=luck),
-        spread=step_time(measurements, count, with_model=False, luck=luck),
-        peak=_peak(memories, memory_provenance(measurements)),
-        overhead_bytes=max(memory.overhead_bytes for memory in memories),
-        extrapolated=is_extrapolated(measurements, count),
-    )
-
-
-def memory_provenance(measurements: Iterable[Measurement]) -> Provenance:
-    """What stands behind the memory of probes: an allocator's truth, of all ranks or of one."""
-    emulated = any(m.emulation is not None for m in measurements)
-    return Provenance.EMULATED if emulated else Provenance.MEASURED
-
-
-def _peak(memories: Sequence[Memory], provenance: Provenance) -> Quantity:
-    """The highest peak seen, with the smallest that a steady step reached as the lower end."""
-    highest = max(memory.allocated_bytes for memory in memories)
-    lowest = min(min(memory.allocated_low_bytes, highest) for memory in memories)
-    return Quantity(value=highest, low=lowest, high=highest, provenance=provenance)
 
 
 def _need_of(finding: Finding) -> Need:

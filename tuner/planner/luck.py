@@ -64,6 +64,8 @@ def seen_luck(probes: Iterable[Iterable[Measurement]]) -> Luck:
 def _repeated(measurements: Iterable[Measurement]) -> Sequence[float]:
     """Logarithms of the medians of the runs that timed the longest step repeated."""
     runs = [m.step_times_s for m in measurements]
+    if len(runs) < 2:
+        return ()
     counts = {count for run in runs for count, steps in run.items() if steps}
     timed = {n: [log(median(run[n])) for run in runs if run.get(n)] for n in counts}
     repeated = [n for n, found in timed.items() if len(found) > 1]

@@ -8,12 +8,12 @@ from tuner.planner.accidents import same_accident
 from tuner.planner.budget import remaining_wall_s, spent
 from tuner.planner.dry_runs import next_dry_run
 from tuner.planner.finals import finals, is_final
-from tuner.planner.knowledge import Knowledge, learn
+from tuner.planner.knowledge import Knowledge, learned
 from tuner.planner.outlook import MemoryOutlook
 from tuner.planner.plans import Stop, Wait
 from tuner.planner.search import Proposed, propose
 from tuner.planner.spending import probes_of_asking
-from tuner.planner.timing import counts_to_run
+from tuner.planner.timing import first_counts
 from tuner.settings import Settings
 from tuner.study import Probe, ProbeRequest, ProbeState, Study
 
@@ -37,9 +37,9 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
         return (_company(whole, study, pending) if beside else None) or Wait()
     if study.terms.fidelity is Fidelity.PREDICTED:
         return next_dry_run(study)
-    if study.question.framework.name is FrameworkName.NANOTRON:
+    if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
-    known = learn(study, whole)
+    known = learned(whole, study.terms.fidelity)
     if why := spent(study):
         return Stop(reason=why) if known.fitting else _nothing(known, why)
     if why := same_accident(study):
@@ -62,7 +62,7 @@ def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeReque
         return None
     if any(is_final(study, probe.request) for probe in pending):
         return None
-    known = learn(study, whole)
+    known = learned(whole, study.terms.fidelity)
     if study.terms.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
     proposed = propose(known, {probe.request.settings for probe in pending})
@@ -76,7 +76,7 @@ def _request(known: Knowledge, settings: Settings) -> ProbeRequest:
         settings=settings,
         fidelity=known.study.terms.fidelity,
         repetition=known.repetitions.get(settings, 0),
-        accumulation_counts=counts_to_run(settings.gradient_accumulation_steps),
+        accumulation_counts=first_counts(known.study.question, settings),
     )
 
 

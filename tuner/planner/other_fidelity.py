@@ -6,8 +6,9 @@ Others are those of the same question at other fidelities, and those of other qu
 from collections.abc import Iterator, Sequence
 
 from tuner.measurement import PROBED, Fidelity, Outcome
-from tuner.planner.estimates import Estimate, Forecast, forecast
-from tuner.planner.knowledge import Knowledge, learn
+from tuner.planner.estimate import Estimate
+from tuner.planner.estimates import Forecast, forecast
+from tuner.planner.knowledge import Knowledge, learned
 from tuner.planner.words import MOST_NAMED, describe, probes_text, seconds_text
 from tuner.sizes import size_text
 from tuner.study import Question, Study
@@ -17,7 +18,7 @@ def probed_too(study: Study, known: Forecast) -> Iterator[str]:
     """For a predicted answer: what was measured or emulated, and how predictions compare."""
     for fidelity in PROBED:
         yield from _probes_of(study, fidelity)
-        fitting = learn(study.at(fidelity)).fitting if _counted(study, fidelity) else ()
+        fitting = learned(study, fidelity).fitting if _counted(study, fidelity) else ()
         found = known.estimates.get(fitting[0].settings) if fitting else None
         if found is not None:
             finding = fitting[0]

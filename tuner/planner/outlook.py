@@ -31,7 +31,9 @@ class MemoryOutlook:
         return self._bound(settings).floor_bytes
 
     def cannot_fit(self, settings: Settings) -> bool:
-        """Whether arithmetic alone says so."""
+        """Whether arithmetic alone says so; of a user's script it says nothing."""
+        if self._known.study.question.script is not None:
+            return False
         return self.floor_bytes(settings) > self._known.limit_bytes
 
     def smallest_need(self) -> str:
@@ -78,7 +80,7 @@ class MemoryOutlook:
 
 
 # A study is planned again after every probe, and its arithmetic is the same.
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _bounds(workload: Workload, cluster: Cluster) -> dict[Settings, MemoryBound]:
     """Those of a workload on a cluster, empty at first."""
     return {}

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from tuner.model.unknown import shown_workload
 from tuner.planner.dry_runs import leading
-from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.estimate import Estimate
+from tuner.planner.estimates import Forecast, forecast
 from tuner.planner.guarding import guard_of
 from tuner.planner.predicted_words import explain_prediction
 from tuner.planner.probes import outcomes
@@ -45,7 +47,7 @@ def suggested(
     return Suggestion(
         study_id=study.id,
         state=str(study.state),
-        workload=study.question.workload.as_dict(),
+        workload=shown_workload(study.question.workload.as_dict()),
         cluster=study.question.cluster.as_dict(),
         framework=study.question.framework.as_dict(),
         best=_candidate(known, best) if best else None,
@@ -115,6 +117,7 @@ def _candidate(known: Forecast, found: Estimate) -> Candidate:
     return Candidate(
         settings=found.settings,
         allocated_gib=prediction.allocated_bytes.scaled(1 / GIB),
+        needed_gib=prediction.needed_bytes.scaled(1 / GIB),
         reserved_gib=prediction.reserved_bytes.scaled(1 / GIB),
         device_gib=prediction.device_bytes.scaled(1 / GIB),
         limit_gib=known.limit_bytes / GIB,

@@ -11,7 +11,8 @@ from tuner.cost.padding import padding_words
 from tuner.framework import FrameworkName, same_release
 from tuner.measurement import Fidelity
 from tuner.planner.dry_runs import leading
-from tuner.planner.estimates import Estimate, Forecast
+from tuner.planner.estimate import Estimate
+from tuner.planner.estimates import Forecast
 from tuner.planner.other_fidelity import earlier_texts, probed_too
 from tuner.planner.ranking import Choice, near
 from tuner.planner.verdicts import wrong_ones

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from tuner.cost.prediction import predict
+from tuner.identity_keys import Same
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner.repricing import at_todays_rates
 from tuner.planner.timing import speed_of, step_time
@@ -32,7 +34,8 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
     """Measured; or of a dry run, which takes no time, predicted."""
     settings, question = probe.request.settings, study.question
     if probe.request.fidelity is not Fidelity.PREDICTED:
-        return step_time([measurement], settings.gradient_accumulation_steps)
+        timed = Same(measurement) if measurement.step_times_s else None
+        return _timed(timed, settings.gradient_accumulation_steps) if timed else UNKNOWN
     if measurement.memory is None:
         return UNKNOWN
     found = predict(
@@ -43,6 +46,12 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
         calibration=study.calibration,
     )
     return found.step_time_s
+
+
+# What probes found stays the same when one more is done, and is told in many places of a page.
+@lru_cache(maxsize=2048)
+def _timed(key: Same[Measurement], accumulation: int) -> Quantity:
+    return step_time([key.value], accumulation)
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter, ne
 from typing import Generic, Protocol, TypeVar
 
-from tuner.planner.knowledge import Finding
+from tuner.planner.findings import Finding
 from tuner.planner.timing import alike
-from tuner.settings import Settings
+from tuner.settings import BATCH, KNOBS, Settings
 from tuner.sizes import size_text
 
 LIGHTER = 0.01
 """Part of the memory by which settings must be lighter to be preferred for it."""
 
-_DEFAULT = Settings()
+_CHOICES = attrgetter(*(knob for knob in KNOBS if knob not in BATCH))
+_SIMPLEST = _CHOICES(Settings())
 
 
 class Ranked(Protocol):
@@ -114,9 +116,7 @@ def near(one: Ranked, other: Ranked, tolerance: float) -> bool:
 
 def complexity(settings: Settings) -> int:
     """Knobs that are not at their simplest value, batch sizes apart."""
-    names = _DEFAULT.as_dict()
-    del names["micro_batch_size"], names["gradient_accumulation_steps"]
-    return sum(getattr(settings, name) != getattr(_DEFAULT, name) for name in names)
+    return sum(map(ne, _CHOICES(settings), _SIMPLEST))
 
 
 def pareto(fitting: Sequence[R]) -> tuple[R, ...]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tuner.search.belief import Belief
     from tuner.search.features import Mask
     from tuner.search.prior import Prior
+    from tuner.search.proposal import Proposal
     from tuner.search.trials import Past, Trial
 
 LAST_RESORTS = 2
@@ -124,7 +125,19 @@ class Search:
 
         if not self.allowed.any():
             return self._last_resort()
-        found = ask(self.prior, [*self.trials, *self._lies()], self.allowed, self.past)
+        told = [*self.trials, *self._lies()]
+        return self._proposed(ask(self.prior, told, self.allowed, self.past))
+
+    def expect(self) -> Proposed | None:
+        """What :meth:`propose` gives, by the belief at hand: for what is said of more probes."""
+        from tuner.search.proposal import chosen
+
+        assert not self._pending
+        if not self.allowed.any():
+            return self._last_resort()
+        return self._proposed(chosen(self.prior, self.belief, self.trials, self.allowed))
+
+    def _proposed(self, found: "Proposal") -> Proposed | None:
         if found.is_hopeless:
             return self._last_resort()
         settings = self.prior.settings[found.index]

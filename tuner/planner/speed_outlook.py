@@ -7,12 +7,13 @@ from math import exp
 from typing import Any
 
 from tuner.cost.prediction import predict
+from tuner.model.unknown import is_named
 from tuner.planner.comparing import Change
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.search import Search
 from tuner.planner.words import listed
 from tuner.quantity import QUANTILE, Provenance, Quantity
-from tuner.settings import KNOBS, Settings
+from tuner.settings import OTHERS_CHOSEN, Settings
 from tuner.study import Study
 
 EXPECTED = 0.5
@@ -20,8 +21,6 @@ EXPECTED = 0.5
 TOLD = 0.1
 """Similarity of workloads from which another study is said to correct a number; what less similar
 ones say has faded."""
-ACCUMULATION = list(KNOBS).index("gradient_accumulation_steps")
-"""Its place among the knobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +47,8 @@ class SpeedOutlook:
     @cached_property
     def grounds(self) -> str:
         """What stands behind these numbers, in words."""
+        if not is_named(self._known.study.question.workload.model):
+            return "ordered by rules of thumb and corrected by the probes"
         rates = "predicted" if self._rates_are_known else "predicted with assumed rates"
         grounds = ["by the probes"]
         if any(trial.indirect for trial in self.search.trials):
@@ -81,9 +82,14 @@ class SpeedOutlook:
         finding = self._known.findings.get(settings)
         if finding is not None:
             return self._known.fits(finding)
-        if self._known.is_infeasible(settings) or _is_ruled_out(self._known, settings):
+        if not self._may_fit[self._index[settings]]:
             return False
-        return float(self.search.belief.fits[self._index[settings]]) >= EXPECTED
+        return not (self._known.is_infeasible(settings) or _is_ruled_out(self._known, settings))
+
+    @cached_property
+    def expected(self) -> tuple[Settings, ...]:
+        """All legal settings that are expected to fit and run, in the space's order."""
+        return tuple(self.search.prior.settings[place] for place in self._fitting)
 
     def runs(self, settings: Settings) -> float:
         """Probability that legal settings run, if their memory suffices."""
@@ -104,15 +110,11 @@ class SpeedOutlook:
 
     def _pairs(self, knob: str, mine: Any, other: Any) -> Iterator[tuple[int, int]]:
         """Places in the space of settings that differ in ``knob`` alone, and may both fit."""
-        column = list(KNOBS).index(knob)
-        places: dict[tuple[Any, ...], int] = {}
-        for place in self._fitting:
-            row = self._rows[place]
-            if row[column] == mine:
-                places[_without(row, column)] = place
-        for place in self._fitting:
-            row = self._rows[place]
-            if row[column] == other and (first := places.get(_without(row, column))) is not None:
+        rest = OTHERS_CHOSEN[knob]
+        having = [(place, one) for place, one in self._rows if getattr(one, knob) in (mine, other)]
+        places = {rest(one): place for place, one in having if getattr(one, knob) == mine}
+        for place, one in having:
+            if getattr(one, knob) == other and (first := places.get(rest(one))) is not None:
                 yield first, place
 
     def _mean_change(self, pairs: Sequence[tuple[int, int]]) -> Change:
@@ -137,8 +139,13 @@ class SpeedOutlook:
         return {settings: place for place, settings in enumerate(self.search.prior.settings)}
 
     @cached_property
-    def _rows(self) -> list[tuple[Any, ...]]:
-        return [tuple(getattr(s, knob) for knob in KNOBS) for s in self.search.prior.settings]
+    def _may_fit(self) -> list[bool]:
+        return [fits >= EXPECTED for fits in self.search.belief.fits.tolist()]
+
+    @cached_property
+    def _rows(self) -> list[tuple[int, Settings]]:
+        """What is expected to fit, with its place in the space."""
+        return list(zip(self._fitting, self.expected, strict=True))
 
     @cached_property
     def _fitting(self) -> list[int]:
@@ -165,8 +172,3 @@ def _is_ruled_out(known: Knowledge, settings: Settings) -> bool:
     slow, classes = known.slow.get(settings), known.closed_classes
     ran_out = slow is not None and slow.step_time.value is None
     return settings in known.closed or ran_out or settings.settings_class in classes
-
-
-def _without(row: tuple[Any, ...], column: int) -> tuple[Any, ...]:
-    """A row of knobs without one, and without accumulation, which follows from the others."""
-    return tuple(v for place, v in enumerate(row) if place not in (column, ACCUMULATION))

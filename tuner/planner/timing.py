@@ -11,14 +11,16 @@ Its 80% interval has two parts, added in quadrature for they are independent:
 - what runs differ by, which the steps of one run do not show (:mod:`tuner.planner.luck`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb, exp, fsum, log, sqrt
 from statistics import median
 
 from tuner.measurement import Measurement
 from tuner.planner.luck import Luck, seen_luck
 from tuner.quantity import UNKNOWN, Provenance, Quantity, weakest
+from tuner.settings import Settings
 from tuner.study import Question
 
 CONFIDENCE = 0.8
@@ -76,23 +78,14 @@ def step_time(
         its provenance is ``predicted``. Unknown when neither is there.
     """
     timed = [m for m in measurements if m.step_times_s]
-    runs = [m.step_times_s for m in timed]
-    found = _pooled([run[accumulation] for run in runs if run.get(accumulation)])
-    provenance = weakest(_provenance(m) for m in timed)
-    if found is None:
-        provenance = Provenance.PREDICTED  # arithmetic: no step of this length was run
-        counts = sorted({count for run in runs for count, steps in run.items() if steps})
-        if len(counts) < 2 or counts[-1] > accumulation:
-            return UNKNOWN
-        low, ran = counts[0], counts[-1]
-        found = _line(
-            (low, _pooled([run[low] for run in runs if run.get(low)])),
-            (ran, _pooled([run[ran] for run in runs if run.get(ran)])),
-            accumulation,
-        )
-    found = _with_luck(
-        found, (luck or seen_luck([timed])).half_width(runs_timed(timed, accumulation))
-    )
+    runs = tuple(tuple(m.step_times_s.items()) for m in timed)
+    steps, counted = _of_steps(runs, accumulation)
+    if steps is None:
+        return UNKNOWN
+    found = _with_luck(steps, (luck or seen_luck([timed])).half_width(counted))
+    # Of steps shorter than those asked for it is arithmetic.
+    was_run = any(m.step_times_s.get(accumulation) for m in timed)
+    provenance = weakest(map(_provenance, timed)) if was_run else Provenance.PREDICTED
     down, up = _model_error(timed, accumulation) if with_model else (0.0, 0.0)
     return Quantity(
         value=found.value,
@@ -102,15 +95,40 @@ def step_time(
     )
 
 
+# A study is planned, answered and shown after every probe, and what others timed stays the same.
+@lru_cache(maxsize=4096)
+def _of_steps(
+    runs: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...], accumulation: int
+) -> tuple[_Interval | None, int]:
+    """A step's time from those that were timed, by count, of one or more runs, without what these
+    differ by, and how many of them tell it; ``None`` where they do not."""
+    timed = [dict(run) for run in runs]
+    low, ran = _counts_of(timed, accumulation)
+    found = _pooled([run[ran] for run in timed if run.get(ran)])
+    if ran != accumulation:
+        if found is None or low == ran or ran > accumulation:
+            return None, 0
+        short = _pooled([run[low] for run in timed if run.get(low)])
+        found = _line((low, short), (ran, found), accumulation)
+    return found, sum(bool(run.get(ran)) for run in timed)
+
+
 def runs_timed(measurements: Iterable[Measurement], accumulation: int) -> int:
     """How many runs stand behind the time of a step of ``accumulation`` micro-batches.
 
     Those that ran so many; where none did, those that ran the longest step of the others.
     """
     runs = [m.step_times_s for m in measurements]
-    counts = {count for run in runs for count, steps in run.items() if steps}
-    ran = accumulation if accumulation in counts else max(counts, default=0)
+    _, ran = _counts_of(runs, accumulation)
     return sum(bool(run.get(ran)) for run in runs)
+
+
+def _counts_of(runs: Iterable[Mapping[int, Sequence[float]]], accumulation: int) -> tuple[int, int]:
+    """The smallest count that was timed, and the one that tells most of the count asked for: itself
+    or the largest; 0 where there is none."""
+    counts = {count for run in runs for count, steps in run.items() if steps}
+    largest = accumulation if accumulation in counts else max(counts, default=0)
+    return min(counts, default=0), largest
 
 
 def _provenance(measurement: Measurement) -> Provenance:
@@ -166,6 +184,12 @@ def counts_to_run(accumulation: int) -> tuple[int, ...]:
     return SHORT_COUNTS if accumulation > LONGEST_RUN_OUT else ()
 
 
+def first_counts(question: Question, settings: Settings) -> tuple[int, ...]:
+    """What a first probe of settings runs; a user's script is run as it is."""
+    count = settings.gradient_accumulation_steps
+    return counts_to_run(count) if question.script is None else ()
+
+
 def alike(one: Quantity, other: Quantity) -> bool:
     """Whether each of two known values lies in the other's interval.
 
@@ -182,15 +206,21 @@ def _holds(quantity: Quantity, value: float | None) -> bool:
     return quantity.low <= value <= quantity.high
 
 
-def _pooled(runs: Sequence[Sequence[float]]) -> _Interval | None:
+def _pooled(runs: Sequence[tuple[float, ...]]) -> _Interval | None:
     """The median of the runs' medians, with the interval of what their steps vary by."""
     if not runs:
         return None
-    value = median(median(run) for run in runs)
-    ends = [_median_interval(sorted(run)) for run in runs]
-    down = [1 - low / median(run) for run, (low, _) in zip(runs, ends, strict=True)]
-    up = [high / median(run) - 1 for run, (_, high) in zip(runs, ends, strict=True)]
-    return _Interval(value, value * (1 - _mean_error(down)), value * (1 + _mean_error(up)))
+    each = [_of_run(run) for run in runs]
+    value = median(run.value for run in each)
+    down, up = _mean_error([run.low for run in each]), _mean_error([run.high for run in each])
+    return _Interval(value, value * (1 - down), value * (1 + up))
+
+
+def _of_run(steps: tuple[float, ...]) -> _Interval:
+    """The median of one run's steps; the ends are what it may be off by, in parts of it."""
+    value = median(steps)
+    low, high = _median_interval(sorted(steps))
+    return _Interval(value, 1 - low / value, high / value - 1)
 
 
 def _mean_error(errors: Sequence[float]) -> float:

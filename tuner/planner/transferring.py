@@ -15,7 +15,7 @@ from tuner.settings import Settings
 from tuner.study import Study
 
 if TYPE_CHECKING:
-    from tuner.planner.estimates import Estimate
+    from tuner.planner.estimate import Estimate
 
 Estimates = Mapping[Settings, "Estimate"]
 

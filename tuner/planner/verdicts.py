@@ -11,13 +11,18 @@ from tuner.settings import Settings
 from tuner.study import Question, Study
 from tuner.workload import Precision
 
+NO_TWIN_OF_A_SCRIPT = "a twin shows nothing of a script of one's own"
+"""Why settings of a script are not checked as those of the probe program are."""
+
 
 def twins_of(question: Question, settings: Settings) -> tuple[Twin, ...]:
     """The twins whose verdicts settings need: in fp32, and in the workload's number format.
 
     Raises:
-        NoTwinError: as in :func:`tuner.guard.twin.twin_of`.
+        NoTwinError: as in :func:`tuner.guard.twin.twin_of`; or they are of a user's script.
     """
+    if question.script is not None:
+        raise NoTwinError(NO_TWIN_OF_A_SCRIPT)
     precision = question.workload.precision
     formats = dict.fromkeys((Precision.FP32, precision))
     return tuple(twin_of(question, settings, one) for one in formats)

@@ -1,19 +1,21 @@
 """Settings and numbers as people read them."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from tuner.cluster import Cluster, Device
 from tuner.quantity import Quantity
-from tuner.settings import Settings
+from tuner.settings import BATCH, Settings
 
 MOST_NAMED = 3
 """Probes, or studies, that one sentence names."""
 
-_ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
-_BATCH = ("micro_batch_size", "gradient_accumulation_steps")
+_ALWAYS = ("sharding", *BATCH)
 _DEFAULTS = Settings().as_dict()
 
 
+# The same settings are told in many places of an answer and of a page.
+@lru_cache(maxsize=4096)
 def describe(settings: Settings) -> str:
     """``knob=value,...`` of what matters: batch sizes, sharding, and knobs off their default."""
     return ",".join(
@@ -28,7 +30,7 @@ def describe(settings: Settings) -> str:
 def describe_class(settings: Settings) -> str:
     """As :func:`describe`, of the settings of any batch sizes: without these."""
     parts = describe(settings).split(",")
-    return ",".join(part for part in parts if part.partition("=")[0] not in _BATCH)
+    return ",".join(part for part in parts if part.partition("=")[0] not in BATCH)
 
 
 def seconds_text(seconds: float) -> str:
@@ -62,8 +64,8 @@ def interval_text(seconds: Quantity) -> str:
     return f"80% interval {seconds_text(seconds.low)} to {seconds_text(seconds.high)}"
 
 
-def duration_text(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``2.3 h`` or ``5.0 days``."""
+def rough_duration_text(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``2.3 h`` or ``5.0 days``, for what is estimated."""
     units = (("days", 86_400.0, 2.0), ("h", 3600.0, 1.5), ("min", 60.0, 1.5))
     for unit, length_s, least in units:
         if seconds >= least * length_s:

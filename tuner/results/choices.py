@@ -8,8 +8,8 @@ from math import log
 from typing import Any
 
 from tuner.errors import UsageError
-from tuner.planner.explain_knobs import ACCUMULATION, CHOSEN, MICRO
-from tuner.settings import KNOBS, Settings
+from tuner.planner.explain_knobs import CHOSEN, MICRO
+from tuner.settings import ACCUMULATION, KNOBS, Settings
 from tuner.space import DeadKnob, check_settings, enumerate_space, settings_notes
 from tuner.space.dead import show, show_all
 from tuner.study import Question, Study

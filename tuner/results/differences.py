@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
-from tuner.answer_words import range_text, rank_word, speed_text
+from tuner.answering.words import range_text, rank_word, speed_text
 from tuner.errors import UsageError
 from tuner.json_text import json_text
-from tuner.planner.words import duration_text, interval_text, seconds_text, share_text
+from tuner.planner.words import interval_text, rough_duration_text, seconds_text, share_text
 from tuner.quantity import Quantity
 from tuner.results.headline import headline
 from tuner.sizes import size_text
@@ -85,12 +86,13 @@ def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
     if not LEAST_COMPARED <= len(studies) <= MOST_COMPARED:
         allowed = f"compare {LEAST_COMPARED} to {MOST_COMPARED} studies"
         raise UsageError("ids", len(studies), allowed)
+    per = _per(studies)
     lines = [
         *_lines(Part.QUESTION, [_question(one.study) for one in studies]),
         *_others(Part.QUESTION, [_rest_of_question(one.study) for one in studies]),
         *_lines(Part.TERMS, [_terms(one.study) for one in studies]),
-        *_lines(Part.ANSWER, [_answer(one) for one in studies]),
-        *_lines(Part.COST, [_cost(one) for one in studies]),
+        *_lines(Part.ANSWER, [_answer(one, per) for one in studies]),
+        *_lines(Part.COST, [_cost(one, per) for one in studies]),
     ]
     return tuple(line for line in lines if any(cell.text for cell in line.cells))
 
@@ -113,7 +115,7 @@ def _question(study: Study) -> dict[str, Cell]:
     framework = question.framework
     versions = ", ".join(f"{package} {version}" for package, version in framework.versions.items())
     texts = {
-        "model": workload.model.name,
+        "model": question.trained,
         "cluster": question.cluster.name,
         "global batch": f"{workload.global_batch_size:,} sequences",
         "sequence length": f"{workload.sequence_length:,} tokens",
@@ -156,14 +158,20 @@ def _terms(study: Study) -> dict[str, Cell]:
         "tolerance": share_text(terms.tolerance),
         "probes at most": str(terms.max_probes),
         "dry runs at most": str(terms.max_dry_runs or ""),
-        "time at most": duration_text(terms.wall_s) if terms.wall_s else "",
-        "device time at most": duration_text(terms.device_s) if terms.device_s else "",
+        "time at most": rough_duration_text(terms.wall_s) if terms.wall_s else "",
+        "device time at most": rough_duration_text(terms.device_s) if terms.device_s else "",
         "pool": terms.pool,
     }
     return _cells(texts)
 
 
-def _answer(one: Compared) -> dict[str, Cell]:
+def _per(studies: Sequence[Compared]) -> str:
+    """What a rank is to all of them: a GPU, too, is a rank beside CPU processes."""
+    words = {rank_word(one.study.question) for one in studies}
+    return words.pop() if len(words) == 1 else "rank"
+
+
+def _answer(one: Compared, per: str) -> dict[str, Cell]:
     line, best = headline(one.study, one.suggestion), one.best
     cells = _cells(
         {
@@ -173,13 +181,12 @@ def _answer(one: Compared) -> dict[str, Cell]:
     )
     if best is None:
         return cells
-    per = rank_word(one.study.question)
     return {
         **cells,
         "stands on": Cell(text=str(line.provenance)),
         f"tokens/s per {per}": _speed(best.tokens_per_s_per_gpu),
         "step": _time(best.step_time_s),
-        "memory allocated": _memory(best),
+        "memory needed": _memory(best),
         **_cells({knob: show(value) for knob, value in best.settings.as_dict().items()}),
         "trains as one process": Cell(text=best.guard.verdict.replace("_", " ")),
     }
@@ -198,25 +205,28 @@ def _time(seconds: Quantity) -> Cell:
 
 
 def _memory(best: Candidate) -> Cell:
-    allocated = best.allocated_gib
-    if allocated.value is None:
+    needed = best.needed_gib
+    if needed.value is None:
         return Cell()
-    share = share_text(allocated.value / best.limit_gib)
-    return Cell(
-        text=f"{size_text(allocated.value * GIB)}, {share} of the limit", quantity=allocated
-    )
+    share = share_text(needed.value / best.limit_gib)
+    return Cell(text=f"{size_text(needed.value * GIB)}, {share} of the limit", quantity=needed)
 
 
-def _cost(one: Compared) -> dict[str, Cell]:
+def _cost(one: Compared, per: str) -> dict[str, Cell]:
     line = headline(one.study, one.suggestion)
     return _cells(
         {
             "probes": str(line.probes),
-            "wall time": duration_text(line.wall_s),
-            f"{line.per} time": duration_text(line.device_s),
-            "asked": one.study.asked_at,
+            "wall time": rough_duration_text(line.wall_s),
+            f"{per} time": rough_duration_text(line.device_s),
+            "asked": _minute(one.study.asked_at),
         }
     )
+
+
+def _minute(iso: str) -> str:
+    """A moment of UTC to the minute; empty where there is none."""
+    return f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC" if iso else ""
 
 
 def _cells(texts: Mapping[str, str]) -> dict[str, Cell]:

@@ -7,8 +7,9 @@ from functools import cached_property
 
 from tuner.measurement import PROBED, Fidelity
 from tuner.planner.contenders import fair
-from tuner.planner.estimates import Estimate, Forecast, forecast
-from tuner.planner.knowledge import Knowledge, learn
+from tuner.planner.estimate import Estimate
+from tuner.planner.estimates import Forecast, forecast
+from tuner.planner.knowledge import Knowledge, learned
 from tuner.planner.speed_outlook import SpeedOutlook
 from tuner.planner.timing import speed_of
 from tuner.results.figures import Figures, predicted_figures, probed_figures
@@ -41,7 +42,7 @@ class Evidence:
         """
         asked = self.study.terms.fidelity
         order = sorted(PROBED, key=lambda fidelity: fidelity is not asked)
-        return {f: learn(self.study.at(f), self.study) for f in order if self._has(f)}
+        return {f: learned(self.study, f) for f in order if self._has(f)}
 
     @cached_property
     def probed(self) -> Mapping[Fidelity, Mapping[Settings, Figures]]:

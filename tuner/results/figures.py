@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from tuner.identity_keys import Same
 from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.planner.estimates import Estimate
-from tuner.planner.knowledge import TEACHES_NOTHING, Finding, Knowledge
+from tuner.planner.estimate import Estimate
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge
 from tuner.planner.timing import speed_of
 from tuner.quantity import UNKNOWN, Provenance, Quantity, weakest
 from tuner.settings import Settings
@@ -72,7 +75,13 @@ def predicted_figures(found: Estimate, limit_bytes: int) -> Figures:
         found: their memory and speed, of which at least the memory is known.
         limit_bytes: what one device may need.
     """
-    prediction = found.prediction
+    return _predicted(Same(found), limit_bytes)
+
+
+# Most of what is predicted of a study stays the same when one more probe is done.
+@lru_cache(maxsize=8192)
+def _predicted(key: Same[Estimate], limit_bytes: int) -> Figures:
+    found, prediction = key.value, key.value.prediction
     return Figures(
         settings=found.settings,
         fidelity=Fidelity.PREDICTED,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tuner.answer_words import rank_word
+from tuner.answering.words import rank_word
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
 from tuner.planner.words import describe
@@ -13,7 +13,7 @@ from tuner.settings import Settings
 from tuner.study import OPEN, Study
 from tuner.suggestion import GIB, Suggestion
 
-_QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib")
+_QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_gib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Headline:
     """Seconds of their optimizer step."""
     allocated_gib: Quantity
     """Peak of allocated tensors on the device that needs most."""
+    needed_gib: Quantity
+    """What must be free on that device, which is compared with the limit."""
     limit_gib: float
     """What one device may need."""
     per: str
@@ -89,9 +91,9 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
 
     Args:
         study: with its probes.
-        suggestion: as of :func:`tuner.answering.best_known`; ``None`` while there is none.
+        suggestion: as of :func:`tuner.answering.known.best_known`; ``None`` while there is none.
     """
-    from tuner.answering import is_forecast  # imports the store
+    from tuner.answering.known import is_forecast  # imports the store
 
     best = suggestion and suggestion.best
     same = study.at(study.terms.fidelity)
@@ -104,6 +106,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else UNKNOWN,
         step_time_s=best.step_time_s if best else UNKNOWN,
         allocated_gib=best.allocated_gib if best else UNKNOWN,
+        needed_gib=best.needed_gib if best else UNKNOWN,
         limit_gib=study.terms.limit_bytes(study.question.cluster) / GIB,
         per=rank_word(study.question),
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
@@ -118,7 +121,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
 
 def _why_none(study: Study, suggestion: Suggestion | None) -> str:
     """Why a study at its end has no answer of the fidelity that was asked for; empty of one."""
-    from tuner.answering import is_forecast, why_none  # imports the store
+    from tuner.answering.known import is_forecast, why_none  # imports the store
 
     if suggestion is None or study.state in OPEN:
         return ""

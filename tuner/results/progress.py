@@ -93,29 +93,33 @@ class _Fastest:
         self._speeds: dict[Settings, float] = {}
         self._closed: set[Settings] = set()
         self._closed_classes: set[Settings] = set()
-
-    @property
-    def speed(self) -> float | None:
+        self.speed: float | None = None
         """Tokens per second and rank; ``None`` where nothing is known to fit."""
-        return max(self._speeds.values(), default=None)
 
     def add(self, probe: Probe, found: Measurement, own: Quantity) -> bool:
         """Tells of a probe, and of its own speed; whether its settings are the fastest now."""
         settings = probe.request.settings
         if found.outcome in CLOSES_CLASS:
-            self._closed_classes.add(settings.settings_class)
+            self._close(settings.settings_class)
         elif found.outcome in BROKEN:
             self._closed.add(settings)
         self._probes[settings].append(probe)
         speed = self._speed_of(settings, own)
+        before = self._speeds.pop(settings, None)
+        if before is not None and before == self.speed:  # what it was may have been the fastest
+            self.speed = max(self._speeds.values(), default=None)
         if speed is None:
-            # What closes a class takes others with it.
-            lost = [one for one in self._speeds if one == settings or self._is_closed(one)]
-            for one in lost:
-                del self._speeds[one]
             return False
         self._speeds[settings] = speed
+        self.speed = speed if self.speed is None else max(speed, self.speed)
         return speed == self.speed
+
+    def _close(self, settings_class: Settings) -> None:
+        """What closes a class takes others with it."""
+        self._closed_classes.add(settings_class)
+        for one in [s for s in self._speeds if s.settings_class == settings_class]:
+            del self._speeds[one]
+        self.speed = max(self._speeds.values(), default=None)
 
     def _is_closed(self, settings: Settings) -> bool:
         return settings in self._closed or settings.settings_class in self._closed_classes

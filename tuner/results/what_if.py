@@ -12,7 +12,7 @@ from tuner.cost.categories import Basis
 from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction, unknown_prediction
 from tuner.errors import UsageError
-from tuner.planner.estimates import Estimate
+from tuner.planner.estimate import Estimate
 from tuner.planner.predicted_words import basis_text, failure_text
 from tuner.planner.verdicts import failed
 from tuner.planner.words import describe, seconds_text

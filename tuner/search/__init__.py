@@ -8,5 +8,6 @@ that asks and is told; both are slow to import, so this package is imported wher
 - :mod:`~tuner.search.trials`: what was tried, here and in earlier studies.
 - :mod:`~tuner.search.belief`: what is believed after both: speed, memory, and success.
 - :mod:`~tuner.search.improvement`: what a probe is expected to gain.
+- :mod:`~tuner.search.proposal`: the most promising candidate.
 - :mod:`~tuner.search.sampler`: Optuna's sampler that proposes the most promising candidate.
 """

@@ -121,13 +121,15 @@ def _speed(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterio
     off = None if past is None else np.clip(past.log_excess, *CLIPPED)
     timed = [(t, _timed(t, log(t.seconds) - float(base[t.index]))) for t in trials if t.seconds]
     ran = [row for t, row in timed if t.result is Result.RAN]
-    found = learn(prior, _seen(ran), SPEED, past, off)
+    bounds = [(t, row) for t, row in timed if t.result in LOWER_BOUNDS]
+    at = np.array([t.index for t, _ in bounds], dtype=np.intp)
+    believed = learn(prior, _seen(ran), SPEED, past, off, at).mean.tolist() if bounds else ()
     slower = [
-        _bounded(t, row, float(found.mean[t.index]))
-        for t, row in timed
-        if t.result in LOWER_BOUNDS and row.off > found.mean[t.index]
+        _bounded(t, row, mean)
+        for (t, row), mean in zip(bounds, believed, strict=True)
+        if row.off > mean
     ]
-    return learn(prior, _seen([*ran, *slower]), SPEED, past, off) if slower else found
+    return learn(prior, _seen([*ran, *slower]), SPEED, past, off)
 
 
 def _timed(trial: Trial, off: float) -> _Row:
@@ -179,8 +181,9 @@ def _runs(
     if told:
         tried = np.array([t.index for t in told], dtype=np.intp)
         ran = np.array([float(t.result in HAVE_RUN) for t in told])
-        size = (log_need[:, None] - log_need[tried][None, :]) / MEMORY_DISTANCE
-        near = 2 * alike(prior.features, prior.features[tried]) * np.exp(-0.5 * size**2)
-        seen = (1 + near @ ran) / (1 + near @ (runs * fits)[tried])
+        need = (log_need - log_need.mean()) / MEMORY_DISTANCE
+        points = np.column_stack([prior.features, need])
+        near = alike(points, points[tried])
+        seen = (1 + 2 * (near @ ran)) / (1 + 2 * (near @ (runs * fits)[tried]))
         runs = runs * np.clip(seen, 0.02, 10.0)
     return np.minimum(runs, 0.99)

@@ -72,9 +72,14 @@ def nearest(past: Past, workload: Array) -> Past:
 
 
 def learn(
-    prior: Prior, seen: Seen, assumed: Assumed, past: Past | None, past_off: Array | None
+    prior: Prior,
+    seen: Seen,
+    assumed: Assumed,
+    past: Past | None,
+    past_off: Array | None,
+    at: Rows | None = None,
 ) -> Posterior:
-    """What each candidate's prediction is believed to be off by.
+    """What candidates' predictions are believed to be off by.
 
     Args:
         prior: the candidates.
@@ -82,70 +87,80 @@ def learn(
         assumed: before any trial.
         past: earlier trials.
         past_off: what each of them was off by, ``nan`` where that is not known.
+        at: the candidates that are asked for; all of them by default.
     """
+    points = prior.features if at is None else prior.features[at]
     if past is None or past_off is None or np.isnan(past_off).all():
-        return _alone(prior, seen, assumed)
+        return _alone(points, prior.features[seen.index], seen, assumed)
     known = np.flatnonzero(~np.isnan(past_off))
-    return _with_past(prior, seen, assumed, past.take(known), past_off[known])
+    return _with_past(prior, points, seen, assumed, past.take(known), past_off[known])
 
 
-def _alone(prior: Prior, seen: Seen, assumed: Assumed) -> Posterior:
-    near = alike(prior.features, prior.features[seen.index])
-    shape = assumed.offset**2 + assumed.own**2 * near
-    stretch = _stretch(seen, shape[seen.index])
-    own = np.full(len(near), assumed.offset**2 + assumed.own**2)
+def _alone(points: Array, tried: Array, seen: Seen, assumed: Assumed) -> Posterior:
+    between = _shape(assumed, alike(tried, tried))
+    stretch = _stretch(seen, between)
+    own = np.full(len(points), assumed.offset**2 + assumed.own**2)
+    cross = _shape(assumed, alike(tried, points))
+    cross *= stretch**2
     return regress(
         seen.off,
-        stretch**2 * shape[seen.index] + seen.shared_error,
+        stretch**2 * between + seen.shared_error,
         seen.error,
-        stretch**2 * shape,
+        cross.T,
         stretch**2 * own,
     )
 
 
-def _with_past(prior: Prior, seen: Seen, assumed: Assumed, past: Past, off: Array) -> Posterior:
-    near = alike(prior.features, prior.features[seen.index])
+def _shape(assumed: Assumed, near: Array) -> Array:
+    """The covariance of what predictions are off by, before it is stretched; in place."""
+    near *= assumed.own**2
+    near += assumed.offset**2
+    return near
+
+
+def _with_past(
+    prior: Prior, points: Array, seen: Seen, assumed: Assumed, past: Past, off: Array
+) -> Posterior:
+    tried = prior.features[seen.index]
     key = ByContents((past, off), past.study, past.features, past.workload, off)
     shared = _shared(key, assumed)
-    shape = assumed.offset**2 + assumed.own**2 * near
-    common = shared.amplitude**2 * near
-    stretch = _stretch(seen, shape[seen.index])
-    ours = stretch**2 * shape + common
-    theirs = alike(prior.features, past.features) * alike(prior.workload[None, :], past.workload)
-    theirs = shared.amplitude**2 * theirs
+    similar = shared.amplitude**2 * alike(past.workload, prior.workload[None, :])
+    among = alike(tried, tried)
+    stretch = _stretch(seen, _shape(assumed, among.copy()))
+
+    def ours(near: Array) -> Array:
+        common = shared.amplitude**2 * near
+        return np.asarray(stretch**2 * _shape(assumed, near) + common)
+
+    theirs = similar * alike(past.features, tried)
     between = np.block(
         [
-            [ours[seen.index] + seen.shared_error, theirs[seen.index]],
-            [theirs[seen.index].T, _past_covariance(past, assumed, shared.amplitude)],
+            [ours(among) + seen.shared_error, theirs.T],
+            [theirs, _past_covariance(past, assumed, shared.amplitude)],
         ]
     )
+    cross = [ours(alike(tried, points)), similar * alike(past.features, points)]
     variance = stretch**2 * (assumed.offset**2 + assumed.own**2) + shared.amplitude**2
     return regress(
         np.concatenate([seen.off, off]),
         between,
         np.concatenate([seen.error, np.full(len(off), shared.error)]),
-        np.concatenate([ours, theirs], axis=1),
-        np.full(len(near), variance),
+        np.concatenate(cross).T,
+        np.full(len(points), variance),
     )
 
 
 def _stretch(seen: Seen, shape: Array) -> float:
-    """The likeliest size of errors, in those assumed, after what was seen.
-
-    The covariance of what was seen is ``factor**2 * shape + noise``; with noise made white, one
-    decomposition into eigenvalues gives the likelihood for every factor.
-    """
+    """The likeliest size of errors, in those assumed, after what was seen."""
     if not len(seen.off):
         return 1.0
-    noise = np.diag(seen.error**2) + seen.shared_error
-    white = np.linalg.inv(np.linalg.cholesky(noise))
-    values, vectors = np.linalg.eigh(white @ shape @ white.T)
-    off = (vectors.T @ (white @ seen.off)) ** 2
+    shared = seen.shared_error
 
     def fit(factor: float) -> float:
-        variances = factor**2 * np.maximum(values, 0.0) + 1.0
         usual = -0.5 * (log(factor) / log(STRETCH)) ** 2
-        return float(usual - 0.5 * (off / variances + np.log(variances)).sum())
+        between = factor**2 * shape
+        between += shared
+        return usual + log_likelihood(seen.off, between, seen.error)
 
     least = 1.0 if len(seen.off) < FEW else 0.0
     return max((factor for factor in STRETCHED if factor >= least), key=fit)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.cluster import Cluster
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, ReduceDtype, Workload
 

@@ -7,43 +7,20 @@ is replayed from the trials, so nothing needs to be kept in step with it.
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import exp, inf, log
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from tuner.search.belief import believe
 from tuner.search.features import Mask
-from tuner.search.improvement import HOPEFUL, log_expected_gain, log_expected_speed
 from tuner.search.prior import Prior
+from tuner.search.proposal import Proposal, is_value, propose
 from tuner.search.trials import Past, Result, Trial
 
 CANDIDATE = "candidate"
 """Name of Optuna's only parameter: the index of a candidate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """What to probe next."""
-
-    index: int
-    """Which candidate."""
-    gain: float
-    """Expected gain over the best known, relative; infinite while nothing is known to fit."""
-    fits: float
-    """Probability that its memory suffices."""
-    succeeds: float
-    """Probability that it fits and runs."""
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether neither it nor any other is expected to fit."""
-        return self.fits < HOPEFUL
 
 
 class CostModelSampler(BaseSampler):
@@ -100,50 +77,6 @@ def ask(prior: Prior, trials: Sequence[Trial], allowed: Mask, past: Past | None 
     return sampler.proposal
 
 
-def propose(
-    prior: Prior, trials: Sequence[Trial], allowed: Mask, past: Past | None = None
-) -> Proposal:
-    """The allowed candidate with the largest expected gain; the first by order where equal.
-
-    While nothing is known to fit, that with the largest expected speed. Candidates that are hardly
-    expected to fit come last, the likeliest first.
-    """
-    belief = believe(prior, trials, past)
-    best = best_log_seconds(prior, trials)
-    if best is None:
-        score, gains = log_expected_speed(belief), np.full(len(allowed), inf)
-    else:
-        score = log_expected_gain(belief, best)
-        gains = np.expm1(np.exp(np.minimum(score, 5.0)))
-    hopeless = belief.fits < HOPEFUL
-    score = np.where(hopeless, -1e6 + np.log(np.maximum(belief.fits, 1e-300)), score)
-    # Expectations that differ by less than a percent: the simpler one, then the space's order.
-    order = np.lexsort((-prior.simplicity, -score.round(2), ~allowed))
-    index = int(order[0])
-    return Proposal(
-        index=index,
-        gain=float(gains[index]),
-        fits=float(belief.fits[index]),
-        succeeds=float(belief.succeeds[index]),
-    )
-
-
-def best_log_seconds(prior: Prior, trials: Sequence[Trial]) -> float | None:
-    """Of the fastest trial of this search that ran within the limit; ``None`` without any."""
-    limit = exp(prior.log_limit)
-    found = [
-        log(t.seconds)
-        for t in trials
-        if _is_value(t) and t.seconds and (t.need_bytes or 0.0) <= limit
-    ]
-    return min(found, default=None)
-
-
-def _is_value(trial: Trial) -> bool:
-    """Whether its seconds are what this search makes small."""
-    return trial.result is Result.RAN and not trial.indirect and trial.seconds is not None
-
-
 def _distribution(prior: Prior) -> IntDistribution:
     # Optuna asks no sampler for a parameter of one value.
     return IntDistribution(0, max(len(prior.settings) - 1, 1))
@@ -151,7 +84,7 @@ def _distribution(prior: Prior) -> IntDistribution:
 
 def _frozen(prior: Prior, trial: Trial) -> FrozenTrial:
     """A finished trial as Optuna keeps it; what did not run, or not as here, has no value."""
-    ran = _is_value(trial)
+    ran = is_value(trial)
     return create_trial(
         state=TrialState.COMPLETE if ran else TrialState.FAIL,
         value=trial.seconds if ran else None,

@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from tuner.framework import Condition, Effect, Framework, KnobEffect, knob_effect
+from tuner.script.pinned import pinned
 from tuner.settings import Settings, Sharding
 from tuner.study import Question
 
@@ -57,11 +58,19 @@ class Fixed:
 
 
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
-    """What the framework does with a knob in all settings."""
+    """What the framework, or else the user's script, does with a knob in all settings."""
     effect = _effect(question.framework, knob, frozenset())
     if effect.effect is not Effect.DEAD:
-        return None
+        return None if knob == "sync_each_batch" else fixed_by_script(question, knob)
     return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
+
+
+def fixed_by_script(
+    question: Question, knob: str, settings: Settings | None = None
+) -> Fixed | None:
+    """The one value of a knob that the user's script is not told, in these settings or in all."""
+    value, why = pinned(question, knob, settings)
+    return Fixed(knob=knob, value=value, why=why, by_versions=True) if why else None
 
 
 def fixed_tp_size(question: Question) -> Fixed | None:
@@ -93,7 +102,23 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
         later.append(named or Fixed(knob="tp_recompute_allgather", value=False, why=why))
     if no_offload := fixed_by_framework(question, "cpu_offload"):
         later.append(no_offload)
-    return replace(settings, **{f.knob: f.value for f in later}), [*sizes, *later]
+    settings = replace(settings, **{f.knob: f.value for f in later})
+    if question.script is not None:
+        settings, told = _as_the_script_has_it(question, settings, {f.knob for f in later})
+        later += told
+    return settings, [*sizes, *later]
+
+
+def _as_the_script_has_it(
+    question: Question, settings: Settings, dead: Collection[str]
+) -> tuple[Settings, list[Fixed]]:
+    """Settings with what the script is not told, of the knobs that are not dead anyway."""
+    told = []
+    for knob in ("sharding", "tp_recompute_allgather", "activation_checkpointing"):
+        if knob not in dead and (fixed := fixed_by_script(question, knob, settings)):
+            settings = replace(settings, **{knob: fixed.value})
+            told.append(fixed)
+    return settings, told
 
 
 def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
@@ -108,7 +133,8 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
     offload = {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
     conditions = {question.framework.family(replicated=replicated)} | offload
-    return _fixed_sync(_effect(question.framework, knob, frozenset(conditions)))
+    found = _fixed_sync(_effect(question.framework, knob, frozenset(conditions)))
+    return found or fixed_by_script(question, knob)
 
 
 _NOBODY_TO_SYNC_WITH = Fixed(

@@ -81,7 +81,7 @@ def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
         id=study_id(question),
         identity=identity,
         kind=question.kind,
-        model_name=question.workload.model.name,
+        model_name=question.trained,
         cluster_name=question.cluster.name,
         question=question.as_dict(),
         terms=terms.as_dict(),
@@ -111,7 +111,7 @@ def renew(
     done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
     study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
     study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
-    study.question, study.model_name = question.as_dict(), question.workload.model.name
+    study.question, study.model_name = question.as_dict(), question.trained
     study.terms, study.pool, study.asked_at = terms.as_dict(), terms.pool, now
     if study.state is StudyState.QUEUED:
         study.reason = ""
@@ -126,9 +126,12 @@ def named_study(session: Session, given: str) -> StudyRow:
     begin = given.strip().lower()
     begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
     if begin != ID_PREFIX:
+        if (whole := session.get(StudyRow, begin)) is not None:
+            return whole
+        # No index serves this: it is for people, and workers name studies whole.
         like = StudyRow.id.startswith(begin, autoescape=True)
         rows = session.scalars(select(StudyRow).where(like).order_by(StudyRow.id).limit(5)).all()
-        if len(rows) == 1 or (rows and rows[0].id == begin):
+        if len(rows) == 1:
             return rows[0]
         if rows:
             ids = ", ".join(row.id for row in rows)

@@ -78,7 +78,7 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
-        shown = re.sub(r"//[^/]*@", "//***@", text)
+        shown = re.sub(r"//[^/]*@", "//***@", str(text))
         raise UsageError("db", shown, SPELLINGS) from error
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")

@@ -2,7 +2,7 @@
 
 from sqlalchemy.orm import Session
 
-from tuner.measurement import Measurement
+from tuner.measurement import Measurement, believable
 from tuner.store import queue
 from tuner.store.asking import unknown_study
 from tuner.store.clock import clock
@@ -49,7 +49,7 @@ def enter_probe(
         session.add(measurement_row(study, row, None, known, now))
     told = {"outcome": str(known.outcome)} if known else {}
     queue.tell_probe(session, study_id, row, now, told)
-    return probe_of(row, known.as_dict() if known else None)
+    return probe_of(row, known and believable(known))
 
 
 def _planned_at(session: Session, study_id: str, revision: int) -> StudyRow | None:

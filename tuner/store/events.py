@@ -32,10 +32,9 @@ def read_events(
 ) -> list[Event]:
     """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
     newer = (EventRow.study_id == study_id, EventRow.id > after)
-    rows = session.scalars(select(EventRow).where(*newer).order_by(EventRow.id).limit(limit))
-    return [_event(row) for row in rows]
-
-
-def _event(row: EventRow) -> Event:
-    at = iso(row.at) or ""
-    return Event(id=row.id, study_id=row.study_id, kind=row.kind, at=at, data=row.data)
+    columns = (EventRow.id, EventRow.kind, EventRow.at, EventRow.data)
+    rows = session.execute(select(*columns).where(*newer).order_by(EventRow.id).limit(limit))
+    return [
+        Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at) or "", data=row.data)
+        for row in rows
+    ]

@@ -51,6 +51,8 @@ def record(session: Session, held: Claim, found: Measurement) -> bool:
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
     attempt.outcome = found.outcome
+    if lost := set(found.lost_devices) & set(attempt.devices):
+        attempt.devices = sorted(lost)  # the others may be had again
     _end(session, attempt, AttemptState.DONE, found.detail, now)
     study.revision += 1
     study.worker_seen_at = now

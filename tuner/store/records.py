@@ -93,7 +93,7 @@ class StudySummary:
     id: str
     """The study's id."""
     model_name: str
-    """Name of the model, as asked last."""
+    """Name of the model, as asked last; of a user's script that of its file."""
     cluster_name: str
     """Short spelling of the cluster."""
     state: StudyState

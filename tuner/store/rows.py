@@ -1,19 +1,21 @@
 """From rows to the domain's objects, and back."""
 
+import json
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Text, select, type_coerce
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tuner.errors import UnreadableStudyError, UsageError
 from tuner.measurement import Measurement, believable
-from tuner.settings import parse_settings
+from tuner.settings import Settings, parse_settings
 from tuner.store.attempts import fruitless_s
 from tuner.store.calibrations import read_calibration
 from tuner.store.clock import clock, iso
@@ -23,6 +25,22 @@ from tuner.study import Probe, ProbeRequest, Question, Study, Terms
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
+
+FOUND = type_coerce(MeasurementRow.measurement, Text)
+"""The column of what a probe found, as the text that it is kept as."""
+OF_PROBE: tuple[InstrumentedAttribute[Any], ...] = (
+    ProbeRow.id,
+    ProbeRow.settings,
+    ProbeRow.fidelity,
+    ProbeRow.repetition,
+    ProbeRow.accumulation_counts,
+    ProbeRow.state,
+    ProbeRow.memory_limit_bytes,
+    ProbeRow.finished_at,
+)
+"""The columns that :func:`probe_of` reads; rows of them are quicker to have than whole objects."""
+MOST_KEPT = 16_000
+"""Letters of a measurement that is kept as it was read; logs of many ranks are larger."""
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
@@ -35,13 +53,13 @@ def read_study(session: Session, row: StudyRow) -> Study:
         UnreadableStudyError: it was written by a version whose questions this one cannot read.
     """
     found = session.execute(
-        select(ProbeRow, MeasurementRow.measurement)
+        select(*OF_PROBE, FOUND.label("found"))
         .outerjoin(MeasurementRow, MeasurementRow.probe_id == ProbeRow.id)
         .where(ProbeRow.study_id == row.id)
         .order_by(ProbeRow.id)
     ).all()
     try:
-        probes = tuple(probe_of(probe, measurement) for probe, measurement in found)
+        probes = tuple(probe_of(row, measurement_of(row.found)) for row in found)
         named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
         study = study_of(row, probes, read_dry_runs(session, named))
         question = study.question
@@ -104,21 +122,46 @@ def study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryR
     )
 
 
-def probe_of(row: ProbeRow | Row[Any], measurement: Mapping[str, Any] | None) -> Probe:
+def probe_of(row: ProbeRow | Row[*tuple[Any, ...]], measurement: Measurement | None) -> Probe:
     """A probe with what it found."""
     return Probe(
         id=row.id,
         request=ProbeRequest(
-            settings=parse_settings(row.settings),
+            settings=_settings_of(row.settings),
             fidelity=row.fidelity,
             repetition=row.repetition,
             accumulation_counts=tuple(row.accumulation_counts),
         ),
         state=row.state,
         memory_limit_bytes=row.memory_limit_bytes,
-        measurement=believable(Measurement.from_dict(measurement)) if measurement else None,
+        measurement=measurement,
         finished_at=iso(row.finished_at),
     )
+
+
+def measurement_of(text: str | None) -> Measurement | None:
+    """What a probe found, from :data:`FOUND`; ``None`` where there is nothing.
+
+    A study is read again whenever something happens to it, and what its probes found stays the
+    same: they are as they were read before, unless they are large.
+    """
+    if text is None:
+        return None
+    return _kept(text) if len(text) <= MOST_KEPT else _read(text)
+
+
+@lru_cache(maxsize=2048)
+def _kept(text: str) -> Measurement:
+    return _read(text)
+
+
+def _read(text: str) -> Measurement:
+    return believable(Measurement.from_dict(json.loads(text)))
+
+
+@lru_cache(maxsize=4096)
+def _settings_of(text: str) -> Settings:
+    return parse_settings(text)
 
 
 def measurement_row(
@@ -149,4 +192,4 @@ def _tokens(study: StudyRow, probe: ProbeRow, count: int) -> float:
     """Tokens of a step of ``count`` micro-batches: that share of a whole optimizer step's."""
     workload = study.question["workload"]
     whole = workload["sequence_length"] * workload["global_batch_size"]
-    return float(whole * count / parse_settings(probe.settings).gradient_accumulation_steps)
+    return float(whole * count / _settings_of(probe.settings).gradient_accumulation_steps)

@@ -39,6 +39,8 @@ class SignedIn:
     """That key's, for people."""
     scope: Scope
     """What that key allows."""
+    session_id: str
+    """Names the session to others of this database; nobody signs in with it."""
 
 
 class Sessions:
@@ -89,10 +91,22 @@ class Sessions:
             until = min(row.created_at + LASTS, now + IDLE)
             noted_at = key.last_used_at or row.created_at
             noted_lately = max(until - row.expires_at, now - noted_at) < USED_EVERY
-            signed_in = SignedIn(key_id=key.id, name=key.name, scope=key.scope)
+            signed_in = SignedIn(
+                key_id=key.id, name=key.name, scope=key.scope, session_id=row.token_hash
+            )
         if not noted_lately:
             self._note_use(_hash(token), signed_in.key_id, now, until)
         return signed_in
+
+    def open_ids(self) -> set[str]:
+        """Ids of the sessions that are not over, and whose keys were not revoked."""
+        wanted = (
+            select(SessionRow.token_hash, SessionRow.expires_at, UtcNow())
+            .join(KeyRow, KeyRow.id == SessionRow.key_id)
+            .where(KeyRow.revoked_at.is_(None))
+        )
+        with self.transactions.read() as session:
+            return {found for found, until, now in session.execute(wanted) if now < until}
 
     def end(self, token: str, *, address: str = "") -> None:
         """Ends a session; one that is over stays so."""

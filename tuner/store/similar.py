@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from tuner.errors import UsageError
 from tuner.measurement import PROBED
-from tuner.store.rows import probe_of, read_study, study_of
+from tuner.store.rows import FOUND, measurement_of, probe_of, read_study, study_of
 from tuner.store.tables import MeasurementRow, ProbeRow, StudyRow
 from tuner.study import Probe, ProbeState, Question, Study
 
@@ -70,7 +70,7 @@ def _probes(session: Session, study_ids: Sequence[str]) -> dict[str, list[Probe]
     if not study_ids:
         return {}
     found = session.execute(
-        select(ProbeRow, MeasurementRow.measurement)
+        select(ProbeRow, FOUND)
         .join(MeasurementRow, MeasurementRow.probe_id == ProbeRow.id)
         .where(
             ProbeRow.study_id.in_(study_ids),
@@ -81,9 +81,10 @@ def _probes(session: Session, study_ids: Sequence[str]) -> dict[str, list[Probe]
         .limit(MOST_PROBES)
     ).all()
     by_study: dict[str, list[Probe]] = {}
-    for row, measurement in reversed(found):
+    for row, text in reversed(found):
         with suppress(UsageError, KeyError, TypeError, ValueError):  # another version's
-            by_study.setdefault(row.study_id, []).append(probe_of(row, measurement))
+            probe = probe_of(row, measurement_of(text))
+            by_study.setdefault(row.study_id, []).append(probe)
     return by_study
 
 

@@ -273,10 +273,11 @@ class Store:
             study_id: the whole id.
             worker: who takes it.
             fidelity: take only a probe of this one; of any unless given.
-            devices: names of what it will run on, unique in the world: UUIDs of GPUs, or
-                ``HOST/cpu``. No other claim has any of them until this one ends. A probe that
-                lost one of them is left to workers with others; after a lease's time in which
-                none took it, it ends as ``device_lost``.
+            devices: names of what it will run on, unique in the world: UUIDs of GPUs, or the id
+                of a machine's boot before ``/cpu``. No other claim has any of them until this one
+                ends. A probe that lost one of them is left to workers with none of those that were
+                lost, or with none of all where it is not known which; after a lease's time in which
+                nobody took it, it ends as ``device_lost``.
             key: 32 letters or digits of this claim alone: sent again with them, after an error
                 that leaves open what became of it, it has the same probe.
 

@@ -227,7 +227,8 @@ class AttemptRow(Base):
     detail: Mapped[str] = mapped_column(Text)
     worker: Mapped[dict[str, Any]] = mapped_column(JsonText)
     devices: Mapped[list[str]] = mapped_column(JsonText, server_default="[]")
-    """Those that it held, as in ``devices``; kept after its end."""
+    """Those that it held, as in ``devices``; kept after its end. Where it is known which of them
+    were lost, these alone are kept: the probe is not tried on them again."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     lease_until: Mapped[datetime] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
@@ -250,7 +251,7 @@ class DeviceRow(Base):
     __tablename__ = "devices"
 
     device: Mapped[str] = mapped_column(String(128), primary_key=True)
-    """A GPU's UUID, or the machine's name before ``/cpu``."""
+    """A GPU's UUID, or the id of the machine's boot before ``/cpu``."""
     attempt_id: Mapped[int] = mapped_column(_parent("attempts.id"), index=True)
 
 

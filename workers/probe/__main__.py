@@ -1,12 +1,14 @@
 """One rank of a probe, of several, one after the other, of a calibration, or of a device check.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
-    python -P -m workers.probe --series --out DIR
+    python -P -m workers.probe --series --rendezvous file --out DIR
     python -P -m workers.probe --check cuda --out DIR
 
 The first with ``--calibrate`` times the cases of the spec, and trains nothing. The second runs
 every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
-(``workers/probe/orders.py``). The third sees whether its device computes.
+(``workers/probe/orders.py``); its ranks find each other by a file, or by rank 0's address
+where they are of several nodes (``workers/probe/rendezvous.py``). The third sees whether its device
+computes.
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
 ``rank-NNNNN.json`` and exits with 0 (its steps are done), 10 (the record says what happened) or
@@ -38,6 +40,9 @@ def main() -> int:
     what.add_argument("--check", choices=("cpu", "cuda"), help="see whether the device computes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init-method", default="env://")
+    parser.add_argument(
+        "--rendezvous", choices=("file", "address"), default="file", help="of the ranks of a series"
+    )
     parser.add_argument("--watch-fd", type=int)
     parser.add_argument("--silence-s", type=float, default=20.0)
     parser.add_argument("--calibrate", action="store_true", help="time the cases of the spec")
@@ -59,7 +64,7 @@ def _run(options: argparse.Namespace) -> "Record":
     if options.series:
         from workers.probe.series import run_series
 
-        return run_series(options.out)
+        return run_series(options.out, options.rendezvous)
     if options.check:
         from workers.probe.check import check_device
 

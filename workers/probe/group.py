@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
@@ -17,13 +18,22 @@ ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """accelerate wants one even where the process group is there already."""
 
 
-def join(world_size: int, rank: int, backend: str, init_method: str) -> None:
+Meeting = str | Callable[[int, int], Store]
+"""Where ranks meet: an ``init_method`` of torch's, or what has the store of a rank of so many."""
+
+
+def join(world_size: int, rank: int, backend: str, meeting: Meeting) -> None:
     """Join the process group of the probe's ranks."""
     for name, value in ADDRESS.items():
         os.environ.setdefault(name, value)
+    where: dict[str, Any]
+    if isinstance(meeting, str):
+        where = {"init_method": meeting}
+    else:
+        where = {"store": meeting(rank, world_size)}
     dist.init_process_group(
         backend,
-        init_method=init_method,
+        **where,
         rank=rank,
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,

@@ -12,6 +12,8 @@ from pathlib import Path
 SPEC = "spec.json"
 END = "end"
 """The supervisor's file: no order follows those that are there."""
+ADDRESS = "address"
+"""Rank 0's file beside an order of several nodes: ``host port`` of where the ranks meet."""
 SPENT = "spent"
 """A rank's file: what a probe took has not come back, so no rank waits for another order."""
 POLL_S = 0.02

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from workers.probe.device import Device
-from workers.probe.group import join, join_fake_group, keep_own_parts
+from workers.probe.group import Meeting, join, join_fake_group, keep_own_parts
 from workers.probe.record import Record
 from workers.probe.recording import recording
 from workers.probe.run import Rank
@@ -29,12 +29,12 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
     return record
 
 
-def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]:
+def run_probe(spec_path: Path, meeting: Meeting) -> tuple[Record, Device | None]:
     """Run this process's rank of the probe; the process group it has joined is left as it is.
 
     Args:
         spec_path: the probe's ``spec.json``.
-        init_method: of ``torch.distributed.init_process_group``.
+        meeting: where its ranks meet.
 
     Returns:
         The record, and the device; ``None`` if it could not be opened.
@@ -49,7 +49,7 @@ def run_probe(spec_path: Path, init_method: str) -> tuple[Record, Device | None]
             join_fake_group(spec.world_size)
             keep_own_parts()
         else:
-            join(spec.world_size, own.rank, device.backend, init_method)
+            join(spec.world_size, own.rank, device.backend, meeting)
         Rank(spec=spec, rank=own.rank, device=device, phase=own.phase, record=own.record).run()
         dist.barrier()  # no rank leaves while another still talks to it
     return own.record, own.device

@@ -8,13 +8,14 @@ from workers.probe.device import Device
 from workers.probe.orders import SPEC, SPENT, header, orders
 from workers.probe.rank import run_probe
 from workers.probe.record import Record
+from workers.probe.rendezvous import rendezvous
 
 ALLOWED_BYTES = 8 * 2**20
 """Of all probes together, that may stay in use on the device between two: tables that libraries
 keep. More may be a leak, which the next probe would pay for."""
 
 
-def run_series(out: Path) -> Record:
+def run_series(out: Path, how: str = "file") -> Record:
     """Run this process's rank of every order in ``out``, and write its records.
 
     All are of the same number of ranks, fidelity and device. Each joins its own process group
@@ -24,6 +25,7 @@ def run_series(out: Path) -> Record:
 
     Args:
         out: the folder, as in :mod:`workers.probe.orders`.
+        how: the ranks find each other, as of :func:`workers.probe.rendezvous.rendezvous`.
 
     Returns:
         The last record.
@@ -32,7 +34,7 @@ def run_series(out: Path) -> Record:
     for place in orders(out):
         sys.stdout.write(header(place.name))
         sys.stdout.flush()
-        record, device = run_probe(place / SPEC, f"file://{place}/rendezvous")
+        record, device = run_probe(place / SPEC, rendezvous(place, how))
         if record.is_well:
             assert device is not None
             _clean_up(between, device, record, out)

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from api.pages.charts.scales import Scale
 from api.pages.charts.svg import element, joined, layer, percent, text, use
-from api.pages.charts.words import shortened, tick_words, width_px
+from api.pages.charts.words import short_tick_words, shortened, tick_words, width_px
 
 NARROW_PX = 250.0
 """Width of a plot in a window of 360 px: labels that keep apart there do so everywhere."""
@@ -85,8 +85,11 @@ def x_axis(
 
 
 def tick_texts(scale: Scale, ticks: Sequence[float], height: float) -> Markup:
-    """Faint lines up a plot with their numbers below it, for small charts."""
-    return joined(_grid_tick(percent(scale.at(t)), height, tick_words([t])[0]) for t in ticks)
+    """Faint lines up a plot with their numbers, written short, below it: for small charts."""
+    return joined(
+        _grid_tick(percent(scale.at(tick)), height, words)
+        for tick, words in zip(ticks, short_tick_words(ticks), strict=True)
+    )
 
 
 def y_axis(plot: Plot, *, count: int = 7) -> Markup:

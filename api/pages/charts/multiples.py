@@ -17,7 +17,15 @@ from api.pages.charts.frame import (
 )
 from api.pages.charts.scales import Scale, scale_for
 from api.pages.charts.svg import element, percent, text, use
-from api.pages.charts.words import TEXT_PX, column, figure, range_words, shortened
+from api.pages.charts.words import (
+    TEXT_PX,
+    column,
+    figure,
+    range_words,
+    short_tick_words,
+    shortened,
+    width_px,
+)
 from tuner.quantity import Provenance
 
 _ROW_PX = 26.0
@@ -25,7 +33,7 @@ _NOTE_PX = 16.0
 """What a note below a row's numbers adds to its height."""
 _LEFT_EM = 9.6
 """Room for a value's words, left of the plot; ``charts.css`` leaves as much."""
-_SPEED_EM = 4.6
+_SPEED_EM = 5.0
 """From the plot's right end to the right end of the speeds; ``charts.css`` leaves room for both."""
 _MEMORY_EM = 3.6
 """Width of the column of memory, and of the line under the largest."""
@@ -33,6 +41,8 @@ _GAP_EM = 1.0
 _NARROW_EM = 25.0
 _PLOT_EM = 8.0
 """Widths of a panel and of its plot in the narrowest window."""
+_LEAST_PLOT_EM = 4.8
+"""Width of a plot where several panels are side by side, at least: as ``charts.css`` has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +54,7 @@ class _Shared:
     speed: Scale
     """From the slowest to the fastest of all values."""
     ticks: tuple[float, ...]
-    """Of the speed, two or three."""
+    """Of the speed: one to four."""
     most_memory: float
     """The largest of all, in the unit of the effects; above 0."""
     labels: tuple[str, str]
@@ -95,7 +105,7 @@ def small_multiples(
     shared = _Shared(
         prefix=prefix,
         speed=speed,
-        ticks=speed.ticks(2) if any(v.speed for v in values) else (),
+        ticks=_ticks(speed) if any(v.speed for v in values) else (),
         most_memory=max((v.memory for v in values if v.memory is not None), default=0.0) or 1.0,
         labels=(speed_label, memory_label),
     )
@@ -112,6 +122,19 @@ def small_multiples(
     )
 
 
+def _ticks(speed: Scale) -> tuple[float, ...]:
+    """About three; fewer where their labels would touch in the narrowest plot."""
+
+    def fit(ticks: tuple[float, ...]) -> bool:
+        places = [speed.at(tick) * _LEAST_PLOT_EM * TEXT_PX for tick in ticks]
+        widths = [width_px(label) for label in short_tick_words(ticks)]
+        ends = [place + width / 2 for place, width in zip(places, widths, strict=True)]
+        starts = [place - width / 2 for place, width in zip(places, widths, strict=True)]
+        return all(end + TEXT_PX / 2 <= start for end, start in zip(ends, starts[1:], strict=False))
+
+    return speed.fitting(3, fit)
+
+
 def _shapes(values: Sequence[EffectValue]) -> list[str]:
     return [p for p in Provenance if any(v.speed and v.provenance == p for v in values)]
 
@@ -119,7 +142,7 @@ def _shapes(values: Sequence[EffectValue]) -> list[str]:
 def _legend(shared: _Shared, values: Sequence[EffectValue]) -> Markup:
     """Keys of all panels; the symbols are defined here, once."""
     shapes = _shapes(values)
-    if not shapes:
+    if not shapes and all(value.memory is None for value in values):
         return Markup()
     speed, memory = shared.labels
     keys = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from markupsafe import Markup
 
@@ -194,7 +195,7 @@ def _rail(drawn: _Chart) -> Markup:
     y = drawn.plot.height
     line = element("line", x1=0, x2="100%", y1=y, y2=y, class_="chart-grid")
     place = y + _RAIL_PX * 0.55
-    return line + text("failed", -8, place, dy=".35em", text_anchor="end", class_="chart-tick")
+    return line + text("no speed", -3, place, dy=".35em", text_anchor="end", class_="chart-tick")
 
 
 def _axis_labels(drawn: _Chart) -> Markup:
@@ -263,13 +264,17 @@ def _link(drawn: _Chart, mark: Mark) -> Markup:
     assert mark.href.startswith(("/", "#", "?")), mark.href
     assert not mark.href.startswith(("//", "/\\")), mark.href
     across, down = drawn.place(mark)
-    place = (percent(across), number(round(down, 1)))
-    ring = use(f"{drawn.prefix}-{symbols.BEST}", *place) if mark.is_best else Markup()
-    shape = use(f"{drawn.prefix}-{_shape(mark)}", *place)
-    if drawn.is_beyond(mark):
-        shape += use(f"{drawn.prefix}-{symbols.BEYOND}", *place)
-    title = element("title", _title(drawn, mark))
-    return element("a", title, ring, shape, id=f"{drawn.prefix}-{mark.id}", href=mark.href)
+    names = [symbols.BEST] if mark.is_best else []
+    names += [_shape(mark), *([symbols.BEYOND] if drawn.is_beyond(mark) else [])]
+    shapes = tuple(f"{drawn.prefix}-{name}" for name in names)
+    content = _content(_title(drawn, mark), shapes, percent(across), number(round(down, 1)))
+    return element("a", content, id=f"{drawn.prefix}-{mark.id}", href=mark.href)
+
+
+# A chart is drawn again after every probe, and most of its marks stay where they are.
+@lru_cache(maxsize=4096)
+def _content(title: str, shapes: tuple[str, ...], x: str, y: str) -> Markup:
+    return joined([element("title", title), *(use(shape, x, y) for shape in shapes)])
 
 
 def _title(drawn: _Chart, mark: Mark) -> str:

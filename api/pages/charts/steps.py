@@ -55,7 +55,7 @@ def progress(
         label("probe", "100%", _HEIGHT_PX, dy="3em", text_anchor="end"),
         whiskers(list(_whiskers(steps, plot)), _HEIGHT_PX) if size == 1 else Markup(),
         _line(steps, plot),
-        *(_mark(step, plot, prefix, titled=size == 1) for step in steps),
+        *_marks(steps, plot, prefix, titled=size == 1),
         _end(steps, plot),
     )
     below = legend(_keys(steps, prefix, shapes))
@@ -111,10 +111,24 @@ def _end(steps: Sequence[Step], plot: Plot) -> Markup:
     return text(figure(best), "100%", plot.down(best), dx=6, dy=".35em", class_="chart-end")
 
 
+def _marks(steps: Sequence[Step], plot: Plot, prefix: str, *, titled: bool) -> Iterator[Markup]:
+    """All marks, a group for each kind: those that were the best lie over the others."""
+    for kind in ("chart-is-out", "chart-is-other", "chart-is-best"):
+        these = [step for step in steps if _kind(step) == kind]
+        if these:
+            marks = (_mark(step, plot, prefix, titled=titled) for step in these)
+            yield element("g", *marks, class_=kind)
+
+
+def _kind(step: Step) -> str:
+    if step.value is None:
+        return "chart-is-out"
+    return "chart-is-best" if step.value == step.best else "chart-is-other"
+
+
 def _mark(step: Step, plot: Plot, prefix: str, *, titled: bool) -> Markup:
     failed = step.value is None
     down = plot.height if step.value is None else plot.down(step.value)
-    improves = step.value is not None and step.value == step.best
     said = figure(step.value) if step.value is not None else step.outcome
     words = f"{step.number}: {cut(step.label, 90)}: {said}"
     title = (element("title", words),) if titled else ()
@@ -124,7 +138,6 @@ def _mark(step: Step, plot: Plot, prefix: str, *, titled: bool) -> Markup:
         href=f"#{prefix}-{symbols.OOM if failed else Provenance.MEASURED}",
         x=percent(plot.x.at(step.number)),
         y=number(round(down, 1)),
-        class_="chart-is-out" if failed else "chart-is-best" if improves else "chart-is-other",
     )
 
 

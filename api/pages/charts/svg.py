@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 from markupsafe import Markup, escape
 
@@ -13,7 +14,10 @@ def shown(text: object) -> Markup:
     """Text for an element or an attribute: escaped, with what XML forbids replaced by U+FFFD."""
     if isinstance(text, Markup):
         return text
-    return escape(_NOT_XML.sub("\ufffd", str(text)))
+    words = str(text)
+    if not (words.isascii() and words.isprintable()):  # nearly all are
+        words = _NOT_XML.sub("\ufffd", words)
+    return escape(words)
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
@@ -24,7 +28,7 @@ def element(name: str, *children: object, **attributes: object) -> Markup:
     rounded to hundredths. HTML elements need a child, if only an empty one.
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        f' {_spelled(key)}="{_value(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -79,5 +83,10 @@ def path(points: Iterable[tuple[float, float]], class_: str) -> Markup:
     return element("path", d=f"M{d}" if d else "", class_=class_)
 
 
-def _value(value: object) -> Markup:
-    return shown(number(value) if isinstance(value, float) else value)
+@cache
+def _spelled(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
+
+
+def _value(value: object) -> str:
+    return number(value) if isinstance(value, float) else shown(value)

@@ -69,6 +69,11 @@ def tick_words(ticks: Sequence[float]) -> tuple[str, ...]:
     return tuple(map(_tick, ticks))
 
 
+def short_tick_words(ticks: Sequence[float]) -> tuple[str, ...]:
+    """The same where there is little room: ``0``, ``500``, ``5k``, ``1.5M``."""
+    return tuple(f"{t / 1e3:.4g}k" if 1e3 <= abs(t) < 1e6 else _tick(t) for t in ticks)
+
+
 def _tick(tick: float) -> str:
     size = abs(tick)
     if size >= 1e12 or 0 < size < 1e-3:

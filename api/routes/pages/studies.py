@@ -20,10 +20,12 @@ from api.pages.form import (
 )
 from api.pages.form_again import texts_of_study
 from api.pages.listing import STARTS, Wanted, list_studies
+from api.pages.read import told_cookie
 from api.pages.render import render
 from api.problems import ProblemError
 from api.schemas import STUDY_ID
-from api.sessions import Formed
+from api.sessions import Formed, visit_of
+from api.submissions import Submitted
 from tuner.errors import OtherTermsError, UsageError
 from tuner.store.keys import includes
 from tuner.store.records import Scope
@@ -78,7 +80,9 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
         return _again(request, asked, wrong)
     replace = form.get(REPLACE) == "true"
     try:
-        return await context.turns.run(caller.owner, _submitted, context, caller, asked, replace)
+        submitted = await context.turns.run(
+            caller.owner, _submitted, context, caller, asked, replace
+        )
     except UsageError as error:
         return _again(request, asked, (place_of(asked, error),))
     except OtherTermsError as error:
@@ -90,6 +94,7 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
         answer = _again(request, asked, (Wrong(name="", said=error.detail),), error.status)
         answer.headers.update(error.headers or {})
         return answer
+    return _to_study(request, submitted)
 
 
 def _again(
@@ -104,10 +109,18 @@ def _again(
     return render(request, "new.html", status=status, **values)
 
 
-def _submitted(context: Context, caller: Caller, asked: Asked, replace: bool) -> Response:
+def _submitted(context: Context, caller: Caller, asked: Asked, replace: bool) -> Submitted:
     request = {name: value for name, value in asked.request.items() if value is not None}
     if replace:
         request[REPLACE] = True
     submit = context.submissions.submit
-    done = submit(request, owner=caller.owner, key=None, address=caller.address)
-    return RedirectResponse(f"/studies/{done.body.standing.id}", 303)
+    return submit(request, owner=caller.owner, key=None, address=caller.address)
+
+
+def _to_study(request: Request, submitted: Submitted) -> Response:
+    study_id = submitted.body.standing.id
+    answer = RedirectResponse(f"/studies/{study_id}", 303)
+    secure = visit_of(request).secure
+    if (told := told_cookie(study_id, submitted.notes, secure=secure)) is not None:
+        answer.headers.append("set-cookie", told)
+    return answer

@@ -14,13 +14,14 @@ from api.pages.drawings import settings_path
 from api.pages.evidence import evidence_of
 from api.pages.live import Change
 from api.pages.probe_table import ANY, FASTEST_FIRST
+from api.pages.read import forgetting_cookie, told_of
 from api.pages.render import render, render_part, utc_now
 from api.pages.study import Shown, TableView, head_of
 from api.poller import Feed
 from api.problems import ProblemError
 from api.routes.events import listened
 from api.routes.studies import StudyId, cancel
-from api.sessions import Formed
+from api.sessions import Formed, visit_of
 from tuner.json_text import json_text
 from tuner.store.keys import includes
 from tuner.store.records import Scope
@@ -59,10 +60,14 @@ async def show_page(
         "version": shown.version,
         "parts": _parts(shown, sort, outcome),
         "refresh": refresh if shown.is_open else None,
-        "may_cancel": _may_cancel(caller),
+        "may_submit": includes(caller.scope, Scope.SUBMIT),
         "now": utc_now(),
+        "told": told_of(request, study_id),
     }
-    return render(request, "study.html", **values)
+    page = render(request, "study.html", **values)
+    if values["told"]:
+        page.headers.append("set-cookie", forgetting_cookie(secure=visit_of(request).secure))
+    return page
 
 
 @router.get("/studies/{study_id}/parts")
@@ -137,10 +142,6 @@ def _parts(shown: Shown, sort: str, outcome: str) -> dict[str, Any]:
         return dict(shown.parts)
     view = TableView(table=shown.table.chosen(sort, outcome))
     return {**shown.parts, "probes": render_part("study/probes.html", view=view)}
-
-
-def _may_cancel(caller: Caller) -> bool:
-    return includes(caller.scope, Scope.SUBMIT)
 
 
 def _required(standing: Standing | None, study_id: str) -> Standing:

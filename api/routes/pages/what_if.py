@@ -4,13 +4,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.context import Context, InContext
-from api.kept import Kept
 from api.keys import Reader
 from api.pages.drawings import OUTSIDE, memory_bar
 from api.pages.render import render, render_part
 from api.pages.what_if import Page, page_of
 from api.problems import ProblemError
 from api.routes.studies import StudyId
+from api.study_cache import Kept
 from tuner.results import Predictor
 from tuner.store.standing import Standing
 from tuner.suggestion import GIB

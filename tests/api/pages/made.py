@@ -7,8 +7,8 @@ from typing import Any
 from api.answers import Whole
 from api.pages.study import Shown, shown_of
 from tests.api.studies import TINY
-from tuner.answering import best_known
-from tuner.launch import with_launch
+from tuner.answering.known import best_known
+from tuner.answering.launch import with_launch
 from tuner.measurement import Collective, Fidelity, Measurement, Memory, Outcome, OutOfMemory
 from tuner.request import read_request
 from tuner.results import Evidence

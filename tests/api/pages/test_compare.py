@@ -56,7 +56,9 @@ def pair(store: Store) -> Comparison:
 
 
 def test_what_differs_is_told(pair: Comparison) -> None:
-    question = pair.sections[0]
+    titles = [section.title for section in pair.sections]
+    assert titles == ["The answer", "The question", "The terms", "What it took"]
+    question = pair.sections[1]
     assert [row.name for row in question.rows if row.differs] == ["global batch"]
     assert question.differing == 1
     assert pair.in_short == "They ask for different things in global batch."

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from api.pages.form import all_wrong, read_form
-from api.pages.form_again import texts_of_study
-from api.pages.form_fields import CLUSTER, CONFIG, GPU, MODEL
+from api.pages.form_again import path_with, texts_of_study
+from api.pages.form_fields import CLUSTER, CONFIG, GPU, GPUS_PER_NODE, MODEL
 from tests.api.studies import MEASURED, PREDICTED, WORKLOAD
 from tuner.framework import installed_versions
 from tuner.measurement import Fidelity
@@ -74,3 +74,9 @@ def test_what_is_published_is_asked_by_its_name(
     texts = texts_of_study(_study(body))
     assert all(texts.get(name) for name in filled)
     assert not any(texts.get(name) for name in empty)
+
+
+def test_what_was_emptied_stays_empty() -> None:
+    """An empty form holds a number of GPUs; other fields that are empty would only be long."""
+    typed = f"{MODEL}=m&{GPUS_PER_NODE}=&{GPU}="
+    assert path_with(typed.encode()) == f"/new?{MODEL}=m&{GPUS_PER_NODE}="

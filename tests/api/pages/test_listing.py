@@ -11,11 +11,15 @@ from api.answers import Answers
 from api.pages import listing
 from api.pages.form import all_wrong, read_form, texts_of
 from api.pages.listing import STARTS, Listing, Wanted, list_studies
+from api.pages.study import shown_of
+from tests.api.pages import made
+from tests.api.pages.made import stored
 from tests.api.studies import MEASURED, WORKLOAD, finish, probe, question_of
 from tuner.errors import UsageError
 from tuner.quantity import Provenance
 from tuner.store import Store
 from tuner.store.headlines import Headlines
+from tuner.store.standing import Standings
 from tuner.study import Study, StudyState, Terms
 
 
@@ -128,6 +132,18 @@ def test_a_measured_study_is_one_line(store: Store, list_now: Callable[..., List
     assert line.used_share is not None
     assert 0 < line.used_share < 1
     assert line.href == f"/studies/{study.id}"
+
+
+def test_the_memory_is_what_the_page_of_the_study_says(
+    store: Store, answers: Answers, list_now: Callable[..., Listing]
+) -> None:
+    study = stored(store, made.study(made.question(tp_size=[1]), [made.ok(1.0, 1, 30 * 2**30)]))
+    (line,) = list_now().lines
+    assert line.headline is not None
+    assert line.headline.needed_gib.value == pytest.approx(30.25), "with what lies outside"
+    assert line.used_share == pytest.approx(30.25 / line.headline.limit_gib)
+    page = shown_of(answers.whole(Standings(store.transactions).of([study])[study]), ())
+    assert "30.2 GiB" in page.parts["answer"]
 
 
 def test_a_study_without_an_answer_is_a_line_too(

@@ -27,6 +27,16 @@ def test_numbers_too_long_for_a_probe_are_text() -> None:
     assert f"#{number}"[:19] in linked(f"#{number}", "st-1", ())
 
 
+def test_what_turns_the_direction_of_text_is_shown_and_not_obeyed() -> None:
+    found = linked("crashed, \u202eevil (probe #3)", "st-1", {3})
+    assert found.startswith("crashed, \ufffdevil (probe <a")
+
+
+def test_what_stands_between_backticks_is_code() -> None:
+    found = linked("`tp_size=2` saves <b>, and `<i> #3`", "st-1", ())
+    assert found == "<code>tp_size=2</code> saves &lt;b&gt;, and `&lt;i&gt; #3`"
+
+
 def test_a_sentence_begins_with_a_capital() -> None:
     assert sentence("nothing fits: a=1,b=2") == "Nothing fits: a=1, b=2"
     assert sentence("") == ""

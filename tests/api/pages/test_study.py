@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from api.pages.answer import answer_of
+from api.pages.render import render_part
 from api.pages.study import MOST_TROUBLES, MOST_VALUES, PARTS, Shown
 from tests.api.pages.html import Element, read_part
-from tests.api.pages.made import GIB, crashed, ok, oom, question, shown, study
+from tests.api.pages.made import GIB, crashed, ok, oom, question, shown, study, whole
 from tuner.measurement import Fidelity
 from tuner.study import StudyState, Terms
 
@@ -57,6 +60,25 @@ def test_the_answer_comes_first_with_everything_that_stands_behind_it(page: Show
         assert expected in text, expected
 
 
+def test_settings_without_any_speed_are_a_table() -> None:
+    terms = Terms(fidelity=Fidelity.PREDICTED)
+    made = study(question("cpu:2", batch=8), [], terms=terms)
+    part = shown(made).parts["scatter"]
+    assert "Settings by memory" in part
+    assert "<svg" not in part
+    assert read_part(part).find("tbody")
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_launchers_without_a_file_are_named_and_why(count: int) -> None:
+    made = whole(study(question(tp_size=[2]), FOUND))
+    cannot = tuple((f"launcher{n}", f"reason {n}") for n in range(count))
+    found = replace(answer_of(made.study, made.suggestion, None), cannot=cannot)
+    part = read_part(render_part("study/answer.html", view=SimpleNamespace(answer=found)))
+    assert all(name in part.text and why in part.text for name, why in cannot)
+    assert len(part.find("details")) == (count > 1), "many are one click away"
+
+
 def test_tabs_work_without_scripts(page: Shown) -> None:
     answer = read_part(page.parts["answer"])
     radios = answer.find("input", type="radio")
@@ -66,8 +88,9 @@ def test_tabs_work_without_scripts(page: Shown) -> None:
     assert {label["for"] for label in answer.find("label")} == {one["id"] for one in radios}
     copied = {button["data-copy"] for button in answer.find("button")}
     assert copied == {one["id"] for one in answer.find("pre")}
-    (download,) = [link for link in answer.find("a") if "download" in link.attributes]
-    assert download["href"] == "/tune/st-0123456789ab/export/accelerate"
+    downloads = [link["href"] for link in answer.find("a") if "download" in link.attributes]
+    assert downloads[0] == "/tune/st-0123456789ab/export/accelerate"
+    assert len(downloads) == len(radios) - 2  # settings and command are not files
 
 
 def test_sentences_lead_to_probes(page: Shown) -> None:

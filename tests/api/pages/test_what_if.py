@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from api.pages.what_if import ACCUMULATION, AT, BEFORE, Control, Page, page_of, read_moved
 from api.pages.what_if_words import verdict
 from tests.api.pages.what_if_studies import PREDICTOR, STUDY, predicted_study
-from tuner.answering import best_known
+from tuner.answering.known import best_known
 from tuner.errors import UsageError
 from tuner.results import Predictor
 from tuner.settings import KNOBS, Settings, Sharding

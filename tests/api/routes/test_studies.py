@@ -25,6 +25,18 @@ def ask(client: TestClient, body: Any = PREDICTED, **headers: str) -> Any:
 # -- asking -----------------------------------------------------------------------------------
 
 
+def test_a_script_is_never_taken(client: TestClient, store: Store) -> None:
+    script = {
+        "path": "/etc/passwd", "sha256": "0" * 64, "folder": "/", "launch": "torchrun",
+        "arguments": ["{micro_batch_size}"], "environment": {},
+    }  # fmt: skip
+    for body in ({**PREDICTED, "script": script}, {**MEASURED, "script": script}):
+        response = ask(client, body)
+        assert response.status_code == 422, response.text
+        assert response.json()["field"] == "script"
+    assert store.studies() == []
+
+
 def test_a_question_is_taken_and_pending_while_nothing_is_known(
     client: TestClient, store: Store
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.models import TINY
 from tuner.cases import DryRuns, Policy, answer_cases
 from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration
@@ -19,23 +20,13 @@ from tuner.errors import ProbeError
 MIB = 2**20
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
+UNTIED = {**TINY, "tie_word_embeddings": False}
 
 
 def a_case(**changes: Any) -> dict[str, Any]:
     """A case as it is written; ``workload__model`` stands for ``model`` inside ``workload``."""
     case: dict[str, Any] = {
-        "workload": {"model": dict(TINY), "sequence_length": 64, "global_batch_size": 32},
+        "workload": {"model": dict(UNTIED), "sequence_length": 64, "global_batch_size": 32},
         "cluster": "8xa100-80gb",
         "framework": {"name": "torch", "versions": VERSIONS},
         "settings": {"sharding": "full_shard", "micro_batch_size": 2},
@@ -178,4 +169,4 @@ def desk() -> Desk:
 @pytest.fixture
 def lab() -> SimpleNamespace:
     """Makers."""
-    return SimpleNamespace(case=a_case, tiny=TINY, versions=VERSIONS, runner=Runner, desk=Desk)
+    return SimpleNamespace(case=a_case, tiny=UNTIED, versions=VERSIONS, runner=Runner, desk=Desk)

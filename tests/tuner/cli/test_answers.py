@@ -1,6 +1,7 @@
 """What is said of a study at its beginning and at its end; the probes are made by hand."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from tuner.answering import answered_before, closed_without_probes, require_best
-from tuner.cli.answers import finish, standing_text
-from tuner.cli.targets import Target
+from tuner.answering.known import answered_before, closed_without_probes, require_best
+from tuner.asking.answered import answered_of
+from tuner.asking.local import standing_text
+from tuner.asking.targets import Target
+from tuner.cli.answers import show_answered
 from tuner.cluster import parse_cluster
 from tuner.errors import NothingFitsError, ProbeError
 from tuner.framework import framework
@@ -20,6 +23,10 @@ from tuner.study import Study, StudyState, Terms
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 SECOND = "sharding=ddp,micro_batch_size=4"
+
+
+def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:
+    return show_answered(answered_of(study, targets), as_json=as_json)
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def test_the_answer_in_words(study: Study, capsys: pytest.CaptureFixture[str]) -
         "  sharding                     full_shard",
         "  sync_each_batch              true",
         "  speed                        1,281 tokens/s per rank",
-        "  memory                       20.0 MiB allocated per rank, of ",
+        "  memory                       20.0 MiB needed per rank, of ",
         "Why",
         "Knobs without effect here",
         "  tp_size is 1: ",

@@ -13,6 +13,10 @@ ALL = [[name] for name in COMMANDS] + [
     [group, name] for group, (_, commands) in GROUPS.items() for name in commands
 ]
 SUGGEST_OPTIONS = {
+    "--script",
+    "--launch",
+    "--script-env",
+    "--template",
     "--model",
     "--global-batch-size",
     "--sequence-length",
@@ -26,6 +30,7 @@ SUGGEST_OPTIONS = {
     "--headroom",
     "--memory-limit",
     "--fidelity",
+    "--probe-deadline",
     "--max-probes",
     "--budget",
     "--max-gpu-seconds",
@@ -44,6 +49,7 @@ def test_commands_are_those_that_exist() -> None:
     assert {" ".join(words) for words in ALL} == {
         "suggest",
         "predict",
+        "check",
         "probe",
         "calibrate",
         "export",
@@ -126,3 +132,13 @@ def test_a_list_of_studies_imports_no_planner(environment: dict[str, str], answe
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("group", [[], *([name] for name in GROUPS)], ids=" ".join)
+def test_lists_of_commands_are_not_cut_off(
+    cli: Any, group: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli(*group, "--help").out.partition("\nCommands:\n")[2]
+    assert shown
+    assert "..." not in shown

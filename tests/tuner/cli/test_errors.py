@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.errors import StoppedError, exit_code
-from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
+from tuner.cli.errors import exit_code
+from tuner.errors import NothingFitsError, ProbeError, StoppedError, StoreError, UsageError
 from tuner.machine import ReportedGpu
 
 HOSTILE = {
@@ -57,6 +57,7 @@ BAD_OPTIONS: list[tuple[str, list[str], str]] = [
     ),
     ("no probes", ["--max-probes", "0"], r"max_probes: got '0'; must be a positive"),
     ("budget", ["--budget", "soon"], r"budget: got 'soon'; must be a duration such as 90s"),
+    ("deadline", ["--probe-deadline", "0"], r"probe_deadline: got '0'; must be longer than 0"),
     ("GPU seconds", ["--max-gpu-seconds", "-1"], r"max_gpu_seconds: got '-1'; must be a positive"),
     ("tolerance", ["--tolerance", "1%"], r"tolerance: got '1%'; must be a number from 0"),
     ("headroom", ["--headroom", "1"], r"headroom: got '1'; must be a number from 0 to below 1"),
@@ -182,7 +183,7 @@ def test_a_huge_configuration_is_refused_unread(cli: Any, tmp_path: Path) -> Non
 
 
 def test_a_missing_library_is_refused(cli: Any, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.cli.asked.find_spec", lambda name: None)
+    monkeypatch.setattr("tuner.asking.inquiry.find_spec", lambda name: None)
     result = cli("suggest", *asked(tiny, "--optimizer", "adamw_8bit"))
     assert_usage_error(result, r"optimizer: got 'adamw_8bit'; needs torchao")
 
@@ -202,11 +203,12 @@ def test_a_cluster_file_with_more_memory_than_there_is(cli: Any, tiny: str, tmp_
 def test_gpus_of_this_machine_are_accepted_and_others_refused(
     cli: Any, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.cli.asked import check_measurable, read_inquiry
+    from tuner.asking.inquiry import check_measurable
+    from tuner.cli.asked import read_inquiry
     from tuner.cli.options import Asked
 
     here = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
-    monkeypatch.setattr("tuner.machine.visible_gpus", lambda: (here,) * 4)
+    monkeypatch.setattr("tuner.machine.facts.visible_gpus", lambda: (here,) * 4)
     whole = Asked(model=tiny, global_batch_size="8", sequence_length="32", cluster="4xa100-80gb")
     check_measurable(read_inquiry(whole).question)
     assert read_inquiry(replace(whole, cluster="2xa100-80gb")).question.cluster.world_size == 2
@@ -215,7 +217,11 @@ def test_gpus_of_this_machine_are_accepted_and_others_refused(
         assert_usage_error(result, rf"cluster: got '{other}'; .* this machine is 4xa100-80gb")
 
 
-@pytest.mark.parametrize("missing", ["--model", "--global-batch-size", "--sequence-length"])
+def test_only_a_script_can_do_without_a_model(cli: Any, tiny: str) -> None:
+    assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; must be named; only")
+
+
+@pytest.mark.parametrize("missing", ["--global-batch-size", "--sequence-length"])
 def test_a_missing_option_is_one_line(cli: Any, tiny: str, missing: str) -> None:
     arguments = asked(tiny)
     at = arguments.index(missing)
@@ -246,7 +252,7 @@ def test_with_json_an_error_is_an_object_too(cli: Any, tiny: str) -> None:
 
 def test_with_json_a_parsing_error_names_its_option(cli: Any) -> None:
     result = cli("suggest", "--json")
-    assert result.json["error"]["field"] == "model"
+    assert result.json["error"]["field"] == "global_batch_size"
     assert result.err.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ from tuner.framework import installed_versions
 from tuner.machine import ReportedGpu
 from tuner.measurement import Fidelity
 from tuner.store import open_store
-from workers.calibration_plan import plan
+from workers.calibrate.plan import plan
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 Has = Callable[..., None]
@@ -25,7 +25,7 @@ Has = Callable[..., None]
 @pytest.fixture
 def has(monkeypatch: pytest.MonkeyPatch) -> Has:
     def set_up(*gpus: ReportedGpu) -> None:
-        monkeypatch.setattr("tuner.machine.visible_gpus", lambda: gpus)
+        monkeypatch.setattr("tuner.machine.facts.visible_gpus", lambda: gpus)
 
     return set_up
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner import advance
+from tuner.answering import advance
 from tuner.cluster import parse_cluster
 from tuner.dryrun import DryRun, dry_run_versions
 from tuner.framework import framework
@@ -57,7 +57,7 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> Study:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("tuner.cli.suggest.follow", fail)
+    monkeypatch.setattr("tuner.asking.local.follow", fail)
     monkeypatch.setattr("tuner.cli.probe.follow", fail)
 
 
@@ -225,7 +225,7 @@ def test_sizes_that_a_file_leaves_out_are_told(
         rest = [one for one in arguments if one not in ("--fidelity", "predicted")]
         rest += ["--settings", SETTINGS, "--dry-runs", "none"]
     found = cli(command, *rest, "--model", str(bare))
-    assert "tuner: bare: not in the model's configuration" in found.err
+    assert "bare: not in the model's configuration" in found.err
     assert "max_position_embeddings 2048" in found.err
     assert "not in the model's" not in cli(command, *rest).err
 
@@ -235,7 +235,7 @@ def test_a_headroom_that_is_not_applied_is_told(cli: Any, arguments: list[str]) 
     limited = [*arguments, "--memory-limit", "1GiB"]
     assert "not applied" not in cli("suggest", *limited).err
     found = cli("suggest", *limited, "--headroom", "0.1")
-    assert "--headroom is not applied: --memory-limit is taken as it is" in found.err
+    assert "the headroom is not applied: the memory limit is taken as it is" in found.err
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")
@@ -258,7 +258,8 @@ def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
     found = cli("probe", *arguments, "--settings", SETTINGS)
     assert found.code == 0, found.err
     text = " ".join(found.out.split())
-    assert "2.02 GiB allocated per GPU" in text
+    assert " needed per GPU, of " in text
+    assert "(2.02 GiB allocated)" in text
     assert "predicted: tensors by a dry run" in text
     assert "all_gather" in text
     as_json = cli("probe", *arguments, "--settings", SETTINGS, "--json").json["probe"]

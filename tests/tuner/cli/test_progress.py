@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tuner.cli.progress import LiveTable, PlainLines, progress_of
+from tuner.asking.progress import PlainLines
+from tuner.cli.progress import LiveTable, progress_of, to_stderr
 from tuner.study import Probe, ProbeState, Study
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
@@ -33,7 +34,7 @@ def test_plain_lines_are_one_for_each_finished_probe(
     finished: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queued, running = ProbeState.QUEUED, ProbeState.RUNNING
-    with PlainLines(replace(finished, probes=())) as lines:
+    with PlainLines(replace(finished, probes=()), to_stderr) as lines:
         lines.show(without(finished, running, queued, queued))
         lines.show(without(finished, running, queued))
         lines.show(without(finished, queued))
@@ -53,7 +54,7 @@ def test_plain_lines_are_one_for_each_finished_probe(
 def test_plain_lines_pass_over_what_was_there_before(
     finished: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with PlainLines(without(finished, ProbeState.RUNNING)) as lines:
+    with PlainLines(without(finished, ProbeState.RUNNING), to_stderr) as lines:
         lines.show(finished)
     assert capsys.readouterr().err.startswith("probe 1/5: crashed")
 

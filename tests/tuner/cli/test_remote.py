@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def url(
     store: Store, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    monkeypatch.setattr("tuner.cli.follow.POLL_S", 0.02)
+    monkeypatch.setattr("tuner.asking.follow.POLL_S", 0.02)
     monkeypatch.delenv("TUNER_KEY", raising=False)
     with serving(create_app(store, Settings(_env_file=None, poll_s=0.02))) as address:
         yield address

@@ -125,7 +125,7 @@ def test_an_answer_is_exported_as_json(cli: Any, answered: Study) -> None:
 
 def test_what_cannot_be_exported(cli: Any, answered: Study, tmp_path: Path) -> None:
     for arguments, message in (
-        (["accelrate"], "format: got 'accelrate'; no such name; did you mean accelerate?"),
+        (["accelrate"], "format: got 'accelrate'; no such name; did you mean accelerate, "),
         (["accelerate", "--write", str(tmp_path)], "is a folder; name a file in it"),
     ):
         result = cli("export", answered.id, *arguments)

@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 
 from tuner.cli.columns import Column, table_of
-from tuner.cli.rows import differing, fastest_first, rows_of
 from tuner.cli.tables import common_text, probes_table
 from tuner.measurement import Outcome
+from tuner.results.rows import differing, fastest_first, rows_of
 from tuner.settings import Settings, parse_settings
 from tuner.study import ProbeState, Study
 

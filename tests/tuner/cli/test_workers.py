@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuner.machine import Machine, ReportedGpu
+from tuner.machine import Machine, ReportedGpu, together
 from tuner.store import WorkerIdentity, open_store
 from tuner.store.workers import Workers
 
@@ -80,3 +80,12 @@ def test_a_health_check_imports_little(environment: dict[str, str], workers: Any
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_those_of_several_nodes_say_how_many(cli: Any, workers: dict[str, int]) -> None:
+    both = together([THERE, THERE])
+    other = WorkerIdentity(host="there", boot_id="b", pid=8, started=1.0, name="several")
+    with open_store() as store:
+        Workers(store.transactions).register(other, [], both.as_dict(), {})
+    (line,) = (line for line in cli("workers").out.splitlines() if "several" in line)
+    assert "2 x 2 NVIDIA H100" in line

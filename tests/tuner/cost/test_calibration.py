@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from tests.tuner.cost import calibrations as known
-from tuner import machine
 from tuner.cluster import Cluster, parse_cluster
 from tuner.cost.axes import Axis, Sizes
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text, hardware_key
@@ -16,10 +15,11 @@ from tuner.cost.communication import link_seconds
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import predict
 from tuner.framework import FrameworkName
+from tuner.machine import facts as machine
 from tuner.model import load_model
 from tuner.settings import Settings, Sharding
 from tuner.workload import Precision, Workload
-from workers.calibration_plan import plan
+from workers.calibrate.plan import plan
 
 NODE = parse_cluster("8xh100-80gb")
 WORKLOAD = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, global_batch_size=64)

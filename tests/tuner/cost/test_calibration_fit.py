@@ -10,7 +10,7 @@ from tuner.cluster import parse_cluster
 from tuner.cost.calibration_fit import BEYOND, fitted
 from tuner.cost.readings import Reading
 from tuner.quantity import Provenance
-from workers.calibration_plan import OPERATIONS, plan
+from workers.calibrate.plan import OPERATIONS, plan
 
 NODE = parse_cluster("8xh100-80gb")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from tests.tuner.dryrun.test_format import ROOT, digest
 from tuner.cost.calibration import FORMAT
 
-PINNED = (2, "e57572dd8ef74c67eede516a90cd09c1ce13f46fad4295764a0d4acfdfe797c7")
+PINNED = (2, "8055e97263b14ba92a96b998f4edd269cdffd14d916a8766539ad8b6bb8e1dcc")
 """``FORMAT``, and the digest of the sources that it stands for."""
 SOURCES = (
     *sorted((ROOT / "workers" / "probe" / "calibrate").glob("*.py")),
-    ROOT / "workers" / "calibration_plan.py",
+    ROOT / "workers" / "calibrate" / "plan.py",
     ROOT / "tuner" / "cost" / "calibration_fit.py",
     ROOT / "tuner" / "cost" / "readings.py",
 )
@@ -29,4 +29,4 @@ def test_rates_that_change_raise_the_format() -> None:
 
 def test_what_is_timed_is_in_the_digest() -> None:
     names = {path.name for path in SOURCES}
-    assert {"cases.py", "calibration_plan.py", "calibration_fit.py", "readings.py"} <= names
+    assert {"cases.py", "plan.py", "calibration_fit.py", "readings.py"} <= names

@@ -7,7 +7,7 @@ import pytest
 
 from tuner.cost.tensors import Split, Tensor, buffer_bytes, model_tensors
 from tuner.model import read_model_config
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
 
 # What other libraries say when they are first imported is no fault of what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import FORMAT
 
-PINNED = (2, "83867db09401995539efa4b5923d0fffe689df210391c362f2f6466545feb336")
+PINNED = (2, "33d8ba0321de05a65f3026dbb01387ed9fc80b33b3036bf87c2083cb2d213a28")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tuner.framework
-from tuner import advance
+from tuner.answering import advance
 from tuner.cases import DryRuns, Policy, read_case
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, Link, parse_cluster

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from tuner.export import About, export
 from tuner.framework import Framework, FrameworkName
 from tuner.model import load_model
 from tuner.quantity import Provenance
-from tuner.settings import Settings, parse_settings
+from tuner.script import Launch, Script
+from tuner.settings import Settings, Sharding, parse_settings
 from tuner.study import Question
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
 
@@ -117,6 +120,91 @@ CASES = {
         workload={"precision": Precision.BF16_MIXED, "reduce_dtype": ReduceDtype.FP32},
     ),
 }
+
+
+def _grid() -> list[Case]:
+    """Classes of settings on clusters of all kinds; not all of them are legal."""
+    found = []
+    versions = {"accelerate": "1.15.0", "torch": "2.13.0", "transformers": "5.23.0"}
+    trainer = Framework(name=FrameworkName.TRAINER, versions=versions)
+    nanotron = Framework(name=FrameworkName.NANOTRON, versions={"nanotron": "0.4"})
+    clusters = ("8xa100-80gb", "2x4xh100-80gb", "h100-80gb", "4xmi300x", "cpu:2")
+    for cluster, sharding, framework in product(clusters, Sharding, (TORCH, trainer, nanotron)):
+        for full, sync, tp in product(("none", "full"), ("true", "false"), (1, 2)):
+            if tp > parse_cluster(cluster).gpus_per_node:
+                continue
+            recompute = "true" if tp > 1 and full == "full" else "false"
+            offload = "true" if sharding is Sharding.FULL_SHARD and sync == "true" else "false"
+            found.append(
+                Case(
+                    model="gpt2" if (full, sync) == ("full", "false") and tp == 1 else "qwen3-8b",
+                    cluster=cluster,
+                    sequence_length=1024,
+                    framework=framework,
+                    settings=f"sharding={sharding},micro_batch_size=2"
+                    f",gradient_accumulation_steps=3,sync_each_batch={sync},tp_size={tp}"
+                    f",tp_recompute_allgather={recompute},activation_checkpointing={full}"
+                    f",cpu_offload={offload}",
+                )
+            )
+    return found
+
+
+GRID = _grid()
+
+
+@cache
+def grid_parts() -> tuple[tuple[Question, Settings], ...]:
+    """Questions and settings of the grid."""
+    return tuple(case.parts() for case in GRID)
+
+
+NANOTRON = Case(
+    model="llama-3.1-8b",
+    cluster="2x8xh100-80gb",
+    framework=Framework(name=FrameworkName.NANOTRON, versions={"nanotron": "0.4"}),
+    settings="sharding=zero1,tp_size=4,tp_recompute_allgather=true,pp_size=2,micro_batch_size=1"
+    ",gradient_accumulation_steps=16,sync_each_batch=false",
+)
+TITAN = Case(
+    model="llama-3.1-8b",
+    cluster="2x8xh100-80gb",
+    settings="sharding=hybrid_shard,tp_size=2,micro_batch_size=1,gradient_accumulation_steps=4"
+    ",activation_checkpointing=full",
+    workload={"reduce_dtype": ReduceDtype.FP32},
+)
+TENSOR = Case(
+    model="llama-3.1-8b",
+    cluster="8xa100-80gb",
+    settings="sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2"
+    ",gradient_accumulation_steps=4,sync_each_batch=false",
+)
+FLAGS = Case(
+    model="gpt2",
+    cluster="2x4xa10g",
+    sequence_length=1024,
+    settings="sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false",
+)
+EXAMPLES: Mapping[str, Case] = {
+    "accelerate": CASES["full_shard"],
+    "trainer": CASES["checkpointing"],
+    "trainer-flags": FLAGS,
+    "torch": TENSOR,
+    "torchrun": TENSOR,
+    "nanotron": NANOTRON,
+    "deepspeed": CASES["checkpointing"],
+    "torchtitan": TITAN,
+    "sbatch": TITAN,
+    "kubernetes": TITAN,
+    "env": TENSOR,
+    "json": TENSOR,
+}
+"""One for each format: those of the golden files, which the documentation shows."""
+
+
+def a_script(*arguments: str, launch: Launch = Launch.TORCHRUN) -> Script:
+    """A script of the user's own, which is not there."""
+    return Script(path="train.py", sha256="0" * 64, folder=".", arguments=arguments, launch=launch)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ would pass over.
 
 import contextlib
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -118,6 +119,7 @@ def main() -> None:
             if PartialState().is_main_process:
                 print(json.dumps(result), flush=True)
     PartialState().destroy_process_group()
+    os._exit(0)  # threads of libraries that still run can abort an orderly end
 
 
 if __name__ == "__main__":

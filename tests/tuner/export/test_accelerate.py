@@ -15,7 +15,7 @@ from tuner.export import About, export, why_not
 from tuner.export.accelerate import LAYER_CLASSES, configuration, script
 from tuner.framework import Framework, FrameworkName
 from tuner.model import read_model_config
-from tuner.model_fields import ARCHITECTURES
+from tuner.model.fields import ARCHITECTURES
 from tuner.quantity import Provenance
 from tuner.settings import parse_settings
 
@@ -77,10 +77,12 @@ def test_a_sharded_file_for_a_cpu_begins_with_what_accelerate_would_do(written: 
     assert first.startswith("# NOT FOR A CPU: accelerate ignores FSDP on a CPU")
 
 
-def test_groups_of_cpu_ranks_are_one_machine(case: Any) -> None:
+def test_groups_of_cpu_ranks_are_one_machine(case: Any, about: About) -> None:
     parts = case(model="stories15m", cluster="2x2xcpu", sequence_length=8, settings="sharding=ddp")
     values = configuration(*parts.parts())
     assert (values["num_machines"], values["num_processes"]) == (1, 4)
+    text = " ".join(export("accelerate", *parts.parts(), about).replace("#", "").split())
+    assert "On 2 machines, set num_machines: 2, and give machine_rank, main_process_ip" in text
 
 
 def test_the_trainer_is_told_that_the_script_is_not_for_it(case: Any, about: About) -> None:

@@ -1,25 +1,20 @@
 """The code in files for ``accelerate launch``: checked, executed, and launched."""
 
-import contextlib
 import itertools
-import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tuner.export.launching import all_json, launched, save_tiny_llama
 from tuner.export import About, export
 from tuner.export.accelerate import configuration, script
 from tuner.workload import Optimizer, Precision, ReduceDtype
 
 SCRIPT = Path(__file__).parent / "launched.py"
-LAUNCH_S = 240.0
-"""Seconds that a launch may take: about 10 on an idle machine."""
 
 
 def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> None:
@@ -103,23 +98,8 @@ def test_sharded_code_stops_on_a_cpu(launched_environment: Any, cases: Mapping[s
 
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
-    """A checkpoint of a tied Llama with 2 layers, in fp32."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    """A checkpoint whose embedding is lm_head's too."""
+    return save_tiny_llama(tmp_path / "model", tied=True)
 
 
 @pytest.mark.slow
@@ -182,28 +162,4 @@ def _launch(config: Path, model: Path, *arguments: object) -> list[dict[str, Any
     """Lines of JSON that the launched script printed."""
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     command += ["--config_file", str(config), "--main_process_port", "0"]
-    command += [str(SCRIPT), str(model), *map(str, arguments)]
-    with _group(command) as process:
-        out, err = process.communicate(timeout=LAUNCH_S)
-    assert process.returncode == 0, err[-4000:]
-    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-
-
-@contextlib.contextmanager
-def _group(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own, of which nothing is left afterwards."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "FSDP_"))}
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-        env={**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return all_json(launched([*command, str(SCRIPT), str(model), *map(str, arguments)]))

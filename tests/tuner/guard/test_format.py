@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.tuner.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.twin import GUARD_FORMAT
 
-PINNED = (2, "814dba7dfd6482ca0bcdfcd32c66c806f9ce40ca1e6a9e0c4a149a1d8350814a")
+PINNED = (2, "a3effe624837c9889dc4a4d77208ea7a7849b995f0f8a5dcc604d3919cffc8c7")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""
@@ -25,8 +25,8 @@ JUDGES = (
     ROOT / "tuner" / "cost" / "shards.py",
     ROOT / "tuner" / "cost" / "units.py",
     ROOT / "workers" / "guard.py",
-    ROOT / "workers" / "merge.py",
-    ROOT / "workers" / "records.py",
+    ROOT / "workers" / "measuring" / "merge.py",
+    ROOT / "workers" / "measuring" / "records.py",
 )
 """What makes a twin, and what holds it against what its settings must cause."""
 

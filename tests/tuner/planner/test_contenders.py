@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.planner.contenders import fair
+from tuner.planner.findings import Finding
 from tuner.planner.joint_times import REACH, Seen
-from tuner.planner.knowledge import Finding, Knowledge, learn
+from tuner.planner.knowledge import Knowledge, learn
 from tuner.planner.luck import Luck
 from tuner.space import enumerate_space
 

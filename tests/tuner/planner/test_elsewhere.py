@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.advance import measurement_of
+from tuner.answering.advance import measurement_of
 from tuner.dryrun import DryRun
 from tuner.measurement import Emulation, Fidelity, Measurement, Outcome
 from tuner.planner import answer, next_probe

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.measurement import Measurement, Outcome
-from tuner.planner.knowledge import learn
+from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.planner.knowledge import learn, learned
 from tuner.settings import Settings, parse_settings
 
 SMALL = parse_settings("sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4")
@@ -176,3 +176,15 @@ def test_a_timeout_is_closed_and_says_no_time(lab: SimpleNamespace) -> None:
     known = learn(lab.study(probes=[late]))
     assert SMALL not in known.candidates()
     assert known.slow[SMALL].step_time.value is None
+
+
+def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab: SimpleNamespace) -> None:
+    """Another one may be equal, and hold a mapping that is not."""
+    probe = lab.probe(1, WHOLE, lab.ok(1.0, GIB))
+    study, none = lab.study(probes=[probe]), lab.study()
+    known = learned(study, Fidelity.MEASURED)
+    assert learned(study, Fidelity.MEASURED) is known
+    assert known == learn(study)
+    assert learned(replace(study), Fidelity.MEASURED) is not known
+    assert learned(none, Fidelity.MEASURED).findings == {}
+    assert learned(study, Fidelity.EMULATED).findings == {}

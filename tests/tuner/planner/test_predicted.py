@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuner.advance import measurement_of
+from tuner.answering.advance import measurement_of
 from tuner.cluster import Cluster, Link, parse_cluster
 from tuner.cost.categories import Basis
 from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
-from tuner.planner.knowledge import Finding, learn
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import learn
 from tuner.planner.ranking import choose, complexity, pareto
 from tuner.settings import parse_settings
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 from tests.tuner.cost.calibrations import calibration_of
 from tests.tuner.cost.test_emulated import CASES, GATHER
-from tuner.cli.rows import rows_of
 from tuner.cluster import Link, parse_cluster
 from tuner.cost.calibration import Calibration
 from tuner.cost.emulated import priced, rates_of
@@ -13,6 +12,7 @@ from tuner.measurement import Emulation, Fidelity, Measurement
 from tuner.planner import answer, probe_as_dict
 from tuner.planner.knowledge import learn
 from tuner.planner.repricing import at_todays_rates, repriced
+from tuner.results.rows import rows_of
 from tuner.settings import Settings, Sharding
 from tuner.study import Probe, ProbeRequest, Study
 from tuner.workload import Precision

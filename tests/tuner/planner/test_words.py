@@ -4,10 +4,10 @@ from tuner.planner.words import (
     change_text,
     describe,
     devices_text,
-    duration_text,
     interval_text,
     listed,
     probes_text,
+    rough_duration_text,
     seconds_text,
 )
 from tuner.quantity import Provenance, Quantity
@@ -47,7 +47,7 @@ def test_intervals() -> None:
 
 
 def test_durations() -> None:
-    assert [duration_text(s) for s in (2, 40, 89, 95, 5000, 86_400, 432_000)] == [
+    assert [rough_duration_text(s) for s in (2, 40, 89, 95, 5000, 86_400, 432_000)] == [
         "2.0 s",
         "40 s",
         "89 s",

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.tuner.conftest import VERSIONS, make_dry_run
 from tests.tuner.planner.conftest import SIZES, make_question, make_study, moment
-from tuner.advance import measurement_of
+from tuner.answering.advance import measurement_of
 from tuner.catalog.versions import version_table
 from tuner.cluster import parse_cluster
 from tuner.framework import FrameworkName, framework

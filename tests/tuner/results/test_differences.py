@@ -110,12 +110,25 @@ def test_answers_are_told_with_their_numbers() -> None:
     assert texts(speed)[0].startswith("512 (")
     assert [cell.quantity and cell.quantity.value for cell in speed.cells] == [512.0, 256.0]
     assert texts(found[Part.ANSWER, "sharding"]) == ["ddp", "full_shard"]
-    assert texts(found[Part.ANSWER, "memory allocated"]) == [
+    assert texts(found[Part.ANSWER, "memory needed"]) == [
         "512 MiB, 12% of the limit",
         "1.00 GiB, 25% of the limit",
     ]
     assert not found[Part.ANSWER, "micro_batch_size"].differs
     assert texts(found[Part.COST, "probes"]) == ["1", "1"]
+
+
+def test_speeds_of_gpus_and_cpu_ranks_are_in_one_line() -> None:
+    ranks = measured_study([(FOUR, make_ok(1.0, 512 * MIB))])
+    found = of(ranks, predicted_study(gpu_question()))
+    assert all(texts(found[Part.COST, "rank time"]))
+    assert not {name for _, name in found if "GPU" in name}
+
+
+def test_when_a_study_was_asked_is_told_to_the_minute() -> None:
+    one = replace(measured_study([]), asked_at="2026-11-22T06:09:22.592Z")
+    (asked, _) = texts(of(one, one)[Part.COST, "asked"])
+    assert asked == "2026-11-22 06:09 UTC"
 
 
 def test_a_study_without_an_answer_has_empty_cells() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tuner.planner.conftest import make_ok, make_oom, make_question
 from tests.tuner.results.studies import MIB, gpu_question, measured_study, predicted_study
-from tuner.answering import best_known
+from tuner.answering.known import best_known
 from tuner.errors import UsageError
 from tuner.planner import answer
 from tuner.planner.spending import cost
@@ -37,6 +37,7 @@ def test_it_is_what_the_answer_says() -> None:
     assert found.tokens_per_s_per_gpu == said.best.tokens_per_s_per_gpu
     assert found.step_time_s == said.best.step_time_s
     assert found.allocated_gib == said.best.allocated_gib
+    assert found.needed_gib == said.best.needed_gib
     assert found.limit_gib == said.best.limit_gib
     assert (found.provenance, found.per) == (Provenance.MEASURED, "rank")
     assert (found.probes, found.wall_s, found.device_s) == (2, said.wall_s, said.device_s)
@@ -65,7 +66,7 @@ def test_nothing_is_known_yet() -> None:
     assert found.is_pending
     assert found.settings is None
     assert found.words == found.why_none == ""
-    assert found.tokens_per_s_per_gpu == found.allocated_gib == UNKNOWN
+    assert found.tokens_per_s_per_gpu == found.allocated_gib == found.needed_gib == UNKNOWN
     assert found.provenance is Provenance.UNKNOWN
     assert found.limit_gib == 4.0
 

@@ -20,7 +20,7 @@ from tests.tuner.results.studies import (
     with_dry_run,
 )
 from tests.tuner.results.test_choices import QUESTIONS, almost_legal
-from tuner.answering import as_predicted
+from tuner.answering.known import as_predicted
 from tuner.cost.categories import Basis
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError

@@ -5,7 +5,8 @@ import numpy as np
 import optuna
 import pytest
 
-from tuner.search.sampler import CANDIDATE, CostModelSampler, ask, best_log_seconds, propose
+from tuner.search.proposal import best_log_seconds, propose
+from tuner.search.sampler import CANDIDATE, CostModelSampler, ask
 from tuner.search.trials import Result, Trial
 
 

@@ -146,6 +146,30 @@ def test_what_lost_a_device_is_tried_again_on_others(
     assert store.study(study.id).probes[0].state is ProbeState.RUNNING
 
 
+def test_what_lost_a_node_is_tried_again_on_the_others(
+    store: Store, study: Study, worker: WorkerIdentity, requests: Requests
+) -> None:
+    [probe_id] = enter(store, study.id, requests(1))
+    lost = replace(LOST, lost_devices=("GPU-1", "GPU-0", "GPU-9"))
+    claim = claimed(store, study, worker, *GPUS)
+    assert store.record(claim, lost)
+    assert store.record(claim, lost), "sent again"
+    assert held(store) == {}
+    assert store.claim(study.id, worker, devices=("GPU-1", "GPU-2")) is None
+    again = claimed(store, study, worker, "GPU-2", "GPU-3", "GPU-9")
+    assert again.probe.id == probe_id, "it never had the last of these"
+    assert held(store).keys() == {"GPU-2", "GPU-3", "GPU-9"}
+
+
+def test_what_lost_devices_that_it_did_not_hold_has_lost_all(
+    store: Store, study: Study, worker: WorkerIdentity, requests: Requests
+) -> None:
+    enter(store, study.id, requests(1))
+    lost = replace(LOST, lost_devices=("GPU-9",))
+    assert store.record(claimed(store, study, worker, "GPU-0", "GPU-1"), lost)
+    assert store.claim(study.id, worker, devices=("GPU-1",)) is None
+
+
 def test_what_lost_a_device_may_be_tried_where_none_are_named(
     store: Store, study: Study, worker: WorkerIdentity, requests: Requests
 ) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from tuner.errors import StoreError, UnknownNameError, UsageError
 from tuner.measurement import Measurement, Outcome
 from tuner.store import Claim, Store, WorkerIdentity
+from tuner.store.rows import MOST_KEPT
 from tuner.store.tables import MeasurementRow, StudyRow
 from tuner.study import (
     ProbeRequest,
@@ -29,6 +30,14 @@ Requests = Callable[[int], list[ProbeRequest]]
 def test_a_study_is_found_by_a_beginning_of_its_id(store: Store, study: Study) -> None:
     for given in (study.id, study.id[:6], study.id[3:], study.id.upper()):
         assert store.study(given).id == study.id
+
+
+def test_a_study_that_is_named_whole_is_found_by_its_key(store: Store, study: Study) -> None:
+    """A comparison of beginnings would look at every study there is, at each step of a worker."""
+    with counted() as statements:
+        assert store.study(study.id).id == study.id
+    assert any("FROM studies" in statement for statement in statements)
+    assert not any("LIKE" in statement for statement in statements)
 
 
 def test_an_unknown_study_is_refused_with_the_nearest(store: Store, study: Study) -> None:
@@ -83,6 +92,28 @@ def test_a_measurement_comes_back_as_it_was(
     )
     assert probe.request == requests(1)[0]
     assert probe.finished_at is not None
+
+
+@pytest.mark.parametrize("letters", [10, MOST_KEPT])
+def test_what_was_read_before_is_not_read_again_unless_it_is_large(
+    store: Store, claim: Claim, found: Measurement, letters: int
+) -> None:
+    store.record(claim, replace(found, detail="x" * letters))
+    [one], [other] = (store.study(claim.study_id).probes for _ in range(2))
+    assert one == other
+    assert (one.measurement is other.measurement) is (letters < MOST_KEPT)
+
+
+def test_a_row_that_is_not_as_it_was_is_read_as_it_is(
+    store: Store, claim: Claim, found: Measurement
+) -> None:
+    store.record(claim, found)
+    store.study(claim.study_id)
+    with Session(store.transactions.engine) as session, session.begin():
+        changed = replace(found, detail="mended by hand").as_dict()
+        session.execute(update(MeasurementRow).values(measurement=changed))
+    [probe] = store.study(claim.study_id).probes
+    assert probe.measurement == replace(found, detail="mended by hand")
 
 
 def test_the_figures_of_a_measurement_can_be_queried(

@@ -54,7 +54,13 @@ def count(ours: Sessions) -> int:
 
 def test_a_session_is_of_its_key(ours: Sessions, key: Key) -> None:
     token = ours.begin(key.id, address="192.0.2.1")
-    assert ours.check(token) == SignedIn(key_id=key.id, name="the team", scope=Scope.SUBMIT)
+    found = ours.check(token)
+    assert found is not None
+    assert found == SignedIn(
+        key_id=key.id, name="the team", scope=Scope.SUBMIT, session_id=found.session_id
+    )
+    assert ours.open_ids() == {found.session_id}
+    assert token not in found.session_id
 
 
 def test_its_token_is_kept_as_a_hash(ours: Sessions, key: Key) -> None:

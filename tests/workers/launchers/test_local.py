@@ -1,7 +1,5 @@
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,51 +7,34 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.launchers.base import Ended, RankEnd, Why
+from tests.workers.launchers.contract import *  # noqa: F403
+from tests.workers.launchers.contract import codes, finish
+from workers.launchers.base import RankEnd
+from workers.launchers.environment import rank_environment
 from workers.launchers.local import (
     LocalLauncher,
     LocalRun,
     probe_argv,
-    rank_environment,
 )
 
-SUPERVISOR = """
-import sys, time
-from pathlib import Path
-from workers.launchers.base import Job
-from workers.launchers.local import LocalLauncher
-out, *argv = sys.argv[1:]
-job = Job(argv=tuple(argv), directory=Path(out), ranks=2, device="cpu", deadline_s=60)
-run = LocalLauncher().start(job)
-while run.poll() is None:
-    time.sleep(0.05)
-"""
+
+@pytest.fixture
+def launcher() -> LocalLauncher:
+    return LocalLauncher()
 
 
-def finish(run: LocalRun) -> Ended:
-    while (ended := run.poll()) is None:
-        time.sleep(0.01)
-    return ended
+@pytest.fixture
+def nodes() -> int:
+    return 1
 
 
-def codes(ended: Ended) -> list[int]:
-    return [rank.code for rank in ended.ranks]
+@pytest.fixture
+def supervisor() -> str:
+    return "from workers.launchers.local import LocalLauncher; launcher = LocalLauncher()"
 
 
 def gone(run: LocalRun) -> bool:
     return not any(psutil.pid_exists(pid) for pid in run.pids)
-
-
-def test_ranks_that_end_well(make_job) -> None:
-    run = LocalLauncher().start(make_job({"*": ["ok"]}))
-    ended = finish(run)
-    assert ended.why is Why.ENDED
-    assert codes(ended) == [0, 0]
-    assert not any(rank.stopped for rank in ended.ranks)
-    assert 0 < ended.wall_s < 20
-    assert gone(run)
-    assert run.poll() is ended
-    assert run.cancel() is ended
 
 
 def test_ranks_share_a_process_group_of_their_own(make_job, eventually, tmp_path) -> None:
@@ -80,66 +61,21 @@ def test_a_leader_that_ends_at_once_does_not_keep_the_others_from_starting(
     assert codes(ended) == [3, 3, 3]
 
 
-def test_exit_codes_and_signals_are_seen(make_job) -> None:
-    ended = finish(LocalLauncher().start(make_job({"0": ["exit:7"], "1": ["signal:SIGSEGV"]})))
-    assert codes(ended) == [7, -signal.SIGSEGV]
-
-
-@pytest.mark.parametrize("end", ["exit:7", "exit:0", "oom", "signal:SIGKILL"])
-def test_others_that_hang_after_a_failure_are_ended(make_job, end) -> None:
-    run = LocalLauncher().start(make_job({"0": [end], "1": ["hang"]}))
-    ended = finish(run)
-    assert ended.why is Why.PEER_FAILED
-    assert [rank.stopped for rank in ended.ranks] == [False, True]
-    assert ended.ranks[1].code == -signal.SIGTERM
-    assert gone(run)
-
-
-def test_others_get_a_grace_for_their_own_records(make_job, tmp_path) -> None:
-    script = {"0": ["oom"], "1": ["sleep:0.3", "communication_error"]}
-    ended = finish(LocalLauncher().start(make_job(script, peer_grace_s=10)))
-    assert ended.why is Why.ENDED
-    assert codes(ended) == [10, 10]
-    assert (tmp_path / "rank-00001.json").exists()
-
-
 def test_a_rank_that_is_done_does_not_end_one_that_is_not(make_job) -> None:
     script = {"0": ["ok"], "1": ["sleep:0.8", "ok"]}
     ended = finish(LocalLauncher().start(make_job(script, peer_grace_s=0.1)))
     assert codes(ended) == [0, 0]
 
 
-def test_the_deadline_ends_even_what_ignores_sigterm(make_job) -> None:
-    run = LocalLauncher().start(make_job({"*": ["deaf", "hang"]}, deadline_s=1.0))
-    ended = finish(run)
-    assert ended.why is Why.DEADLINE
-    assert codes(ended) == [-signal.SIGKILL, -signal.SIGKILL]
-    assert 1.0 < ended.wall_s < 5
-    assert gone(run)
-
-
-def test_cancel_returns_when_nothing_is_left(make_job, tmp_path, eventually) -> None:
-    run = LocalLauncher().start(make_job({"*": ["ready", "hang"]}))
-    eventually(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
-    ended = run.cancel()
-    assert ended.why is Why.CANCELLED
-    assert all(rank.stopped for rank in ended.ranks)
-    assert gone(run)
-
-
 @pytest.mark.parametrize("last", ["hang", "ok"])
-def test_children_of_ranks_are_ended_too(make_job, tmp_path, eventually, last) -> None:
+def test_children_of_ranks_are_ended_at_a_deadline_too(
+    make_job, tmp_path, eventually, last
+) -> None:
     run = LocalLauncher().start(make_job({"0": ["child", last], "*": [last]}, deadline_s=2.0))
     finish(run)
     child = int((tmp_path / "child.pid").read_text())
     dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     eventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() in dead)
-
-
-def test_logs_hold_both_streams_and_their_end(make_job) -> None:
-    run = LocalLauncher().start(make_job({"0": ["say:one", "say:two", "ok"], "1": ["ok"]}))
-    finish(run)
-    assert run.logs() == {0: "one\ntwo\n", 1: ""}
 
 
 def test_a_program_that_is_not_there(make_job) -> None:
@@ -168,41 +104,6 @@ def test_no_file_descriptor_is_left_open(make_job) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     finish(LocalLauncher().start(make_job({"*": ["ok"]})))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def supervise(tmp_path, stand_in_argv, silence_s: float) -> subprocess.Popen[bytes]:
-    argv = stand_in_argv(tmp_path, {"*": ["deaf", "ready", "hang"]}, silence_s)
-    return subprocess.Popen([sys.executable, "-P", "-c", SUPERVISOR, str(tmp_path), *argv])
-
-
-def ranks_ready(tmp_path: Path) -> bool:
-    return len(list(tmp_path.glob("ready-*"))) == 2
-
-
-def test_nothing_is_left_when_the_supervisor_is_killed(
-    tmp_path, stand_in_argv, alive, eventually
-) -> None:
-    supervisor = supervise(tmp_path, stand_in_argv, 20.0)
-    eventually(lambda: ranks_ready(tmp_path))
-    assert len(alive(str(tmp_path))) == 3
-    supervisor.kill()
-    supervisor.wait()
-    eventually(lambda: not alive(str(tmp_path)), 3.0)
-
-
-def test_ranks_end_when_the_supervisor_is_stopped_but_not_while_it_feeds_them(
-    tmp_path, stand_in_argv, alive, eventually
-) -> None:
-    supervisor = supervise(tmp_path, stand_in_argv, 2.0)
-    try:
-        eventually(lambda: ranks_ready(tmp_path))
-        time.sleep(3.0)
-        assert len(alive(str(tmp_path))) == 3
-        supervisor.send_signal(signal.SIGSTOP)
-        eventually(lambda: len(alive(str(tmp_path))) == 1, 6.0)
-    finally:
-        supervisor.kill()
-        supervisor.wait()
 
 
 def test_the_environment_of_ranks(make_job) -> None:
@@ -235,7 +136,7 @@ def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job) 
 
 
 def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch) -> None:
-    monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 16)
+    monkeypatch.setattr("workers.launchers.environment.usable_cores", lambda: 16)
     for ranks, sharing, threads in ((1, 8, "2"), (1, None, "16"), (4, None, "4"), (1, 64, "1")):
         job = make_job({}, ranks=ranks, sharing=sharing)
         assert rank_environment(job, 0, {})["OMP_NUM_THREADS"] == threads

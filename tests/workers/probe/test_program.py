@@ -10,21 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.models import TINY
 from tests.workers.preloaded import Preloaded
 
 Run = Callable[[Path, dict], tuple[list[int], list[dict]]]
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": True,
-}
 PHASES = {"forward", "backward", "optimizer"}
 
 

@@ -1,11 +1,15 @@
 """The outcome follows from the kind of an exception, where it came from, and its codes."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from tuner.integrations.record import FORMAT as SCRIPTS_FORMAT
+from tuner.integrations.record import Record as ScriptsRecord
 from workers.probe.optimizers import OptimizerUnavailableError
-from workers.probe.record import NonFiniteLossError, Record
+from workers.probe.record import FORMAT, NonFiniteLossError, Record
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,11 @@ def test_a_device_that_nccl_finds_lost_is_no_failure_of_communication() -> None:
     lost = "unhandled cuda error\nLast error:\nCuda failure 719 'unspecified launch failure'"
     record.fail(dist.DistBackendError(lost), "backward", None)
     assert record.outcome == "device_lost"
+
+
+def test_a_script_s_rank_writes_the_same_form() -> None:
+    """Neither may import the other; what reads their files is one."""
+    own, script = ({field.name for field in fields(kind)} for kind in (Record, ScriptsRecord))
+    assert own - script == {"readings"}  # of calibrations
+    assert script - own == {"sequences"}  # what only a script can tell
+    assert FORMAT == SCRIPTS_FORMAT

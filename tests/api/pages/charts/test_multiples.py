@@ -43,7 +43,23 @@ def test_every_value_has_a_row_within_its_panel(
     for use in panel.iter("use"):
         assert 0 <= share(use.get("x", "")) <= 1
     lines = list(with_class(panel, "chart-memory-line"))
-    assert all(5.6 <= float((e.get("x1") or "").removesuffix("em")) <= 9.2 for e in lines)
+    assert all(6.0 <= float((e.get("x1") or "").removesuffix("em")) <= 9.6 for e in lines)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "labels"),
+    [
+        ((10.0, 95.0), ["0", "50"]),
+        ((71_000.0, 80_500.0), ["70k", "80k"]),
+        ((4_464.0, 8_596.0), ["6k", "8k"]),
+        ((6_101.0, 12_000.0, 18_000.0, 291_000.0), ["10k"]),
+    ],
+)
+def test_labels_of_ticks_do_not_touch(speeds: tuple[float, ...], labels: list[str]) -> None:
+    values = tuple(effect_value(str(n), speed) for n, speed in enumerate(speeds))
+    root = parsed(knobs((Effect(knob="knob", values=values),)))
+    (panel,) = with_class(root, "chart-panel")
+    assert [one.text for one in with_class(panel, "chart-tick")] == labels
 
 
 def test_panels_share_one_scale() -> None:
@@ -58,6 +74,16 @@ def test_panels_share_one_scale() -> None:
     assert len(best) == 2
     assert best[0] == best[1], "the answer is at one place in all panels"
     assert words(first, "chart-tick") == words(second, "chart-tick")
+
+
+@pytest.mark.parametrize(("memory", "keys"), [(512.0, ["memory, GiB"]), (None, [])])
+def test_the_unit_of_memory_is_told_where_no_speed_is_known(
+    memory: float | None, keys: list[str]
+) -> None:
+    root = parsed(knobs((Effect(knob="knob", values=(effect_value("a", None, memory),)),)))
+    assert [
+        key.text for one in with_class(root, "chart-legend") for key in one.iter("span") if key.text
+    ] == keys
 
 
 def test_numbers_stand_beside_their_marks() -> None:
@@ -96,7 +122,7 @@ def test_panels_say_in_words_what_they_show() -> None:
 def test_long_words_are_cut_to_their_room() -> None:
     value = effect_value(HOSTILE, None, 5.0, note=HOSTILE)
     root = parsed(knobs((Effect(knob=HOSTILE, values=(value,)),)))
-    room = {"chart-name": 25.0, "chart-value": 8.6, "chart-note": 12.6}
+    room = {"chart-name": 25.0, "chart-value": 8.6, "chart-note": 13.0}
     for class_, most_em in room.items():
         (text,) = with_class(root, class_)
         assert (text.text or "").endswith("…")

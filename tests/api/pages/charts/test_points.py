@@ -75,8 +75,8 @@ def test_what_has_no_speed_lies_on_the_rail() -> None:
     root = parsed(scattered(MARKS))
     for id_ in ("points-s7", "points-s8", "points-s10"):
         assert HEIGHT < place(root, id_)[1] < HEIGHT + RAIL
-    assert "failed" in words(root, "chart-tick")
-    assert "failed" not in words(parsed(scattered(MARKS[:2])), "chart-tick")
+    assert "no speed" in words(root, "chart-tick")
+    assert "no speed" not in words(parsed(scattered(MARKS[:2])), "chart-tick")
 
 
 def test_out_of_memory_of_unknown_size_lies_beyond_the_limit() -> None:

@@ -47,12 +47,15 @@ def test_probe_numbers_below_the_axis_are_whole_and_apart(count: int) -> None:
     assert all(b - a >= half + other + 5 for (a, half), (b, other) in pairwise(places))
 
 
+KINDS = ("chart-is-other", "chart-is-best")
+
+
 def test_failures_are_crosses_on_the_axis() -> None:
     root = parsed(drawn(steps(5000, None)))
     uses = list(next(root.iter("svg")).iter("use"))
-    assert [use.get("href") for use in uses] == ["#progress-measured", "#progress-oom"]
-    assert uses[1].get("y") == "200"
-    assert uses[1].findtext("title") == "2: full_shard, micro batch 2: oom"
+    assert [use.get("href") for use in uses] == ["#progress-oom", "#progress-measured"]
+    assert uses[0].get("y") == "200"
+    assert uses[0].findtext("title") == "2: full_shard, micro batch 2: oom"
 
 
 def test_the_best_is_a_staircase_with_its_number_at_the_end() -> None:
@@ -60,9 +63,9 @@ def test_the_best_is_a_staircase_with_its_number_at_the_end() -> None:
     (line,) = (e for e in with_class(root, "chart-best-line") if e.tag == "path")
     assert (line.get("d") or "").count("L") == 3, "level, up, level"
     assert words(root, "chart-end") == ["8,000"]
-    classes = [use.get("class") for use in next(root.iter("svg")).iter("use")]
-    other, best = "chart-is-other", "chart-is-best"
-    assert classes == [best, other, best, other]
+    groups = {g.get("class"): [use.findtext("title") or "" for use in g] for g in root.iter("g")}
+    numbers = {kind: [int(title.partition(":")[0]) for title in groups[kind]] for kind in KINDS}
+    assert numbers == {"chart-is-other": [2, 4], "chart-is-best": [1, 3]}
 
 
 def test_many_probes_are_small_marks_without_words() -> None:

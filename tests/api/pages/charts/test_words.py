@@ -12,6 +12,7 @@ from api.pages.charts.words import (
     cut,
     figure,
     range_words,
+    short_tick_words,
     shortened,
     tick_words,
     width_px,
@@ -49,6 +50,10 @@ def test_a_range_only_where_there_is_one() -> None:
 
 def test_ticks_are_written_shortly() -> None:
     assert tick_words([0, 0.5, 5000, 1.5e6, 2e9]) == ("0", "0.5", "5,000", "1.5M", "2G")
+
+
+def test_labels_where_there_is_little_room_are_short() -> None:
+    assert short_tick_words([0, 500, 2500, 80_000, 1.5e6]) == ("0", "500", "2.5k", "80k", "1.5M")
 
 
 @checked(derandomize=True, deadline=None)

@@ -184,6 +184,15 @@ def test_the_form_begins_empty(browser: Browser) -> None:
     assert page.by_id("question")["method"] == "post"
 
 
+def test_what_was_decided_is_told_once(browser: Browser) -> None:
+    answer = browser.submit("/new", QUESTION, page="/new")
+    assert answer.status_code == 303, answer.text
+    study_page = answer.headers["location"]
+    (told,) = _page(browser, study_page).find("ul", id="told")
+    assert "versions that are not stated" in told.text.lower()
+    assert not _page(browser, study_page).find("ul", id="told")
+
+
 def test_a_form_starts_a_study(browser: Browser, store: Store) -> None:
     answer = browser.submit("/new", QUESTION, page="/new")
     assert answer.status_code == 303, answer.text

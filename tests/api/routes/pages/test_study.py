@@ -71,6 +71,7 @@ def test_a_study_that_was_answered(browser: Browser, done: str) -> None:
     assert not found.find("form")
     assert found.find("a", href=f"/compare?ids={done}")
     assert found.find("a", href=f"/studies/{done}/settings")
+    assert found.find("a", href=f"/new?like={done}")
 
 
 def test_a_study_that_runs_moves_and_can_be_cancelled(browser: Browser, running: str) -> None:

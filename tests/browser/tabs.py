@@ -1,0 +1,76 @@
+"""A tab of somebody's browser in which nothing may go wrong unnoticed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, Response
+
+ABORTED = "net::ERR_ABORTED"
+"""Of what a page does not want any more, such as its stream of events when it is left."""
+LOADING = "Failed to load resource"
+"""How the console tells of a status, which is looked at itself."""
+AXE = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
+WIDE, NARROW, HUGE = 1440, 360, 2560
+THEMES = ("light", "dark")
+
+
+@dataclass(kw_only=True)
+class Tab:
+    """A page with what went wrong in it."""
+
+    page: Page
+    """Playwright's."""
+    base: str
+    """The service's address."""
+    troubles: list[str] = field(default_factory=list)
+    """Errors and warnings of the console, requests that failed, and refusals."""
+    expected: set[int] = field(default_factory=set)
+    """Statuses from 400 on that the test is about."""
+
+    def __post_init__(self) -> None:
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda error: self.troubles.append(f"script: {error}"))
+        self.page.on("requestfailed", self._failed)
+        self.page.on("response", self._answered)
+
+    def go(self, path: str) -> Page:
+        """Opens a path of the service."""
+        self.page.goto(self.base + path)
+        return self.page
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.page.url.removeprefix(self.base)
+
+    @property
+    def overflow_px(self) -> int:
+        """By how much the page is wider than the window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+    def violations(self) -> list[str]:
+        """What axe finds wrong, each in a line."""
+        found = Axe().run(self.page, options=AXE).response["violations"]
+        return [f"{one['id']}: {one['help']}: {_places(one)}" for one in found]
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(LOADING):
+            self.troubles.append(f"console: {message.text}")
+
+    def _failed(self, request: Request) -> None:
+        if request.failure != ABORTED:
+            self.troubles.append(f"failed: {request.url}: {request.failure}")
+
+    def _answered(self, response: Response) -> None:
+        if response.status >= 400 and response.status not in self.expected:
+            self.troubles.append(f"{response.status}: {response.url}")
+
+
+def _places(violation: dict[str, Any]) -> str:
+    return " | ".join(node["html"][:120] for node in violation["nodes"][:4])
+
+
+def opened(context: BrowserContext, base: str) -> Tab:
+    """A new tab."""
+    return Tab(page=context.new_page(), base=base)

@@ -1,0 +1,35 @@
+"""docs/cli.md is what the command line says now, and is complete."""
+
+import re
+
+import pytest
+
+from tests.docs import reference
+from tests.docs.command_line import command_of
+from tests.docs.pages import text
+from tuner.cli.commands import COMMANDS, GROUPS
+from tuner.errors import NothingFitsError, ProbeError, UsageError
+
+NAMES = [*COMMANDS, *(f"{group} {name}" for group, (_, own) in GROUPS.items() for name in own)]
+
+
+def test_it_is_what_the_command_line_says_now() -> None:
+    assert text("docs/cli.md") == reference.page(), "make docs writes it anew"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_every_option_in_it(name: str) -> None:
+    page = text("docs/cli.md")
+    (section,) = re.findall(rf"^## tuner {name}\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
+    context = command_of(name.split())
+    for one in context.command.get_params(context):
+        for option in one.opts if one.param_type_name == "option" else ():
+            assert option in ("--help", "-h") or f"`{option}" in section, option
+    assert "```sh\ntuner " in section, "an example"
+
+
+@pytest.mark.parametrize("page", ["docs/cli.md", "docs/troubleshooting.md"])
+def test_every_exit_code_is_told(page: str) -> None:
+    told = re.findall(r"^\| (\d|128 \+ N) \|", text(page), flags=re.M)
+    known = {0, ProbeError.exit_code, UsageError.exit_code, NothingFitsError.exit_code}
+    assert told == [*map(str, sorted(known)), "128 + N"]

@@ -1,0 +1,29 @@
+"""What every launcher does, by Slurm over two nodes."""
+
+import pytest
+
+from tests.workers.launchers.contract import *  # noqa: F403
+from workers.launchers.slurm import SlurmLauncher
+
+SUPERVISOR = """
+from workers.launchers.slurm import SlurmLauncher
+from workers.launchers.slurm_watch import Watch
+from workers.stop import StopRequest
+watch = Watch({job!r}, StopRequest())
+launcher = SlurmLauncher(job_id={job!r}, watch=watch)
+"""
+
+
+@pytest.fixture
+def launcher(inside) -> SlurmLauncher:
+    return inside.launcher
+
+
+@pytest.fixture
+def nodes() -> int:
+    return 2
+
+
+@pytest.fixture
+def supervisor(inside) -> str:
+    return SUPERVISOR.format(job=inside.job)

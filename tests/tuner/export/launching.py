@@ -1,0 +1,83 @@
+"""Starts commands that start processes, and a model for them to train."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+LAUNCH_S = 240.0
+"""Seconds that a launch may take: about 10 on an idle machine."""
+TOLD = ("ACCELERATE_", "FSDP_", "TUNED_")
+"""Of variables by which another launch's settings would leak into this one."""
+
+
+def launched(command: list[str], cwd: Path | None = None, **environment: str) -> str:
+    """What a command printed; it must succeed, and nothing of it is left."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(TOLD)}
+    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    # the scripts' torchrun is this Python's
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**kept, **ours, "PATH": path, **environment}
+    with _group(command, environment, cwd) as process:
+        out, err = process.communicate(timeout=LAUNCH_S)
+    assert process.returncode == 0, err[-4000:]
+    return out
+
+
+def all_json(out: str) -> list[dict[str, Any]]:
+    """Lines of JSON that were printed."""
+    return [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
+
+
+def last_json(out: str) -> dict[str, Any]:
+    """The last of them."""
+    return all_json(out)[-1]
+
+
+def save_tiny_llama(folder: Path, *, tied: bool, std: float = 0.02) -> Path:
+    """A checkpoint of a Llama with 2 layers, in fp32; ``std`` is of its random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        tie_word_embeddings=tied,
+        initializer_range=std,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _group(
+    command: list[str], environment: dict[str, str], cwd: Path | None
+) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, of which nothing is left afterwards."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        cwd=cwd,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,149 @@
+"""nanotron's blocks in a file of the user's own, of which all else stays."""
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tuner.export.conftest import ABOUT, EXAMPLES
+from tuner.errors import UsageError
+from tuner.export import export
+from tuner.export.merging import merged
+from tuner.export.nanotron import configuration
+
+BLOCKS = export("nanotron", *EXAMPLES["nanotron"].parts(), ABOUT)
+VALUES = configuration(*EXAMPLES["nanotron"].parts())
+MINE = """\
+# my run
+general:
+  project: debug   # of last week
+  run: 'qwen'
+data_stages:
+- data:
+    dataset_folder:
+    - /data/a
+  name: "Stable Stage"
+  start_training_step: 1
+optimizer:
+  clip_grad: 1.0
+  zero_stage: 0  # none
+  learning_rate_scheduler:
+    learning_rate: 3.0e-04
+  optimizer_factory:
+    adam_eps: 1.0e-08
+    name: sgd
+parallelism: {dp: 1, tp: 1, pp: 1}
+tokens:
+
+  # a long one
+  train_steps: 32000
+  micro_batch_size: 64
+lighteval: null
+"""
+
+
+def test_only_the_blocks_fields_change() -> None:
+    text = merged(BLOCKS, MINE)
+    before, after = yaml.safe_load(MINE), yaml.safe_load(text)
+    assert _without(after) == _without(before)
+    for block, fields in VALUES.items():
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                value = {**before[block][name], **value}
+            assert after[block][name] == value
+    assert after["optimizer"]["optimizer_factory"] == {"adam_eps": 1.0e-08, "name": "adamW"}
+
+
+def test_comments_order_and_spelling_stay() -> None:
+    text = merged(BLOCKS, MINE)
+    for line in (
+        "# my run",
+        "  project: debug   # of last week",
+        "  run: 'qwen'",
+        '  name: "Stable Stage"',
+        "    learning_rate: 3.0e-04",
+        "    adam_eps: 1.0e-08",
+        "  zero_stage: 1  # none",
+        "  # a long one",
+        "  train_steps: 32000",
+    ):
+        assert line in text.splitlines(), text
+    assert list(yaml.safe_load(text)) == list(yaml.safe_load(MINE))
+
+
+def test_the_header_is_at_the_top_and_once() -> None:
+    once = merged(BLOCKS, MINE)
+    assert once.startswith("# Written by tuner on 2026-01-15 from study st-0123456789ab")
+    assert merged(BLOCKS, once) == once
+    assert once.count("Written by tuner") == 1
+
+
+@pytest.mark.parametrize("gap", ["", "\n", "\r\n"])
+def test_nothing_is_lost_behind_a_header_that_was_edited(gap: str) -> None:
+    head = BLOCKS.partition("\n\n")[0]
+    text = merged(BLOCKS, f"{head}\n{gap}general: {{run: qwen}}\n\nmine: 1\n")
+    assert yaml.safe_load(text) == {"general": {"run": "qwen"}, "mine": 1, **VALUES}
+    assert text.count("Written by tuner") == 1
+
+
+def test_missing_blocks_are_added() -> None:
+    after = yaml.safe_load(merged(BLOCKS, "general:\n  project: x\ntokens:\n"))
+    assert after == {"general": {"project": "x"}, **VALUES}
+
+
+def test_files_of_windows_and_without_a_last_newline() -> None:
+    text = MINE.replace("\n", "\r\n").rstrip()
+    assert yaml.safe_load(merged(BLOCKS, text)) == yaml.safe_load(merged(BLOCKS, MINE))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "must be YAML with fields at the top"),
+        ("- a\n- b\n", "must be YAML with fields at the top"),
+        ("a: [1\n", "must be YAML: "),
+        ("a: 1\na: 2\n", "must be YAML: .*duplicate"),
+        ("tokens: 3\n", r"^into\.tokens: got 3; must be a block of fields"),
+        ("optimizer:\n  optimizer_factory: x\n", r"^into\.optimizer\.optimizer_factory: got 'x'"),
+    ],
+)
+def test_what_cannot_be_merged_into_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        merged(BLOCKS, text)
+
+
+def test_tags_make_no_objects() -> None:
+    text = "general: !!python/object/apply:os.system ['false']\ntokens:\n  train_steps: 1\n"
+    try:
+        after = merged(BLOCKS, text)
+    except UsageError:
+        return
+    assert "!!python/object/apply:os.system" in after  # kept as it stands, and not called
+
+
+KEYS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=6)
+LEAVES = st.one_of(st.integers(), st.booleans(), st.none(), KEYS)
+TREES = st.recursive(LEAVES, lambda one: st.lists(one, max_size=3) | st.dictionaries(KEYS, one))
+
+
+@given(mine=st.dictionaries(KEYS, TREES), tokens=st.dictionaries(KEYS, LEAVES))
+@settings(deadline=None, max_examples=40)
+def test_whatever_else_is_there_stays(mine: dict[str, Any], tokens: dict[str, Any]) -> None:
+    own = {name: value for name, value in mine.items() if name not in VALUES}
+    document = {**own, "tokens": tokens}
+    after = yaml.safe_load(merged(BLOCKS, yaml.safe_dump(document)))
+    expected = {**yaml.safe_load(yaml.safe_dump(document)), **VALUES}
+    assert after == {**expected, "tokens": {**tokens, **VALUES["tokens"]}}
+
+
+def _without(document: dict[str, Any]) -> dict[str, Any]:
+    """What no block decides."""
+    kept = {}
+    for name, value in document.items():
+        fields = VALUES.get(name)
+        kept[name] = (
+            value if fields is None else {k: v for k, v in value.items() if k not in fields}
+        )
+    return kept

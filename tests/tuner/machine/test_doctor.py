@@ -1,0 +1,113 @@
+"""What the doctor says of a machine, its versions and the guard's verdicts."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tuner.cluster import Cluster, parse_cluster
+from tuner.errors import UsageError
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import twin_of
+from tuner.guard.usual import usual_cases
+from tuner.guard.verdict import Verdict
+from tuner.machine.doctor import CHECKED, Diagnosis, diagnose
+from tuner.measurement import Outcome
+
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+
+
+def verdicts() -> list[Verdict]:
+    """The usual cases, all passed, with the local versions' suffixes that ranks report."""
+    found = []
+    for number, (question, settings) in enumerate(usual_cases()):
+        twin = twin_of(question, settings)
+        found.append(
+            Verdict(
+                key=str(number), family="f", ruling=Ruling.PASSED, outcome=Outcome.OK,
+                model_type="llama", structure=twin.structure, settings=twin.settings.as_dict(),
+                versions=VERSIONS | {"torch": "2.13.0+cpu"}, date=f"2026-01-{number + 1:02}",
+            )
+        )  # fmt: skip
+    return found
+
+
+def look(
+    given: list[Verdict], versions: dict[str, str] | None = None, cluster: str = "cpu:2"
+) -> Diagnosis:
+    def here() -> Cluster:
+        return parse_cluster(cluster)
+
+    return diagnose(given, versions=VERSIONS if versions is None else versions, cluster=here)
+
+
+def test_the_usual_cases_check_every_knob() -> None:
+    found = look(verdicts())
+    assert all(check.verdict is Ruling.PASSED for check in found.guard)
+    assert {check.knob for check in found.guard} == set(CHECKED)
+    assert found.is_sound
+    assert not any("no knob was checked" in problem.what for problem in found.problems)
+    counts = {(check.knob, check.value): check.passed for check in found.guard}
+    assert counts["sharding", "ddp"] == counts["sharding", "hybrid_shard"] == 2
+    assert counts["tp_recompute_allgather", "true"] == 2
+    assert counts["sync_each_batch", "false"] == 4
+    assert counts["cpu_offload", "true"] == 1
+    assert {c.knob: c.left_open for c in found.guard if c.left_open} == {
+        "cpu_offload": "not seen to act on a CPU, only to train the same"
+    }
+    assert json.loads(json.dumps(found.as_dict()))["sound"] is True
+
+
+def test_a_failure_is_serious_and_comes_first() -> None:
+    given = verdicts()
+    given[1] = replace(
+        given[1], ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT, detail="loss is off"
+    )
+    found = look(given)
+    assert not found.is_sound
+    bad = {(c.knob, c.value) for c in found.guard if c.verdict is Ruling.FAILED}
+    assert bad == {("sharding", "ddp"), ("sync_each_batch", "false")}
+    assert found.problems[0].serious
+    assert "loss is off" in found.problems[0].what
+
+
+def test_verdicts_of_other_versions_say_nothing() -> None:
+    given = [replace(v, versions=VERSIONS | {"torch": "2.12.0"}) for v in verdicts()]
+    found = look(given)
+    assert {check.verdict for check in found.guard} == {Ruling.NOT_CHECKED}
+    assert "tuner doctor --run" in " ".join(problem.mend for problem in found.problems)
+
+
+@pytest.mark.parametrize("package", list(VERSIONS))
+def test_a_package_that_is_missing(package: str) -> None:
+    rest = {name: text for name, text in VERSIONS.items() if name != package}
+    found = look([], rest)
+    assert not found.is_sound
+    assert f"pip install {package}" in {problem.mend for problem in found.problems}
+    possible = {one.name: one.possible for one in found.fidelities}
+    assert possible == {"predicted": True, "emulated": False, "measured": False}
+
+
+def test_a_wrong_version_is_told_with_its_source() -> None:
+    found = look([], VERSIONS | {"accelerate": "1.10.0"})
+    rules = [rule for rule in found.rules if rule.knob == "sync_each_batch"]
+    assert any(rule.effect == "dead" and "fsdp2" in rule.when for rule in rules)
+    assert all(rule.source for rule in rules)
+
+
+def test_devices_that_cannot_be_told() -> None:
+    def broken() -> Cluster:
+        raise UsageError("cluster", "local", "slices of a GPU have no published figures")
+
+    found = diagnose([], versions=VERSIONS, cluster=broken)
+    assert not found.is_sound
+    assert found.device == ""
+
+
+def test_gpus_are_measured_on() -> None:
+    found = look([], cluster="8xh100-80gb")
+    why = {one.name: one.why for one in found.fidelities}
+    assert why["measured"] == "on 8 x h100-80gb"
+    assert why["emulated"].startswith("one h100-80gb plays rank 0 of any number, or of GPUs with")
+    assert all(one.possible for one in found.fidelities)
+    assert found.devices == 8

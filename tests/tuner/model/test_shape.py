@@ -1,0 +1,574 @@
+"""Configurations are read as data: what is accepted builds as counted, the rest is refused."""
+
+import builtins
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tuner.errors import ModelConfigError, UnknownNameError
+from tuner.model import LARGEST_FILE_BYTES, ModelConfig, load_model, read_model_config
+from tuner.model.checks import check_fields
+from tuner.model.fields import ARCHITECTURES, HARMLESS, ONLY
+
+TYPES = sorted(ARCHITECTURES)
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+TOKENS = {"pad_token_id", "bos_token_id", "eos_token_id"}
+
+
+def read(**changes: Any) -> ModelConfig:
+    return read_model_config({**TINY, **changes}, name="tiny")
+
+
+def refused(data: bytes | Mapping[str, Any]) -> ModelConfigError:
+    with pytest.raises(ModelConfigError) as caught:
+        read_model_config(data, name="hostile")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    return caught.value
+
+
+def built_parameters(model: ModelConfig) -> int:
+    config = model.as_config()
+    fields = AutoConfig.for_model(config.pop("model_type"), **config)
+    attention = "eager" if model.model_type == "gemma2" else "sdpa"
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(fields, attn_implementation=attention)
+    built.tie_weights()
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+# ---------------------------------------------------------------------------- what is accepted
+
+
+def test_the_shape_is_read_from_the_fields() -> None:
+    model = read(tie_word_embeddings=True, max_position_embeddings=128)
+    assert (model.layers, model.hidden_size, model.heads, model.kv_heads) == (2, 32, 4, 2)
+    assert (model.head_dim, model.intermediate_size, model.vocab_size) == (8, 48, 64)
+    assert (model.experts, model.experts_per_token, model.expert_intermediate_size) == (0, 0, 0)
+    assert model.tied_embeddings
+    assert model.max_sequence_length == 128
+    attention, mlp, norms = 32 * (32 + 2 * 16) + 32 * 32, 3 * 32 * 48, 2 * 32
+    assert model.layer_parameters == attention + mlp + norms
+    assert model.embedding_parameters == 64 * 32
+    assert model.parameters == 2 * model.layer_parameters + 64 * 32 + 32 == model.active_parameters
+
+
+def test_gpt2_is_read_in_its_own_spelling() -> None:
+    names = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 16, "n_ctx": 16}
+    model = read_model_config({"model_type": "gpt2", "vocab_size": 8, **names}, name="g")
+    assert (model.hidden_size, model.layers, model.heads, model.kv_heads) == (32, 3, 4, 4)
+    assert (model.intermediate_size, model.max_sequence_length) == (128, 16)
+    assert model.embedding_parameters == (8 + 16) * 32
+
+
+def test_sparse_and_dense_layers_are_told_apart() -> None:
+    model = read(
+        model_type="qwen2_moe",
+        num_hidden_layers=6,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+        decoder_sparse_step=2,
+        mlp_only_layers=[3],
+    )
+    assert (model.sparse_layers, model.experts, model.expert_intermediate_size) == (2, 4, 16)
+    assert model.parameters - model.active_parameters == 2 * (4 - 2) * 3 * 32 * 16
+    assert model.parameters == built_parameters(model)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_defaults_are_those_of_transformers(model_type: str) -> None:
+    config = read_model_config({"model_type": model_type}, name="default").as_config()
+    ours = AutoConfig.for_model(**config).to_dict()
+    theirs = AutoConfig.for_model(model_type).to_dict()
+    for settled in ("head_dim", "n_inner", "sliding_window"):  # null there, settled when building
+        assert theirs.get(settled) in (None, 0, ours.get(settled))
+    apart = TOKENS | {"head_dim", "n_inner", "sliding_window", "sliding_window_pattern"}
+    assert {k: v for k, v in ours.items() if k not in apart} == {
+        k: v for k, v in theirs.items() if k not in apart
+    }
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_what_transformers_saves_is_read(model_type: str) -> None:
+    saved = json.dumps(AutoConfig.for_model(model_type).to_dict()).encode()
+    model = read_model_config(saved, name="saved")
+    assert model.parameters == read_model_config({"model_type": model_type}, "x").parameters
+    assert model.fields["rope_parameters"] if model_type != "gpt2" else True
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {
+            "rope_theta": 500000,
+            "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2},
+        },
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 5e5},
+    ],
+)
+def test_both_spellings_of_rotary_embeddings_are_one_model(old: dict[str, Any]) -> None:
+    expected = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}
+    assert dict(read(**old).fields["rope_parameters"]) == expected
+    assert AutoConfig.for_model(**read(**old).as_config()).rope_parameters == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 2000},
+            {"rope_type": "default", "rope_theta": 2000.0, "partial_rotary_factor": 0.5},
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        (
+            {"model_type": "llama", "max_position_embeddings": 4096,
+             "rope_scaling": {"type": "yarn", "factor": 4.0, "finetuned": True}},
+            {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+             "original_max_position_embeddings": 4096},
+        ),
+        (
+            {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 4,
+             "original_max_position_embeddings": 512, "partial_rotary_factor": 0.5,
+             "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [2] * 4}},
+            {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+             "original_max_position_embeddings": 512, "rope_theta": 1e4,
+             "partial_rotary_factor": 0.5},
+        ),
+    ],
+)  # fmt: skip
+def test_each_type_spells_its_rotary_embeddings(
+    config: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    fields = read_model_config(config, name="x").as_config()
+    assert fields["rope_parameters"] == expected
+    assert AutoConfig.for_model(**fields).rope_parameters == expected
+
+
+def test_a_file_of_an_early_transformers_is_read() -> None:
+    """Everything that version 4.20 wrote into a file, none of which changes the model."""
+    noise = {
+        "_name_or_path": "a/b", "architectures": ["LlamaForCausalLM"], "add_cross_attention": False,
+        "bad_words_ids": None, "bos_token_id": 1, "chunk_size_feed_forward": 0, "do_sample": False,
+        "cross_attention_hidden_size": None, "decoder_start_token_id": None, "eos_token_id": [1, 2],
+        "diversity_penalty": 0.0, "encoder_no_repeat_ngram_size": 0, "finetuning_task": None,
+        "id2label": {"0": "LABEL_0"}, "initializer_range": 0.02, "is_decoder": True,
+        "is_encoder_decoder": False, "label2id": {"LABEL_0": 0}, "length_penalty": 1.0,
+        "max_length": 20, "num_beams": 1, "pad_token_id": -1, "pretraining_tp": 2, "prefix": None,
+        "problem_type": None, "pruned_heads": {}, "quantization_config": None, "auto_map": {},
+        "repetition_penalty": 1.0, "return_dict": True, "task_specific_params": {"a": {"b": 1}},
+        "temperature": 1.0, "tie_encoder_decoder": False, "tokenizer_class": None, "top_k": 50,
+        "torch_dtype": "bfloat16", "torchscript": False, "transformers_version": "4.20.0",
+        "use_bfloat16": False, "use_cache": True, "attn_implementation": "flash_attention_2",
+        "_attn_implementation": "eager", "rope_scaling": None, "sliding_window": None,
+    }  # fmt: skip
+    assert read(**noise) == read()
+
+
+def test_the_fingerprint_is_of_the_shape_alone() -> None:
+    model = read()
+    assert read_model_config(TINY, name="other").fingerprint == model.fingerprint
+    assert read(rope_theta=10000, rms_norm_eps=0.000001).fingerprint == model.fingerprint
+    assert read(num_hidden_layers=3).fingerprint != model.fingerprint
+    golden = "713ee7baa7335cf8e0734fd47a5017dee4dce3d1dd1955e121b8ad997ec4ff0c"
+    assert model.fingerprint == golden, "studies are found by it: it may not change unnoticed"
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_reading_what_was_read_changes_nothing(model_type: str) -> None:
+    model = read_model_config({"model_type": model_type}, name="m")
+    again = read_model_config(json.dumps(model.as_config()).encode(), name="m")
+    assert again == model
+    assert hash(again) == hash(model)
+    assert again.as_config() == model.as_config()
+    fields = check_fields(model_type, model.fields)
+    assert {"model_type": model_type, **fields} == model.as_config()
+
+
+def test_a_model_cannot_be_changed() -> None:
+    model = read(model_type="qwen3_moe", mlp_only_layers=[1])
+    with pytest.raises(TypeError):
+        model.fields["num_hidden_layers"] = 3  # type: ignore[index]
+    with pytest.raises(TypeError):
+        model.fields["rope_parameters"]["factor"] = 3
+    assert model.fields["mlp_only_layers"] == (1,)
+    model.as_config()["mlp_only_layers"].append(2)
+    assert model.as_config()["mlp_only_layers"] == [1]
+
+
+def test_token_ids_never_reach_the_model() -> None:
+    config = read(model_type="phi3", pad_token_id=32000, eos_token_id=[1, 2]).as_config()
+    assert {config[name] for name in TOKENS} == {None}
+
+
+# ------------------------------------------------ whatever is accepted builds, and as counted
+
+
+@st.composite
+def small_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Configurations of every type with small sizes and every flag, all of them acceptable."""
+    model_type = draw(st.sampled_from(TYPES))
+    heads, kv_groups = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    kv_heads = max(1, heads // kv_groups)
+    layers = draw(st.integers(1, 3))
+    sizes: dict[str, Any] = {
+        "vocab_size": draw(st.integers(1, 50)),
+        "hidden_size": heads * 16,
+        "intermediate_size": draw(st.integers(1, 40)),
+        "n_inner": draw(st.none() | st.integers(1, 40)),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw(st.sampled_from([None, kv_heads])),
+        "head_dim": draw(st.sampled_from([None, 8, 16])),
+        "max_position_embeddings": draw(st.integers(1, 64)),
+        "num_experts": draw(st.integers(3, 4)),
+        "num_local_experts": draw(st.integers(3, 4)),
+        "num_experts_per_tok": draw(st.integers(1, 3)),
+        "moe_intermediate_size": draw(st.integers(1, 9)),
+        "shared_expert_intermediate_size": draw(st.integers(1, 9)),
+        "decoder_sparse_step": draw(st.integers(1, layers)),
+        "mlp_only_layers": draw(st.sampled_from([[], [0]] if layers > 1 else [[]])),
+        "sliding_window": 4,
+    }
+    known = ARCHITECTURES[model_type].fields
+    config = {name: value for name, value in sizes.items() if name in known}
+    for name in known:
+        if isinstance(known[name].default, bool):
+            config[name] = draw(st.booleans())
+    if draw(st.booleans()) and model_type not in ("gpt2", "phi3"):
+        factor = draw(st.floats(1, 64))
+        kind = draw(st.sampled_from(["linear", "dynamic", "yarn"]))
+        config["rope_scaling"] = {"rope_type": kind, "factor": factor}
+    return {"model_type": model_type, **config}
+
+
+@given(small_configs())
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_any_accepted_configuration_builds_with_the_parameters_counted(
+    config: dict[str, Any],
+) -> None:
+    model = read_model_config(config, name="small")
+    assert model.parameters == built_parameters(model)
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_hidden_layers": -3}, "num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers"),
+        ({"num_hidden_layers": 1025}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers"),
+        ({"hidden_size": [32]}, "hidden_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"attention_dropout": 1.5}, "attention_dropout"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"hidden_act": "xielu"}, "hidden_act"),
+        ({"num_attention_heads": 3}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"model_type": "gpt_neox", "head_dim": 4}, "head_dim"),
+        ({"model_type": "lama"}, "model_type"),
+        ({"model_type": None}, "model_type"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts": 8}, "num_experts"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "qwen3", "layer_types": ["conv", "conv"]}, "layer_types[0]"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 0},
+            "sliding_window",
+        ),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "sliding_window"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 3}, "decoder_sparse_step"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"auto_map": {"AutoConfig": "configuration_x.X"}}, "auto_map"),
+        ({"trust_remote_code": True}, "trust_remote_code"),
+        ({"attn_implementation": "org/repo"}, "attn_implementation"),
+        ({"_attn_implementation": "org/repo:kernel"}, "_attn_implementation"),
+        ({"_attn_implementation_internal": "org/repo"}, "_attn_implementation_internal"),
+        ({"attn_implementation": {"": "org/repo"}}, "attn_implementation"),
+        ({"experts_implementation": "org/repo"}, "experts_implementation"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"per_layer_config": {"0": {"hidden_size": 1}}}, "per_layer_config"),
+        ({"base_model_tp_plan": {"layers.*": "colwise"}}, "base_model_tp_plan"),
+        ({"transformers_weights": "x.bin"}, "transformers_weights"),
+        ({"vision_config": {"hidden_size": 8}}, "vision_config"),
+        ({"n_shared_experts": 2}, "n_shared_experts"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias"),
+        ({"bad\nname": 1}, r"'bad\nname'"),
+        ({"rope_theta": 0.5}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "org/repo"}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": ["linear"]}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "x": 1}}, "x"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "full_attention"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {}, "x": {}}},
+            "rope_parameters",
+        ),
+        (
+            {
+                "model_type": "phi3",
+                "rope_scaling": {"type": "su", "short_factor": [1], "long_factor": [1]},
+            },
+            "short_factor",
+        ),
+    ],
+)
+def test_a_bad_field_is_named(changes: dict[str, Any], field: str) -> None:
+    assert refused({**TINY, **changes}).field == field
+
+
+def test_refusals_say_what_is_allowed() -> None:
+    error = refused({**TINY, "num_hidden_layers": -3})
+    assert str(error) == "num_hidden_layers: got -3; must be an integer from 1 to 1024"
+    error = refused({**TINY, "model_type": "lama"})
+    assert "gpt2" in error.allowed
+    assert "did you mean llama?" in error.allowed
+    assert "sdpa" in refused({**TINY, "attn_implementation": "org/repo"}).allowed
+    assert "names code" in refused({**TINY, "auto_map": {"AutoConfig": "x.Y"}}).allowed
+
+
+def test_names_in_the_tables_do_not_contradict() -> None:
+    assert not HARMLESS & set(ONLY)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not json",
+        b"[1, 2]",
+        b"null",
+        b'"llama"',
+        b'{"model_type": "llama"',
+        b"\xff\xfe\x00l",
+        b'{"model_type": "llama", "x": "\xe9"}',
+        b'{"model_type": "llama", "rope_theta": NaN}',
+        b'{"model_type": "llama", "rope_theta": Infinity}',
+        b'{"model_type": "llama", "rope_theta": 1e999}',
+        b'{"model_type": "llama", "hidden_size": ' + b"9" * 5000 + b"}",
+        b'{"model_type": "llama", "id2label": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b"[" * 10**5,
+        b'{"a":' * 10**5,
+        b" " * (LARGEST_FILE_BYTES + 1),
+    ],
+)
+def test_bytes_that_are_no_configuration_are_refused(data: bytes) -> None:
+    refused(data)
+
+
+HOSTILE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**400), 10**400)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["org/repo", "llama", "x" * 10**5, "\ud800", "\x00", -1, 2**63, 1e308]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(
+    sorted(
+        {name for a in ARCHITECTURES.values() for name in a.fields}
+        | {"rope_scaling", "rope_parameters", "rope_theta", "rotary_pct", "auto_map", "n_embd"}
+        | {"attn_implementation", "quantization_config", "torch_dtype", "partial_rotary_factor"}
+        | {"rope_local_base_freq", "architectures", "model_type"}
+    )
+)
+ROPES = st.dictionaries(
+    st.sampled_from(["rope_type", "type", "factor", "short_factor", "full_attention", "truncate"]),
+    HOSTILE | st.sampled_from(["linear", "yarn", "longrope", "llama3", "su"]),
+)
+
+
+def touched(*_: object, **__: object) -> None:
+    raise AssertionError("a file or the network was touched")
+
+
+def outcome(data: bytes | Mapping[str, Any]) -> ModelConfig | ModelConfigError:
+    """What reading gives, with files and the network out of reach; nothing else may come out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builtins, "open", touched)
+        patch.setattr(os, "open", touched)
+        patch.setattr(socket, "socket", touched)
+        try:
+            return read_model_config(data, name="hostile")
+        except ModelConfigError as error:
+            return error
+
+
+def read_or_refused(data: bytes | Mapping[str, Any]) -> None:
+    result = outcome(data)
+    if isinstance(result, ModelConfig):
+        json.dumps(result.as_config(), allow_nan=False)
+        assert result.parameters >= result.active_parameters > 0
+    else:
+        assert "\n" not in str(result)
+        str(result).encode()
+
+
+@given(
+    st.sampled_from(TYPES),
+    st.dictionaries(NAMES | st.text(max_size=12), HOSTILE | ROPES, min_size=1, max_size=3),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_hostile_objects_are_read_or_refused(model_type: str, changes: dict[str, Any]) -> None:
+    read_or_refused({"model_type": model_type, **changes})
+
+
+@given(HOSTILE | st.binary(max_size=64))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_hostile_bytes_are_read_or_refused(value: object) -> None:
+    if isinstance(value, bytes):
+        read_or_refused(value)
+    else:
+        read_or_refused(json.dumps(value).encode())
+
+
+def test_objects_that_no_json_holds_are_refused() -> None:
+    loop: dict[str, Any] = {}
+    loop["loop"] = loop
+    for value in (object(), {1: 2}, {"a": {3}}, b"x", loop):
+        refused({**TINY, "id2label": value})
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, None, 3])
+def test_a_name_must_be_fit_to_be_shown(name: Any) -> None:
+    with pytest.raises(ModelConfigError):
+        read_model_config(TINY, name=name)
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+def write(path: Path, data: bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return str(path)
+
+
+def test_a_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> None:
+    data = json.dumps(TINY).encode()
+    assert load_model(write(tmp_path / "my-llama" / "config.json", data)).name == "my-llama"
+    (tmp_path / "my-llama" / "runs").mkdir()
+    above = tmp_path / "my-llama" / "runs" / ".." / "config.json"
+    assert load_model(str(above)).name == "my-llama"
+    assert load_model(write(tmp_path / "small.json", b"\xef\xbb\xbf" + data)).name == "small"
+    assert load_model(write(tmp_path / "no-ending", data)) == load_model(
+        write(tmp_path / "other" / "no-ending", data)
+    )
+
+
+def test_a_catalogue_name_wins_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "gpt2", json.dumps(TINY).encode())
+    assert load_model("gpt2").model_type == "gpt2"
+    assert load_model("GPT2").model_type == "gpt2"
+    assert load_model("./gpt2").model_type == "llama"
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+
+    def opened(*arguments: object) -> int:
+        raise AssertionError("it was opened")
+
+    monkeypatch.setattr("tuner.model.shape.os.open", opened)
+    with pytest.raises(ModelConfigError, match="1 MiB"):
+        load_model(str(path))
+
+
+def test_a_file_that_grows_is_not_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "config.json", b" " * (LARGEST_FILE_BYTES + 1))
+    monkeypatch.setattr("tuner.model.shape._check_regular", lambda *_: None)
+    with pytest.raises(ModelConfigError, match="1 MiB"):
+        load_model(path)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "pipe.json")
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    for path in (tmp_path, tmp_path / "pipe.json", tmp_path / "link.json", tmp_path / "loop.json"):
+        with pytest.raises(ModelConfigError) as caught:
+            load_model(str(path))
+        assert caught.value.field == "model"
+    for path in (Path("/dev/zero"), Path("/dev/null"), Path("/dev/stdin")):
+        with pytest.raises(ModelConfigError):
+            load_model(str(path))
+
+
+def test_a_pipe_put_in_the_file_s_place_does_not_make_it_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    regular = Path(write(tmp_path / "file.json", b"{}")).stat()
+    monkeypatch.setattr(os, "stat", lambda *_, **__: regular)
+    with pytest.raises(ModelConfigError, match="regular"):
+        load_model(str(tmp_path / "pipe.json"))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["missing/config.json", "./missing", "~nobody-at-all/x", "a\0b.json", "x" * 5000 + ".json"],
+)
+def test_a_missing_file_is_a_file_s_error(spec: str) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        load_model(spec)
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize("spec", ["lama-2-7b", "nobody/llama-2-7b", "", "\ud800", "a\0b"])
+def test_an_unknown_name_is_not_taken_for_a_file(spec: str) -> None:
+    with pytest.raises(UnknownNameError):
+        load_model(spec)
+
+
+def test_non_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelConfigError, match="UTF-8"):
+        load_model(write(tmp_path / "config.json", '{"model_type": "llamä"}'.encode("latin-1")))

@@ -1,0 +1,41 @@
+"""The posterior of a Gaussian process, against the textbook's formulas."""
+
+import numpy as np
+import pytest
+
+from tuner.search.kernel import BLOCK, alike, log_likelihood, regress
+
+
+@pytest.mark.parametrize("count", [1, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 30])
+def test_by_blocks_it_is_what_solving_gives(count: int) -> None:
+    draw = np.random.default_rng(count)
+    tried, asked = draw.normal(size=(count, 5)), draw.normal(size=(40, 5))
+    seen, noise = draw.normal(size=count), draw.uniform(0.05, 0.5, count)
+    between, cross = alike(tried, tried), alike(asked, tried)
+    found = regress(seen, between, noise, cross, np.ones(40))
+    solved = np.linalg.solve(between + np.diag(noise**2), np.column_stack([seen, cross.T]))
+    assert found.mean == pytest.approx(cross @ solved[:, 0], abs=1e-9)
+    assert found.variance == pytest.approx(1 - (cross * solved[:, 1:].T).sum(1), abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 7, 200])
+def test_the_likelihood_is_that_of_the_normal_distribution(count: int) -> None:
+    draw = np.random.default_rng(count)
+    points, noise = draw.normal(size=(count, 3)), draw.uniform(0.05, 0.5, count)
+    seen, between = 3 * draw.normal(size=count), alike(points, points)
+    covariance = between + np.diag(noise**2)
+    _, log_determinant = np.linalg.slogdet(covariance)
+    misfit = seen @ np.linalg.solve(covariance, seen)
+    expected = -0.5 * (misfit + log_determinant + count * np.log(2 * np.pi))
+    assert log_likelihood(seen, between, noise) == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_is_given_stays_as_it_is() -> None:
+    draw = np.random.default_rng(0)
+    points, seen, noise = draw.normal(size=(5, 3)), draw.normal(size=5), np.full(5, 0.1)
+    between, cross = alike(points, points), alike(points[:3], points)
+    given = [array.copy() for array in (seen, between, noise, cross)]
+    regress(seen, between, noise, cross, np.ones(3))
+    log_likelihood(seen, between, noise)
+    for before, after in zip(given, (seen, between, noise, cross), strict=True):
+        assert np.array_equal(before, after)

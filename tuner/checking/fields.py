@@ -1,0 +1,110 @@
+"""The fields of a configuration file, each taken by its kind or refused by its path."""
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from tuner.errors import UsageError
+
+T = TypeVar("T")
+ABSENT: tuple[object, ...] = (None, "", {}, [])
+"""What stands for nothing, in files that write all their fields out."""
+LARGEST = 2**31 - 1
+"""Of a whole number; launchers have none that is larger."""
+LIKE = 0.88
+"""Likeness of names (difflib's ratio) from which one is taken for a slip of the other; no field of
+``TrainingArguments`` is so like one that is read."""
+
+
+class Fields:
+    """An object of a configuration file."""
+
+    def __init__(self, values: object, path: str = "") -> None:
+        """The object at ``path``, which ends with a dot; nothing for ``None``.
+
+        Raises:
+            UsageError: it is no object.
+        """
+        if values is None:
+            values = {}
+        if not isinstance(values, Mapping):
+            raise UsageError(path.rstrip(".") or "file", values, "must be an object of fields")
+        self.values: Mapping[str, Any] = values
+        self.path = path
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) not in ABSENT
+
+    def any_of(self, *names: str) -> str:
+        """The first of these spellings that is there, or else the first."""
+        return next((name for name in names if name in self), names[0])
+
+    def part(self, name: str) -> "Fields":
+        """An object in it; an empty one where it is not there."""
+        value = self.values.get(name)
+        return Fields(None if value in ABSENT else value, f"{self.path}{name}.")
+
+    def whole(self, name: str, default: int | None = None) -> int | None:
+        """A positive whole number, of at most :data:`LARGEST`."""
+        value = self.values.get(name)
+        if value in ABSENT:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+            raise self.error(name, "must be a positive whole number")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.values.get(name)
+        if value in ABSENT:
+            return default
+        word = str(value).lower()
+        if word not in ("true", "false"):
+            raise self.error(name, "must be true or false")
+        return word == "true"
+
+    def choice(self, name: str, known: Mapping[str, T], default: str | None = None) -> T:
+        """What one of these words stands for; upper and lower case are one."""
+        value = self.values.get(name)
+        word = str(default if value in ABSENT else value).lower()
+        if value is False and "no" in known:
+            word = "no"  # as YAML 1.1 reads it without quotes
+        if word not in known:
+            raise self.error(name, f"must be one of {', '.join(known)}")
+        return known[word]
+
+    def refuse(self, name: str, why: str, but: Collection[object] = (False, "no", 0, 1)) -> None:
+        """Refuse a field that is there with another value than these."""
+        value = self.values.get(name)
+        spelled = value.lower() if isinstance(value, str) else value
+        if value not in ABSENT and not any(_is_same(spelled, one) for one in but):
+            raise self.error(name, why)
+
+    def refuse_others(self, known: Collection[str]) -> None:
+        """Refuse fields that there are not, which may mean anything."""
+        for name, value in self.values.items():
+            if name not in known and name in self:
+                raise self._no_field(name, value, "is not known here, and may change what it needs")
+
+    def refuse_misspelt(self, known: Collection[str]) -> None:
+        """Refuse fields that are nearly one of these, and would be passed over."""
+        for name, value in self.values.items():
+            if not isinstance(name, str) or name in known or name not in self:
+                continue
+            if near := get_close_matches(name, known, n=1, cutoff=LIKE):
+                raise self._no_field(
+                    name, value, f"there is no such field; did you mean {near[0]}?"
+                )
+
+    def _no_field(self, name: object, value: object, allowed: str) -> UsageError:
+        shown = repr(str(name)[:80])[1:-1]  # it may hold what a terminal would obey
+        return UsageError(f"{self.path}{shown}", value, allowed)
+
+    def error(self, name: str, allowed: str) -> UsageError:
+        """That a field is wrong."""
+        return UsageError(f"{self.path}{name}", self.values.get(name), allowed)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether they are equal; to Python True is 1 too."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)

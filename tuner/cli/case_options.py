@@ -1,0 +1,141 @@
+"""The options of ``predict`` and ``check``: settings that are there, on a cluster that need not be.
+
+As :mod:`tuner.cli.options` has it, values stay text here.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Argument, Option
+
+from tuner.cli.options import (
+    PLACE,
+    PRECISIONS,
+    SPACE,
+    WORKLOAD,
+    Database,
+    Headroom,
+    Json,
+    option,
+)
+
+MANY = "Many cases"
+PREDICTIONS = "What predictions rest on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseAsked:
+    """Settings of one question that are predicted, as they were written."""
+
+    dry_runs: Annotated[
+        str,
+        option(
+            "auto|all|none",
+            "What is dry-run where no dry run is kept. auto: of a model without any, the"
+            " classes of settings that most cases ask for, 6 dry runs at most. all: every"
+            " class. none: nothing. Other memory is by arithmetic.",
+            PREDICTIONS,
+        ),
+    ] = "auto"
+    model: Annotated[
+        str | None,
+        option(
+            "NAME|FILE",
+            "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
+            " config.json.",
+            WORKLOAD,
+        ),
+    ] = None
+    global_batch_size: Annotated[
+        str | None,
+        option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD),
+    ] = None
+    sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
+    optimizer: Annotated[
+        str | None,
+        option("adamw|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD),
+    ] = None
+    precision: Annotated[
+        str | None,
+        option("bf16|bf16_mixed|fp32", f"{PRECISIONS} By default bf16.", WORKLOAD),
+    ] = None
+    reduce_dtype: Annotated[
+        str | None,
+        option("bf16|fp32", "Number format in which gradients are summed over GPUs.", WORKLOAD),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        option(
+            "CLUSTER",
+            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
+            " None of it has to be here.",
+            PLACE,
+        ),
+    ] = None
+    framework: Annotated[
+        str | None,
+        option(
+            "torch|accelerate|trainer|nanotron",
+            "The stack that you launch. By default torch.",
+            PLACE,
+        ),
+    ] = None
+    framework_version: Annotated[
+        list[str] | None,
+        option(
+            "PACKAGE=VERSION",
+            "State a version, such as accelerate=1.15.0. By default as installed. Repeatable.",
+            PLACE,
+        ),
+    ] = None
+    settings: Annotated[
+        str | None,
+        option(
+            "KNOB=VALUE,...",
+            "Settings, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
+            " their default; gradient_accumulation_steps follows from the global batch.",
+            SPACE,
+        ),
+    ] = None
+    headroom: Headroom = None
+    memory_limit: Annotated[
+        str | None,
+        option(
+            "SIZE",
+            "Memory that a step may use of one GPU, such as 70GiB; taken as it is.",
+            SPACE,
+        ),
+    ] = None
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictAsked(CaseAsked):
+    """Options of ``tuner predict``: a file of cases, or one case as in ``tuner probe``."""
+
+    cases: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Answer the cases of this file, one JSON object on each line; - is stdin. The"
+            " options of a single case are not taken then.",
+            rich_help_panel=MANY,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAsked(CaseAsked):
+    """Options of ``tuner check``: a file, and what it does not say."""
+
+    file: Annotated[str, Argument(metavar="FILE", help="The configuration file.")]
+    format_name: Annotated[
+        str | None,
+        Option(
+            "--format",
+            metavar="accelerate|trainer|deepspeed|nanotron|json",
+            help="Whose file it is. By default told by its content.",
+            rich_help_panel=PLACE,
+        ),
+    ] = None

@@ -1,0 +1,140 @@
+"""``tuner check``: does this configuration still fit?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from tuner.answering.words import range_text, rank_word, speed_text
+from tuner.cases import Case, DryRuns, NotCoveredError, Policy
+from tuner.cases.reading import read_settings
+from tuner.checking.cases import Beside, case_of
+from tuner.checking.checked import Checked, check
+from tuner.checking.files import read_file
+from tuner.cli.candidates import sizes_text
+from tuner.cli.case_options import CheckAsked
+from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
+from tuner.cli.errors import print_json, report
+from tuner.cli.watch import watch_of
+from tuner.errors import NothingFitsError, ProbeError, TunerError
+from tuner.framework import parse_stated_versions
+from tuner.measurement import Fidelity
+from tuner.planner.words import describe
+from tuner.quantity import Provenance
+from tuner.results.words import question_text
+from tuner.store import open_store
+from tuner.units import read_share, read_size, read_whole, time_text
+from tuner.workload import choice
+
+
+def run(asked: CheckAsked) -> int:
+    """Answer; the exit code: 0 it fits, 3 it does not, 1 nothing is known of it.
+
+    Raises:
+        UsageError: the file or an option is wrong, or something is missing.
+        TunerError: the database cannot be used.
+    """
+    policy = choice("dry_runs", Policy, asked.dry_runs)
+    found = read_file(asked.file, asked.format_name)
+    try:
+        case = case_of(found, _beside(asked))
+    except NotCoveredError as error:
+        raise ProbeError(f"nothing is known of it: {error}") from error
+    checked = _checked(asked, found.format_name, case, policy)
+    if asked.json:
+        print_json({"file": asked.file, **checked.as_dict()})
+    elif checked.fits is not None:
+        _show(stdout_console(), asked.file, checked)
+    why = _why_not(checked)
+    return 0 if why is None else report(why, as_json=False)
+
+
+def _checked(asked: CheckAsked, format_name: str, case: Case, policy: Policy) -> Checked:
+    with (
+        open_store(asked.db) as store,
+        watch_of(as_json=asked.json) as watch,
+        DryRuns(store, policy, watch) as dry_runs,
+    ):
+        dry_runs.prepare([case])
+        return check(store, format_name, case, dry_runs.of(case))
+
+
+def _beside(asked: CheckAsked) -> Beside:
+    """The options as values.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    memory, headroom = asked.memory_limit, asked.headroom
+    sequence, batch = asked.sequence_length, asked.global_batch_size
+    return Beside(
+        cluster=asked.cluster,
+        model=asked.model,
+        sequence_length=None if sequence is None else read_whole("sequence_length", sequence),
+        global_batch_size=None if batch is None else read_whole("global_batch_size", batch),
+        optimizer=asked.optimizer,
+        precision=asked.precision,
+        reduce_dtype=asked.reduce_dtype,
+        framework=asked.framework,
+        framework_versions=parse_stated_versions(asked.framework_version or ()),
+        settings=_settings(asked.settings),
+        headroom=None if headroom is None else read_share("headroom", headroom),
+        memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
+    )
+
+
+def _settings(text: str | None) -> dict[str, Any]:
+    """Knobs by name."""
+    if text is None:
+        return {}
+    written, given = read_settings(text)
+    return {name: getattr(written, name) for name in given}
+
+
+def _why_not(checked: Checked) -> TunerError | None:
+    """Why the configuration should not be used; ``None`` for one that fits."""
+    if checked.fits is None:
+        return ProbeError(f"nothing is known of these settings: {checked.reason}")
+    return None if checked.fits else NothingFitsError(f"this does not fit: {checked.reason}")
+
+
+def _show(console: Console, path: str, checked: Checked) -> None:
+    console.print(Text(question_text(checked.case.question), style="bold"), soft_wrap=True)
+    width = min(console.width, TEXT_WIDTH)
+    console.print(facts_grid(_facts(path, checked)), width=width)
+    if checked.notes:
+        console.print()
+        console.print(Text("Notes", style="bold"))
+        for note in checked.notes:
+            console.print(Padding(Text(note), (0, 0, 0, 2)), width=width)
+
+
+def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
+    per, prediction = rank_word(checked.case.question), checked.prediction
+    yield "file", f"{path}, of {checked.format_name}"
+    yield "settings", describe(checked.case.settings).replace(",", ", ")
+    yield "fits", "yes" if checked.fits else f"no: {checked.reason}"
+    limit = f", of {prediction.limit_gib:.2f} GiB" if prediction.limit_gib is not None else ""
+    memory = checked.allocated_gib
+    yield "memory", f"{sizes_text(memory)} allocated per {per}{limit}, {memory.provenance}"
+    speed, step = checked.tokens_per_s_per_gpu, checked.step_time_s
+    if step.value is None:
+        yield "speed", "unknown"
+    else:
+        text = f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
+        yield "speed", f"{text}, {speed.provenance}"
+        times = f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"
+        yield "step", f"{times}, {step.provenance}"
+    yield "known from", _source(checked)
+
+
+def _source(checked: Checked) -> str:
+    if checked.seen is None:
+        basis = checked.prediction.basis
+        return f"{Provenance.PREDICTED}, memory by {str(basis).replace('_', ' ')}"
+    figures = checked.seen.figures
+    how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
+    numbers = ", ".join(f"#{number}" for number in figures.probes)
+    return f"{how} {numbers} of study {checked.seen.study_id}"

@@ -1,0 +1,212 @@
+"""``report_step``: a script's steps, timed where a worker probes it, and nothing elsewhere.
+
+A worker names the probe's folder in ``TUNER_PROBE``. Rank 0 says after how many steps all end, when
+it knows how long one takes; each rank writes its record, waits for the others' and ends. A script
+that fails, or ends before, leaves a record of that too.
+"""
+
+import atexit
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import mode
+from types import TracebackType
+from typing import Any
+
+from tuner.integrations.counting import Counts
+from tuner.integrations.memory import Memory
+from tuner.integrations.plan import (
+    PROBE,
+    PROCESS,
+    Plan,
+    read_plan,
+    seen_path,
+    tell_steps,
+    told_steps,
+)
+from tuner.integrations.record import Record
+from tuner.integrations.torch_here import cuda_here
+
+PEERS_S = 10.0
+"""Seconds to wait for what other ranks write: who ends first closes their connections."""
+LOOK_S = 0.02
+"""Between two looks for it."""
+PARENT_S = 1.0
+"""Seconds between two looks whether the launcher is there."""
+LAUNCHER_GONE = 111
+"""Exit code of a rank that lost its launcher, as of those of the probe program."""
+
+
+def in_probe() -> bool:
+    """Whether the script is being probed, so that it may leave out what no step needs."""
+    return _probe is not None
+
+
+def report_step(loss: Any = None, *, sequences: int | None = None) -> None:
+    """Say that an optimizer step has ended; to be called once after each, on every rank.
+
+    Args:
+        loss: of the step, as a number or a tensor of one; it is compared between settings.
+        sequences: that this rank has trained in the step, over all its micro-batches; if given, it
+            is checked against what the settings say.
+    """
+    if _probe is not None:
+        _probe.report(loss, sequences)
+
+
+class Probe:
+    """One rank of a script that is probed."""
+
+    def __init__(self, plan: Plan, rank: int, world_size: int) -> None:
+        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._process = os.getpid()
+        self._record = Record(rank=rank)
+        self._memory, self._counts = Memory(), Counts()
+        self._steps = self._counted = 0
+        self._passes: list[int] = []
+        self._sequences: list[int] = []
+        self._until: int | None = None
+        self._at = 0.0
+        self._times: list[float] = []
+        self._done = False
+
+    def begin(self) -> None:
+        """Say that the script knows of the probe, and leave a record however it ends."""
+        seen_path(self._plan.folder, self._rank).touch()
+        before = sys.excepthook
+
+        def failed(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            before(kind, error, trace)
+            self._fail(error)
+
+        sys.excepthook = failed
+        atexit.register(self._end_before)
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+    def report(self, loss: Any, sequences: int | None) -> None:
+        """As of :func:`report_step`."""
+        now = self._now()
+        self._steps += 1
+        self._note(loss, sequences)
+        self._memory.end_step(steady=self._steps > self._plan.warmup_steps)
+        if self._steps > self._plan.warmup_steps:
+            self._times.append(now - self._at)
+        self._decide(now - self._at)
+        if self._until is not None and self._steps >= self._until:
+            self._end()
+        self._at = self._now()
+
+    def _note(self, loss: Any, sequences: int | None) -> None:
+        if self._counts.started:
+            self._passes.append(self._counts.take_step())
+            self._counted += 1
+        else:
+            self._counts.start()  # what was before is not counted
+        if loss is not None:
+            self._record.losses.append(_number(loss))
+        if sequences is not None:
+            self._sequences.append(int(sequences))
+
+    def _decide(self, step_s: float) -> None:
+        """After how many steps all ranks end: rank 0 says it after the warm-up."""
+        if self._until is not None or self._steps < self._plan.warmup_steps:
+            return
+        if self._rank == 0:
+            self._until = self._plan.affordable(step_s)
+            tell_steps(self._plan.folder, self._until)
+        else:
+            self._until = self._told_by_rank_0()
+
+    def _told_by_rank_0(self) -> int | None:
+        """What rank 0 says; at the first look it is waited for, lest a rank run ahead of it."""
+        until = time.monotonic() + PEERS_S
+        while (told := told_steps(self._plan.folder)) is None:
+            if self._steps > self._plan.warmup_steps or time.monotonic() > until:
+                return None
+            time.sleep(LOOK_S)
+        return told
+
+    def _now(self) -> float:
+        if (cuda := cuda_here()) is not None:
+            cuda.synchronize()
+        return time.perf_counter()
+
+    def _end(self) -> None:
+        """Leave the record, and end this process when all ranks have."""
+        self._record.outcome = "ok"
+        if not all(map(math.isfinite, self._record.losses)):
+            self._record.outcome = "non_finite"
+        self._write()
+        until = time.monotonic() + PEERS_S
+        while self._missing() and time.monotonic() < until:
+            time.sleep(LOOK_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # what a script does at its end, such as a checkpoint, is not for a probe
+
+    def _missing(self) -> bool:
+        folder = self._plan.folder
+        names = (f"rank-{rank:05d}.json" for rank in range(self._world_size))
+        return not all((folder / name).exists() for name in names)
+
+    def _write(self) -> None:
+        self._done = True
+        record = self._record
+        record.memory = self._memory.values() if record.error is None else None
+        record.step_times_s = {str(self._plan.accumulation): self._times} if self._times else {}
+        # what most steps had: the last one of an epoch may be shorter
+        record.tracked_accumulation = mode(self._passes) if self._passes else 0
+        record.sequences = mode(self._sequences) if self._sequences else None
+        if self._counts.optimizer_steps:
+            record.optimizer_steps = self._counts.optimizer_steps
+            record.expected_optimizer_steps = self._counted
+        record.write(self._plan.folder)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._done or os.getpid() != self._process:  # a fork of it has a copy of all this
+            return
+        if not isinstance(error, KeyboardInterrupt):
+            self._record.fail(error)
+            self._write()
+
+    def _end_before(self) -> None:
+        """The script has come to its own end, or has left by ``sys.exit``."""
+        if self._done:
+            return
+        wanted = self._until or self._plan.warmup_steps + self._plan.minimum_steps
+        self._fail(RuntimeError(f"the script ended after {self._steps} reported steps of {wanted}"))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the launcher is gone that started it, however that came."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(LAUNCHER_GONE)
+
+
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+"""What ``accelerate launch`` does not set for a single process."""
+
+
+def _number(loss: Any) -> float:
+    """A loss as a number; a tensor on a device is waited for, between two steps."""
+    return float(loss.detach() if hasattr(loss, "detach") else loss)
+
+
+def _this_probe() -> Probe | None:
+    """The probe that this process is a rank of, if it is one."""
+    folder, mine = os.environ.get(PROBE), str(os.getpid())
+    if folder is None or os.environ.setdefault(PROCESS, mine) != mine:
+        return None
+    rank, size = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
+    probe = Probe(read_plan(Path(folder)), rank, size)
+    probe.begin()
+    return probe
+
+
+_probe = _this_probe()

@@ -1,0 +1,336 @@
+"""Holds a ``config.json`` object against the allow-list and fills in what it leaves out."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.errors import ModelConfigError
+from tuner.model.fields import (
+    ARCHITECTURES,
+    HARMLESS,
+    IMPLEMENTATIONS,
+    ONLY,
+    POSITIONS,
+    REFUSED,
+    Architecture,
+    Check,
+    Field,
+    Rope,
+    flag,
+    listed,
+    number,
+    one_of,
+    whole,
+)
+
+DEEPEST = 8
+"""Levels of lists and objects; published files have four at most."""
+LARGEST_INTEGER = 2**63
+"""Bound of integers anywhere in a file, harmless fields included."""
+MOST_CHANNELS = 2**16
+"""Factors of a scaling by channel."""
+
+_THETA = number(1.0, 1e15, above=True)
+_FACTOR = number(0.0, 1e6, above=True)
+_PER_CHANNEL = listed(_FACTOR, MOST_CHANNELS)
+
+ROPE_VALUES: Mapping[str, Check] = {
+    "rope_theta": _THETA,
+    "partial_rotary_factor": number(0.0, 1.0, above=True),
+    "factor": _FACTOR,
+    "original_max_position_embeddings": whole(2, POSITIONS),
+    "low_freq_factor": _FACTOR,
+    "high_freq_factor": _FACTOR,
+    "attention_factor": _FACTOR,
+    "beta_fast": _FACTOR,
+    "beta_slow": _FACTOR,
+    "mscale": number(0.0, 1e6),
+    "mscale_all_dim": number(0.0, 1e6),
+    "truncate": flag,
+    "short_factor": _PER_CHANNEL,
+    "long_factor": _PER_CHANNEL,
+}
+"""Kinds of the values of ``rope_parameters`` (``rope_scaling`` before transformers 5)."""
+
+ROPE_IGNORED = frozenset({"type", "rope_type", "finetuned", "short_mscale", "long_mscale"})
+"""Names inside it that transformers 5 does not read, or that are read apart."""
+
+ROPE_KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (
+        ("short_factor", "long_factor", "original_max_position_embeddings"),
+        ("factor", "attention_factor"),
+    ),
+    "llama3": (
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (),
+    ),
+}
+"""What each scaling needs, and what it may have (``transformers/modeling_rope_utils.py``)."""
+
+
+def check_fields(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The allow-listed fields of a configuration, complete and in one spelling.
+
+    What it returns is a fixed point: checking it again gives the same.
+
+    Args:
+        model_type: a key of :data:`tuner.model.fields.ARCHITECTURES`.
+        given: the configuration's other fields; it is not changed.
+
+    Raises:
+        ModelConfigError: a field is refused, unknown, of the wrong kind, out of bounds, or does
+            not go with another.
+    """
+    check_json(given)
+    architecture = ARCHITECTURES[model_type]
+    rest = dict(given)
+    _refuse(rest)
+    fields = {name: _take(rest, name, spec) for name, spec in architecture.fields.items()}
+    _settle_heads(architecture, fields, rest)
+    _settle_layers(fields)
+    if architecture.rope is not None:
+        fields["rope_parameters"] = _take_rope(architecture.rope, fields, rest)
+    _drop_harmless(model_type, architecture, rest)
+    return fields
+
+
+def check_json(value: object, name: str = "", depth: int = 0) -> None:
+    """Refuse what is not plain, finite and shallow JSON, so that whatever is kept can be shown.
+
+    Raises:
+        ModelConfigError: naming the field.
+    """
+    field = name or "model"
+    if depth > DEEPEST:
+        raise ModelConfigError(field, "a deeper one", f"may have {DEEPEST} levels at most")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            shown = _shown_key(key)
+            check_json(item, name or shown, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_json(item, field, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ModelConfigError(field, value, "must be a finite number")
+    elif isinstance(value, int) and not -LARGEST_INTEGER <= value < LARGEST_INTEGER:
+        raise ModelConfigError(field, "a huge integer", "must fit in 64 bits")
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise ModelConfigError(field, type(value).__name__, "must be a JSON value")
+
+
+def _shown_key(key: object) -> str:
+    """A field's name, fit to be shown in one line."""
+    if not isinstance(key, str):
+        raise ModelConfigError("model", "a field whose name is not a string", "must be JSON")
+    return key if re.fullmatch(r"[\w.\-]{1,80}", key, re.ASCII) else ascii(key[:80])
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, Mapping | list | tuple) and not value)
+
+
+def _refuse(rest: dict[str, Any]) -> None:
+    for name, why in REFUSED.items():
+        if not _says_nothing(value := rest.pop(name, None)):
+            raise ModelConfigError(name, value, why)
+    for public, allowed in IMPLEMENTATIONS.items():
+        for name in (public, f"_{public}", f"_{public}_internal"):
+            value = rest.pop(name, None)
+            if value is not None and value not in allowed:
+                raise ModelConfigError(name, value, f"must be one of {', '.join(allowed)}")
+
+
+def _take(rest: dict[str, Any], name: str, spec: Field) -> Any:
+    """The value of a field, which is taken out of ``rest`` in all its spellings."""
+    given = [(n, rest.pop(n)) for n in (name, *spec.also) if n in rest]
+    if any(value != given[0][1] for _, value in given):
+        raise ModelConfigError(given[1][0], given[1][1], f"must be the same as {given[0][0]}")
+    if not given or (given[0][1] is None and not spec.nullable):
+        return spec.default
+    spelled, value = given[0]
+    return None if value is None else spec.check(spelled, value)
+
+
+def _settle_heads(architecture: Architecture, fields: dict[str, Any], rest: dict[str, Any]) -> None:
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+    head_dim = fields["head_dim"] if architecture.own_head_dim else None
+    if hidden % heads and (head_dim is None or architecture.divides_hidden):
+        raise ModelConfigError("num_attention_heads", heads, f"must divide hidden_size, {hidden}")
+    if architecture.own_head_dim:
+        fields["head_dim"] = head_dim or hidden // heads
+    elif (given := rest.pop("head_dim", None)) not in (None, hidden // heads):
+        raise ModelConfigError("head_dim", given, f"must be hidden_size / heads, {hidden // heads}")
+    if "num_key_value_heads" in fields:
+        kv_heads = fields["num_key_value_heads"] or heads
+        if heads % kv_heads:
+            raise ModelConfigError("num_key_value_heads", kv_heads, f"must divide {heads} heads")
+        fields["num_key_value_heads"] = kv_heads
+    if "n_inner" in fields:
+        fields["n_inner"] = fields["n_inner"] or 4 * hidden
+
+
+def _settle_layers(fields: dict[str, Any]) -> None:
+    """Per-layer lists have one entry for each layer, and there are the experts that are chosen."""
+    layers = fields["num_hidden_layers"]
+    for name in ("layer_types", "no_rope_layers"):
+        if (value := fields.get(name)) is not None and len(value) != layers:
+            raise ModelConfigError(name, f"{len(value)} items", f"must have {layers}, one a layer")
+    experts = fields.get("num_experts", fields.get("num_local_experts"))
+    if experts is not None and fields["num_experts_per_tok"] > experts:
+        chosen = fields["num_experts_per_tok"]
+        raise ModelConfigError("num_experts_per_tok", chosen, f"must be {experts} at most")
+    if experts is not None and sparse_layers(fields) == 0:
+        raise ModelConfigError("decoder_sparse_step", "no layer with experts", "must leave one")
+    _settle_window(fields)
+
+
+def sparse_layers(fields: Mapping[str, Any]) -> int:
+    """How many layers of a mixture of experts have experts; the others have a dense MLP."""
+    step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers", ())
+    layers = range(fields["num_hidden_layers"])
+    return sum((i + 1) % step == 0 and i not in dense for i in layers)
+
+
+def _settle_window(fields: dict[str, Any]) -> None:
+    """A window is set where layers slide, and only there."""
+    switch = fields.get("use_sliding_window")
+    if switch is False:
+        fields["sliding_window"] = None
+    window = fields.get("sliding_window")
+    slides = switch or "sliding_attention" in (fields.get("layer_types") or ())
+    if window == 0 or (slides and window is None):
+        raise ModelConfigError(
+            "sliding_window", window, f"must be an integer from 1 to {POSITIONS} where layers slide"
+        )
+
+
+def _drop_harmless(model_type: str, architecture: Architecture, rest: dict[str, Any]) -> None:
+    for name, value in rest.items():
+        if _says_nothing(value) or name in HARMLESS or name in architecture.harmless:
+            continue
+        shown = _shown_key(name)
+        if name not in ONLY:
+            raise ModelConfigError(
+                shown,
+                value,
+                f"is not a known field of {model_type} and may change what is trained;"
+                " remove it if it does not",
+            )
+        if value != ONLY[name]:
+            allowed = str(ONLY[name]).lower()
+            raise ModelConfigError(shown, value, f"must be {allowed} for {model_type}")
+
+
+# --------------------------------------------------------------------------------------------
+# Rotary position embeddings
+# --------------------------------------------------------------------------------------------
+
+
+def _take_rope(rope: Rope, fields: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` in transformers 5's spelling, from either spelling."""
+    scaling, parameters = rest.pop("rope_scaling", None), rest.pop("rope_parameters", None)
+    given = _object("rope_scaling", scaling) or _object("rope_parameters", parameters)
+    theta = _first(rest, ("rotary_emb_base", "rope_theta"), _THETA, rope.theta)
+    partial = _first(
+        rest,
+        ("rotary_pct", "partial_rotary_factor"),
+        ROPE_VALUES["partial_rotary_factor"],
+        1.0 if rope.partial is None else rope.partial,
+    )
+    if rope.local_theta is None:
+        return _one_rope(rope, given, fields, theta, partial)
+    local = _first(rest, ("rope_local_base_freq",), _THETA, rope.local_theta)
+    kinds = ("full_attention", "sliding_attention")
+    if not set(given) & set(kinds):
+        given = {"full_attention": given}
+    if odd := set(given) - set(kinds):
+        raise ModelConfigError("rope_parameters", sorted(odd), f"may have {' and '.join(kinds)}")
+    return {
+        kind: _one_rope(rope, _object(kind, given.get(kind)), fields, base, partial)
+        for kind, base in zip(kinds, (theta, local), strict=True)
+    }
+
+
+def _one_rope(
+    rope: Rope, given: dict[str, Any], fields: dict[str, Any], theta: float, partial: float
+) -> dict[str, Any]:
+    kind = _rope_kind(rope, given)
+    if odd := sorted(set(given) - set(ROPE_VALUES) - ROPE_IGNORED):
+        raise ModelConfigError(_shown_key(odd[0]), given[odd[0]], "is not known in rope_parameters")
+    needed, possible = ROPE_KINDS[kind]
+    values = {
+        name: ROPE_VALUES[name](name, given[name])
+        for name in ("rope_theta", "partial_rotary_factor", *needed, *possible)
+        if given.get(name) is not None
+    }
+    values = {"rope_theta": theta, "partial_rotary_factor": partial, **values, "rope_type": kind}
+    _settle_original(needed, fields, values)
+    if missing := [name for name in needed if name not in values]:
+        raise ModelConfigError(missing[0], None, f"must be set in rope_parameters of type {kind}")
+    _check_rotation(rope, fields, values)
+    if rope.partial is None:
+        del values["partial_rotary_factor"]
+    return values
+
+
+def _rope_kind(rope: Rope, given: dict[str, Any]) -> str:
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind in ("su", "yarn") and "yarn" not in rope.kinds:
+        kind = "longrope"  # what Phi-3 called it at first
+    return str(one_of(rope.kinds)("rope_type", kind))
+
+
+def _settle_original(
+    needed: tuple[str, ...], fields: dict[str, Any], values: dict[str, Any]
+) -> None:
+    """The length before scaling: Phi-3 keeps it outside, others may leave it out."""
+    name = "original_max_position_embeddings"
+    if name in needed:
+        fallback = values.get(name, max(2, fields["max_position_embeddings"]))
+        values[name] = fields.get(name, fallback)
+
+
+def _check_rotation(rope: Rope, fields: dict[str, Any], values: dict[str, Any]) -> None:
+    """What is rotated is a positive, even number of a head's channels."""
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    partial = values["partial_rotary_factor"]
+    if rope.partial is None and partial != 1.0:
+        raise ModelConfigError("partial_rotary_factor", partial, "must be 1 in this type")
+    channels = int(head_dim * partial)
+    if channels < 2 or channels % 2:
+        raise ModelConfigError(
+            "head_dim", head_dim, f"must leave an even number of rotated channels, not {channels}"
+        )
+    if values["rope_type"] == "dynamic" and channels == 2:
+        raise ModelConfigError("head_dim", head_dim, "must be 4 or more under dynamic scaling")
+    for name in ("short_factor", "long_factor"):
+        if name in values and len(values[name]) != channels // 2:
+            raise ModelConfigError(
+                name, f"{len(values[name])} items", f"must have {channels // 2}, one a channel pair"
+            )
+    if values["rope_type"] == "llama3" and values["high_freq_factor"] <= values["low_freq_factor"]:
+        raise ModelConfigError(
+            "high_freq_factor", values["high_freq_factor"], "must be above low_freq_factor"
+        )
+
+
+def _first(rest: dict[str, Any], names: tuple[str, ...], check: Check, default: float) -> Any:
+    """The first of some spellings that is given; all are taken out of ``rest``."""
+    given = [(name, rest.pop(name)) for name in names if name in rest]
+    return next((check(name, value) for name, value in given if value is not None), default)
+
+
+def _object(name: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ModelConfigError(name, value, "must be an object")
+    return dict(value)

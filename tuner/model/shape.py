@@ -1,0 +1,323 @@
+"""The model's shape: a Hugging Face ``config.json`` read as data, and what follows from it.
+
+Nothing here imports torch or transformers. A configuration is an allow-list of checked values;
+no field of it names code, files or addresses, so it is safe to build a model from.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tuner.errors import ModelConfigError
+from tuner.model.checks import check_fields, check_json, sparse_layers
+from tuner.model.fields import ARCHITECTURES, Architecture
+
+LARGEST_FILE_BYTES = 2**20
+"""Published ``config.json`` files have a few kB; no more than this is read."""
+LONGEST_NAME = 200
+"""Characters of a model's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A model's shape. Equal configurations build equal models.
+
+    Making one checks it: see :func:`tuner.model.checks.check_fields` for what is refused.
+    All parameter counts are exact: what transformers 5 builds, tied weights counted once.
+    """
+
+    name: str
+    """What people call it; not part of the fingerprint."""
+    model_type: str
+    """Which architecture, as transformers spells it."""
+    fields: Mapping[str, Any] = field(compare=False, repr=False)
+    """Allow-listed fields of ``config.json``, complete and immutable (lists become tuples)."""
+    fingerprint: str = field(init=False)
+    """SHA-256 of the canonical JSON of ``model_type`` and ``fields``, in hexadecimal."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        fields = check_fields(_known_type(self.model_type), self.fields)
+        text = json.dumps([self.model_type, fields], sort_keys=True, separators=(",", ":"))
+        object.__setattr__(self, "fields", _freeze(fields))
+        object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
+
+    def as_config(self) -> dict[str, Any]:
+        """What a model is built from: ``model_type`` and the fields, as fresh JSON values."""
+        return {"model_type": self.model_type, **_thaw(self.fields)}
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return int(self.fields["num_hidden_layers"])
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels between the layers."""
+        return int(self.fields["hidden_size"])
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return int(self.fields["num_attention_heads"])
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return int(self.fields.get("num_key_value_heads", self.heads))
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return int(self.fields.get("head_dim", self.hidden_size // self.heads))
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner channels of a dense MLP; in Mixtral, of one expert."""
+        return int(self.fields.get("intermediate_size") or self.fields["n_inner"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding."""
+        return int(self.fields["vocab_size"])
+
+    @property
+    def experts(self) -> int:
+        """Experts of a sparse layer that are chosen among; 0 in a dense model."""
+        return int(self.fields.get("num_experts") or self.fields.get("num_local_experts") or 0)
+
+    @property
+    def experts_per_token(self) -> int:
+        """Experts that one token goes through; 0 in a dense model."""
+        return int(self.fields.get("num_experts_per_tok", 0))
+
+    @property
+    def expert_intermediate_size(self) -> int:
+        """Inner channels of one expert; 0 in a dense model."""
+        if not self.experts:
+            return 0
+        return int(self.fields.get("moe_intermediate_size") or self.intermediate_size)
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """Whether the output head is the token embedding."""
+        return bool(self.fields["tie_word_embeddings"])
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Tokens of the longest sequence that the model is made for."""
+        return int(self.fields["max_position_embeddings"])
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers with experts; the others have a dense MLP."""
+        return sparse_layers(self.fields) if self.experts else 0
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        sparse = self.sparse_layers
+        layers = sparse * self._sparse_layer() + (self.layers - sparse) * self._dense_layer()
+        return layers + self._norm() + self.embedding_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all but the experts that it does not go through."""
+        idle = self.experts - self.experts_per_token
+        return self.parameters - self.sparse_layers * idle * self._expert()
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer; where layers differ, of the largest."""
+        sparse = self.sparse_layers
+        largest_dense = self._dense_layer() if sparse < self.layers else 0
+        return max(largest_dense, self._sparse_layer() if sparse else 0)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Token and position embeddings, and the output head where it is not tied to them.
+
+        With the layers and the final norm this is the whole model.
+        """
+        head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        bias = self.vocab_size if self._architecture.head_bias else 0
+        learned = self.max_sequence_length if self._architecture.rope is None else 0
+        return (self.vocab_size + learned) * self.hidden_size + head + bias
+
+    @property
+    def _architecture(self) -> Architecture:
+        return ARCHITECTURES[self.model_type]
+
+    def _has(self, condition: bool | str) -> bool:
+        """A property of the architecture, or the flag of the configuration that decides it."""
+        return bool(self.fields[condition]) if isinstance(condition, str) else condition
+
+    def _norm(self) -> int:
+        return self._architecture.norm_weights * self.hidden_size
+
+    def _attention(self) -> int:
+        a, width = self._architecture, self.heads * self.head_dim
+        qkv = width + 2 * self.kv_heads * self.head_dim
+        count = qkv * self.hidden_size + width * self.hidden_size
+        count += qkv * self._has(a.qkv_bias) + self.hidden_size * self._has(a.output_bias)
+        count += 2 * a.norm_weights * self.head_dim * self._has(a.head_norms)
+        return count + (width + self.kv_heads * self.head_dim) * a.wide_norms
+
+    def _mlp(self, width: int) -> int:
+        a, into = self._architecture, 2 if self._architecture.gated else 1
+        bias = (into * width + self.hidden_size) * self._has(a.mlp_bias)
+        return (into + 1) * self.hidden_size * width + bias
+
+    def _expert(self) -> int:
+        return self._mlp(self.expert_intermediate_size)
+
+    def _dense_layer(self) -> int:
+        norms = self._architecture.norms * self._norm()
+        return self._attention() + self._mlp(self.intermediate_size) + norms
+
+    def _sparse_layer(self) -> int:
+        """Attention, router, experts, and the shared expert with its gate where there is one."""
+        norms = self._architecture.norms * self._norm()
+        router = self.experts * self.hidden_size
+        shared = self.fields.get("shared_expert_intermediate_size")
+        always = self._mlp(shared) + self.hidden_size if shared else 0
+        return self._attention() + norms + router + self.experts * self._expert() + always
+
+
+def read_model_config(data: bytes | Mapping[str, Any], name: str) -> ModelConfig:
+    """Read a ``config.json`` as data.
+
+    Args:
+        data: the file's bytes, or the object in it.
+        name: what to call the model.
+
+    Raises:
+        ModelConfigError: it is not a configuration of a supported type, or holds something that
+            is refused; the error names the field, what was given and what is allowed.
+    """
+    values = _parse(data, name) if isinstance(data, bytes) else data
+    if not isinstance(values, Mapping):
+        raise ModelConfigError("model", name, "must hold a JSON object")
+    check_json(values)
+    rest = dict(values)
+    return ModelConfig(name=name, model_type=rest.pop("model_type", None), fields=rest)
+
+
+def load_model(spec: str) -> ModelConfig:
+    """The model that a user names: a catalogue name, or the path of a ``config.json``.
+
+    A catalogue name wins over a file of the same name. This reads files: a service that
+    answers others uses :func:`tuner.catalog.models.read`.
+
+    Raises:
+        UnknownNameError: no such name in the catalogue, and no such file.
+        ModelConfigError: the file cannot be read as a configuration.
+    """
+    from tuner.catalog import models  # it imports this module
+
+    path = Path(os.path.expanduser(spec))  # noqa: PTH111  (Path's own raises for unknown users)
+    if models.find(spec) is None and (_looks_like_path(spec) or _exists(path)):
+        return read_model_config(_read_bounded(path, spec), name=_name_of(path))
+    return models.read(spec)
+
+
+def _looks_like_path(spec: str) -> bool:
+    return spec.endswith(".json") or spec.startswith((".", "~", os.sep))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path != Path() and path.exists()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def _name_of(path: Path) -> str:
+    """The folder's name for ``.../llama/config.json``, else the file's without its ending."""
+    # not resolved: a link is named as it was given
+    whole = Path(os.path.abspath(path))  # noqa: PTH100  (Path's own keeps "..")
+    name = whole.parent.name if whole.name == "config.json" else whole.stem
+    shown = "".join(c if c.isprintable() else "?" for c in name)
+    return shown[:LONGEST_NAME] or "model"
+
+
+def _read_bounded(path: Path, spec: str) -> bytes:
+    """At most :data:`LARGEST_FILE_BYTES` of a regular file, without ever waiting for a writer.
+
+    Raises:
+        ModelConfigError: it cannot be read, is no regular file, or is larger.
+    """
+    try:
+        _check_regular(path.stat(), spec)
+        # between the two looks it may have become a pipe: opening must not wait
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            _check_regular(os.fstat(descriptor), spec)
+            data = file.read(LARGEST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ModelConfigError("model", spec, f"must be a readable file ({why})") from error
+    if len(data) > LARGEST_FILE_BYTES:
+        raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
+    return data
+
+
+def _check_regular(status: os.stat_result, spec: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise ModelConfigError("model", spec, "is a directory; give the path of its config.json")
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelConfigError("model", spec, "must be a regular file")
+    if status.st_size > LARGEST_FILE_BYTES:
+        raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
+
+
+def _parse(data: bytes, name: str) -> object:
+    if len(data) > LARGEST_FILE_BYTES:
+        raise ModelConfigError("model", name, "must be a config.json of 1 MiB at most")
+    try:
+        return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ModelConfigError("model", name, "must be JSON in UTF-8") from error
+    except RecursionError as error:
+        raise ModelConfigError("model", name, "must not be nested so deeply") from error
+    except ValueError as error:  # not JSON, or an integer of thousands of digits
+        raise ModelConfigError("model", name, f"must be JSON ({error})") from error
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _known_type(model_type: object) -> str:
+    if isinstance(model_type, str) and model_type in ARCHITECTURES:
+        return model_type
+    near = get_close_matches(str(model_type)[:80], ARCHITECTURES, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    supported = ", ".join(ARCHITECTURES)
+    raise ModelConfigError("model_type", model_type, f"must be one of {supported}{hint}")
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise ModelConfigError(
+            "model name", name, f"must be printable, from 1 to {LONGEST_NAME} characters"
+        )
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _freeze(item) for key, item in value.items()})
+    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _thaw(item) for key, item in value.items()}
+    return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value

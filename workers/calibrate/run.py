@@ -1,0 +1,168 @@
+"""One calibration: ranks are started, time what the plan says, and their readings are fitted."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.cluster import Cluster, Device
+from tuner.cost.calibration import Calibration
+from tuner.cost.calibration_fit import fitted
+from tuner.cost.readings import merged
+from tuner.errors import ProbeError
+from workers.calibrate.plan import QUICK, plan
+from workers.device_locks import DeviceLocks, default_lock_path
+from workers.launchers.base import Ended, Job, Launcher, Run, Why
+from workers.launchers.local import LocalLauncher, probe_argv
+from workers.machine import check_cluster
+from workers.measuring.files import record_path, write_spec
+from workers.measuring.folders import default_probes_folder, make_folder, remove_folder
+from workers.placement import devices_here, first_gpus, turn_on_all
+from workers.stop import StopRequest
+
+BUDGET_S = 80.0
+"""From a rank's start to its last case's begin."""
+DEADLINE_S = 118.0
+"""For all of it: under two minutes."""
+POLL_S = 0.1
+
+log = logging.getLogger("workers.calibrate")
+
+
+class StoppedError(Exception):
+    """A stop was requested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a calibration is run."""
+
+    folder: Path = field(default_factory=default_probes_folder)
+    """For its own folder."""
+    lock: Path = field(default_factory=default_lock_path)
+    """Of each device a lock beside it is held while ranks run: a probe would spoil both."""
+    quick: bool = False
+    """Whether only small cases are timed, which shows that it runs, and nothing else."""
+
+
+def calibrate(
+    cluster: Cluster,
+    stop: StopRequest,
+    *,
+    launcher: Launcher | None = None,
+    options: Options | None = None,
+) -> Calibration:
+    """Measure the cluster, which must be this machine.
+
+    Args:
+        cluster: all of whose ranks take part.
+        stop: asked all the while.
+        launcher: starts the ranks; by default on this machine.
+        options: how.
+
+    Raises:
+        ProbeError: this machine is not the cluster, or a rank failed.
+        StoppedError: a stop was requested.
+    """
+    options = options or Options()
+    check_cluster(cluster)
+    turn = turn_on_all(options.lock, devices_here())
+    folder = None
+    try:
+        _wait_for(turn, stop)
+        folder = make_folder(options.folder, "calibration")
+        spec = {**plan(cluster, QUICK if options.quick else None), "budget_s": BUDGET_S}
+        return _measured(cluster, spec, folder, stop, launcher or LocalLauncher())
+    finally:
+        turn.give()
+        if folder is not None:
+            remove_folder(folder)
+
+
+def _wait_for(turn: DeviceLocks, stop: StopRequest) -> None:
+    told = False
+    while not turn.take():
+        if not told:
+            log.info("waiting for a probe on this machine")
+        told = True
+        if why := stop.wait(POLL_S):
+            raise StoppedError(why)
+
+
+def _measured(
+    cluster: Cluster, spec: dict[str, Any], folder: Path, stop: StopRequest, launcher: Launcher
+) -> Calibration:
+    is_cpu = cluster.gpu.device is Device.CPU
+    job = Job(
+        argv=(*probe_argv(folder), "--calibrate"),
+        directory=folder,
+        ranks=cluster.world_size,
+        device=str(cluster.gpu.device),
+        deadline_s=DEADLINE_S,
+        sharing=cluster.world_size if is_cpu else cluster.gpus_per_node,
+        visible=() if is_cpu else first_gpus(devices_here(), cluster.world_size),
+    )
+    try:
+        write_spec(folder, spec)
+        run = launcher.start(job)
+    except OSError as error:
+        raise ProbeError(f"the ranks could not be started: {error}") from error
+    ended = _supervised(run, stop)
+    records = read_calibration_records(folder, ended, run)
+    try:
+        return fitted(
+            merged(spec["cases"], [record["readings"] for record in records]),
+            cluster,
+            versions=records[0]["versions"],
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            wall_s=ended.wall_s,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProbeError(f"what the ranks timed cannot be used: {error}") from error
+
+
+def _supervised(run: Run, stop: StopRequest) -> Ended:
+    try:
+        while (ended := run.poll()) is None:
+            if why := stop.wait(POLL_S):
+                run.cancel()
+                raise StoppedError(why)
+    except BaseException:
+        run.cancel()
+        raise
+    return ended
+
+
+def read_calibration_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, Any]]:
+    """What every rank wrote.
+
+    Raises:
+        ProbeError: a rank failed, or wrote nothing; with the earliest one's reason.
+    """
+    if ended.why is Why.DEADLINE:
+        raise ProbeError(f"the ranks took longer than {DEADLINE_S:.0f} s, and were ended")
+    first = sorted(ended.ranks, key=lambda end: (end.stopped, end.ended_at))
+    found: dict[int, dict[str, Any]] = {}
+    for end in first:
+        record = _read(record_path(folder, end.rank))
+        if record is None:
+            words = run.logs().get(end.rank, "").strip().splitlines()
+            last = f": {words[-1][:300]}" if words else ""
+            raise ProbeError(f"rank {end.rank} ended with exit code {end.code}{last}")
+        if record.get("outcome") != "ok":
+            error = record.get("error") or {}
+            what = " ".join(f"{error.get('type')}: {error.get('message')}".split())[:300]
+            raise ProbeError(f"rank {end.rank} failed in {record.get('phase')}: {what}")
+        found[end.rank] = record
+    return [found[rank] for rank in sorted(found)]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None

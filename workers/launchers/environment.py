@@ -1,0 +1,70 @@
+"""The environment of ranks: what they inherit, and their place."""
+
+import ipaddress
+from collections.abc import Mapping
+
+from tuner.machine import usable_cores
+from workers.launchers.base import Job
+
+DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_", "RAY_")
+"""Of environment variables that ranks do not inherit: ours (a database's password may be in
+one), those by which another launcher's settings would leak into the probe's, and Ray's token."""
+DROPPED = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GROUP_RANK", "ROLE_RANK"})
+"""More of them: a probe needs no access to anything."""
+
+
+def kept_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What may pass to ranks, and to whatever starts them: neither secrets nor settings."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
+    }
+
+
+def rank_environment(
+    job: Job, rank: int, inherited: Mapping[str, str], *, address: str = ""
+) -> dict[str, str]:
+    """The environment of one rank: ours without what must not leak, and its place.
+
+    Args:
+        job: what it is of.
+        rank: which.
+        inherited: of the process that starts it, on its node.
+        address: of rank 0's node, where there are several.
+    """
+    on_node = job.ranks_per_node
+    own = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % on_node),
+        "WORLD_SIZE": str(job.ranks),
+        "LOCAL_WORLD_SIZE": str(on_node),
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // (job.sharing or on_node))),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "USE_HUB_KERNELS": "NO",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a fatal signal leaves its traceback in the log
+    }
+    if address:
+        own["MASTER_ADDR"] = address
+    if job.device == "cuda":
+        own |= _visible_gpus(job)
+    elif job.nodes == 1 or is_loopback(address):
+        own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
+    return kept_environment(inherited) | own
+
+
+def _visible_gpus(job: Job) -> dict[str, str]:
+    # before python starts, since libraries may look for GPUs where they are imported: a mesh
+    # of ranks that are not there must not be compared with the GPUs that are
+    return {"CUDA_VISIBLE_DEVICES": ",".join(job.visible)} if job.visible else {}
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own, for itself alone."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

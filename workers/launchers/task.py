@@ -1,0 +1,223 @@
+"""One rank as the child of whatever a cluster's manager starts on a node.
+
+    python -P -m workers.launchers.task DIR/job.json
+
+Its rank is SLURM_PROCID. The supervisor's bytes come through standard input, which the manager
+relays: :data:`ALIVE` once a second, :data:`STOP` to end the rank; the end of input says that the
+supervisor is gone. How the rank ended stands in ``rank-NNNNN.end.json`` afterwards.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from workers.launchers.base import Job, RankEnd
+from workers.launchers.environment import rank_environment
+from workers.launchers.hostmemory import oom_kills
+from workers.launchers.supervised import exit_code
+from workers.measuring.files import end_path, log_path, write_json
+
+ALIVE = b"."
+"""From the supervisor: it is there."""
+STOP = b"s"
+"""From the supervisor: end the rank."""
+POLL_S = 0.05
+"""Between two looks at the rank."""
+NOT_STARTED = 127
+"""Code of a rank whose program could not be started, as shells have it."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class RankTask:
+    """One rank of a job as a child of this process, in a process group of its own."""
+
+    def __init__(self, job: Job, rank: int, *, address: str = "") -> None:
+        """A rank that is not started yet.
+
+        Args:
+            job: what it is of; its directory is one of this node.
+            rank: which.
+            address: of rank 0's node, where there are several.
+        """
+        self._job = job
+        self._rank = rank
+        self._address = address
+        self._oom_kills = oom_kills()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._feed: int | None = None
+        self._end: RankEnd | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The rank's process number; ``None`` before its start."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the rank. Why it could not be started stands in its log, and it has ended then."""
+        read, self._feed = os.pipe()
+        os.set_blocking(self._feed, False)
+        try:
+            with log_path(self._job.directory, self._rank).open("wb") as log:
+                try:
+                    self._process = self._popen(read, log.fileno())
+                except OSError as error:
+                    log.write(f"{error}\n".encode())
+                    self._close(stopped=False)
+        finally:
+            os.close(read)
+
+    def feed(self) -> None:
+        """Have the rank hear that its supervisor is there."""
+        if self._feed is not None:
+            with suppress(BrokenPipeError, BlockingIOError):  # ended, or stopped for a day
+                os.write(self._feed, ALIVE)
+
+    def poll(self) -> RankEnd | None:
+        """How the rank ended; ``None`` while it runs. Nothing of it is left afterwards."""
+        process = self._process if self._end is None else None
+        if process is not None and exit_code(process.pid) is not None:
+            self._close(stopped=False)
+        return self._end
+
+    def stop(self) -> RankEnd:
+        """End the rank, if it runs; how it ended. Nothing of it is left then."""
+        if end := self.poll():
+            return end
+        assert self._process is not None, "it was not started"
+        self._signal(signal.SIGTERM)
+        until = time.monotonic() + self._job.term_grace_s
+        while exit_code(self._process.pid) is None and time.monotonic() < until:
+            time.sleep(0.02)
+        return self._close(stopped=True)
+
+    def _popen(self, read: int, log: int) -> subprocess.Popen[bytes]:
+        environment = rank_environment(self._job, self._rank, os.environ, address=self._address)
+        if self._job.device == "cuda" and not self._job.visible:
+            own = first_visible(environment.get("CUDA_VISIBLE_DEVICES"), self._job.ranks_per_node)
+            environment["CUDA_VISIBLE_DEVICES"] = own
+        return subprocess.Popen(
+            self._job.command(read),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(read,),
+            process_group=0,
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _close(self, *, stopped: bool) -> RankEnd:
+        """End what is left of the rank, and tell of its end."""
+        code = NOT_STARTED
+        if self._process is not None:
+            self._signal(signal.SIGKILL)  # while its number is still its own
+            code = self._process.wait()
+        if self._feed is not None:
+            os.close(self._feed)
+            self._feed = None
+        kills = max(0, oom_kills() - self._oom_kills)
+        self._end = RankEnd(rank=self._rank, code=code, ended_at=time.time(), stopped=stopped)
+        write_end(self._job.directory, self._end, kills)
+        return self._end
+
+
+def first_visible(visible: str | None, count: int) -> str:
+    """CUDA_VISIBLE_DEVICES of the first GPUs of those that a task's manager shows it.
+
+    Args:
+        visible: the variable as the task has it; all of the node's unless set.
+        count: as many as ranks on the node.
+    """
+    shown = map(str, range(count)) if visible is None else visible.split(",")
+    return ",".join(list(shown)[:count])
+
+
+def write_end(directory: Path, end: RankEnd, host_oom_kills: int) -> None:
+    """Tell how a rank ended, and how many processes its node's kernel killed for memory."""
+    values = {
+        "code": end.code,
+        "ended_at": end.ended_at,
+        "stopped": end.stopped,
+        "host_oom_kills": host_oom_kills,
+    }
+    write_json(end_path(directory, end.rank), values)
+
+
+def read_end(directory: Path, rank: int) -> tuple[RankEnd, int] | None:
+    """How a rank ended, and its node's kills for memory meanwhile; ``None`` while it is not told.
+
+    Raises:
+        ValueError: the file is not one of :func:`write_end`.
+    """
+    try:
+        values = json.loads(end_path(directory, rank).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    try:
+        return _end_of(values, rank), int(values["host_oom_kills"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{end_path(directory, rank).name}: {error!r}") from error
+
+
+def _end_of(values: Mapping[str, Any], rank: int) -> RankEnd:
+    code, at, stopped = values["code"], values["ended_at"], values["stopped"]
+    return RankEnd(rank=rank, code=int(code), ended_at=float(at), stopped=bool(stopped))
+
+
+def run(task: RankTask, feed: int) -> None:
+    """Run a rank to its end, which comes early when the supervisor says so or is gone.
+
+    Args:
+        task: the rank.
+        feed: file that the supervisor's bytes are read from.
+    """
+    noted: list[int] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: _note(noted, number, frame))
+    news = select.poll()
+    news.register(feed, select.POLLIN)
+    task.start()
+    while task.poll() is None:
+        said = os.read(feed, 4096) if news.poll(POLL_S * 1000) else None
+        if noted or said == b"" or STOP in (said or b""):
+            task.stop()
+        elif said:
+            task.feed()
+
+
+def _note(noted: list[int], number: int, frame: FrameType | None) -> None:
+    noted.append(number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run this task's rank; 0 when its end is told."""
+    parser = argparse.ArgumentParser(prog="python -m workers.launchers.task", description=__doc__)
+    parser.add_argument("job", type=Path, help="the job, as its launcher has written it")
+    values = json.loads(parser.parse_args(arguments).job.read_text(encoding="utf-8"))
+    job = Job.from_dict(values["job"])
+    rank = int(os.environ["SLURM_PROCID"])
+    local = int(os.environ["SLURM_LOCALID"])
+    if local != rank % job.ranks_per_node:
+        sys.exit(f"rank {rank} was started as number {local} of its node")
+    # Its own: only rank 0's is used, whatever the order in which Slurm has the nodes.
+    address = values["addresses"].get(os.environ["SLURMD_NODENAME"], "")
+    run(RankTask(job, rank, address=address), sys.stdin.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

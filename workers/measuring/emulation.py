@@ -1,0 +1,86 @@
+"""What rank 0 found alone, made into what the cluster would show: communication gets its price."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from tuner.cluster import Cluster
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.device_memory import device_terms
+from tuner.cost.emulated import Rates, priced
+from tuner.measurement import RAN, Emulation, Measurement, Memory
+from tuner.settings import Settings
+from workers.measuring.records import RankEmulation
+from workers.probe.giving_up import computing
+
+
+def with_communication(
+    measurement: Measurement,
+    found: RankEmulation | None,
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    stands_in: bool,
+    costs: Costs | None = None,
+    at: str = "",
+) -> Measurement:
+    """The measurement of an emulated probe, with step times and memory as on the cluster.
+
+    A step takes its computing and the communication that it waits for. Beside the device's own
+    overhead are the buffers of the communicators that are not there.
+
+    Args:
+        measurement: of rank 0 alone.
+        found: what it noted beside.
+        settings: what was tried.
+        cluster: what is emulated.
+        stands_in: whether the device is not of the cluster's kind.
+        costs: constants of communication, if not the catalogue's.
+        at: when cluster and constants were calibrated, where they are.
+    """
+    if measurement.outcome not in RAN or found is None or measurement.memory is None:
+        return measurement
+    compute = {
+        count: tuple(sum(computing(step, found.copies_s[count]).values()) for step in steps)
+        for count, steps in found.phase_times_s.items()
+    }
+    alone = replace(
+        measurement,
+        memory=_with_communicators(measurement.memory, settings, cluster),
+        emulation=Emulation(
+            compute_s=compute,
+            exposed_s={},
+            collectives=dict(found.collectives),
+            stands_in=stands_in,
+            phases_s={
+                count: _typical(steps, found.copies_s[count])
+                for count, steps in found.phase_times_s.items()
+            },
+            copies_left_out=found.copies_left_out,
+        ),
+    )
+    rates = Rates(cluster=cluster, costs=default_costs() if costs is None else costs, at=at)
+    return priced(alone, settings, rates)
+
+
+def _typical(steps: Sequence[Mapping[str, float]], copies: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that a step computes in each phase."""
+    each = [computing(step, copies) for step in steps]
+    return {phase: median(step.get(phase, 0.0) for step in each) for phase in each[0]}
+
+
+def _with_communicators(memory: Memory, settings: Settings, cluster: Cluster) -> Memory:
+    terms = device_terms(settings, cluster, memory.allocated_bytes)
+    buffers = int(terms.communicators.value or 0.0)
+    return replace(
+        memory,
+        device_bytes=memory.device_bytes + buffers,
+        overhead_bytes=memory.overhead_bytes + buffers,
+    )
+
+
+def card_bytes(settings: Settings, cluster: Cluster) -> int:
+    """What a GPU of the cluster leaves to the allocator beside context and communicators."""
+    terms = device_terms(settings, cluster, 0.0)
+    beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
+    return max(1, int(cluster.gpu.memory_bytes - beside))

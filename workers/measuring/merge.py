@@ -1,0 +1,265 @@
+"""All that is known of one run of a probe, made into its measurement.
+
+The outcome follows from the ranks' records, their exit signals and why the run ended; text is
+for people only. One failure makes others: a rank whose peer is gone fails in a collective, or
+hangs in it. So the earliest failure is the outcome, among those that are causes by their nature
+(:func:`_causality`), and a communication error is it only when nothing else happened.
+"""
+
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from tuner.measurement import RAN, Measurement, Memory, Outcome, OutOfMemory
+from tuner.sizes import size_text
+from workers.launchers.base import Ended, RankEnd, Why
+from workers.measuring.records import BadRecord, RankMemory, RankRecord
+from workers.probe.watch import SUPERVISOR_GONE
+
+CAUSES = frozenset(
+    {Outcome.OOM, Outcome.HOST_OOM, Outcome.DEVICE_LOST, Outcome.NON_FINITE, Outcome.INVALID}
+)
+"""What no failure of another rank brings about."""
+LOST = {Why.NODE_LOST: Outcome.DEVICE_LOST, Why.TAKEN_AWAY: Outcome.CRASHED}
+"""Ends from outside of the ranks. One rank's own cause that was recorded before comes first."""
+LONGEST_DETAIL = 400
+"""Characters; the whole message is in the log's tail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What one rank contributes to the outcome."""
+
+    rank: int
+    outcome: Outcome
+    at: float
+    detail: str
+    signal: int = 0
+
+
+def merge(
+    ended: Ended,
+    records: Sequence[RankRecord | BadRecord],
+    log_tails: Mapping[int, str],
+    *,
+    deadline_s: float,
+) -> Measurement:
+    """The measurement of a probe that is over.
+
+    Args:
+        ended: how its ranks ended.
+        records: what each rank wrote, by rank.
+        log_tails: the end of each rank's log; kept unless all ranks are well.
+        deadline_s: the deadline that it ran under.
+    """
+    assert len(records) == len(ended.ranks), (len(records), len(ended.ranks))
+    known = [record for record in records if isinstance(record, RankRecord)]
+    outcome, detail, guilty = _outcome(ended, records, known, deadline_s)
+    evidence = next((r for r in known if r.rank == guilty), known[0] if known else None)
+    complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
+    return Measurement(
+        outcome=outcome,
+        detail=_one_line(detail),
+        oom=_out_of_memory(evidence) if outcome is Outcome.OOM else None,
+        lost_devices=_lost_devices(ended, known) if outcome is Outcome.DEVICE_LOST else (),
+        log_tails={} if outcome in RAN else dict(log_tails),
+        wall_s=ended.wall_s,
+        device_s=ended.wall_s * len(ended.ranks),
+        **(_steps(known) if complete else {}),
+        **(_findings(evidence) if evidence is not None else {}),
+    )
+
+
+def _outcome(
+    ended: Ended,
+    records: Sequence[RankRecord | BadRecord],
+    known: Sequence[RankRecord],
+    deadline_s: float,
+) -> tuple[Outcome, str, int]:
+    """The outcome, its detail, and the rank that decided it."""
+    if ended.why is Why.CANCELLED:
+        return Outcome.CANCELLED, f"cancelled after {ended.wall_s:.1f} s", 0
+    failures = [
+        failure
+        for end, record in zip(ended.ranks, records, strict=True)
+        if (failure := _failure(end, record, ended)) is not None
+    ]
+    if ended.why in LOST and not any(failure.outcome in CAUSES for failure in failures):
+        return LOST[ended.why], ended.detail, 0
+    if failures:
+        first = min(failures, key=_causality)
+        return first.outcome, first.detail + _others(first, failures), first.rank
+    if len(known) < len(records):
+        assert ended.why is Why.DEADLINE, "a rank without a record failed, or was stopped"
+        late = [end.rank for end, record in zip(ended.ranks, records, strict=True) if end.stopped]
+        return Outcome.TIMEOUT, f"{_ranks(late)} not done after {deadline_s:.0f} s", late[0]
+    return _verdict(known)
+
+
+def _lost_devices(ended: Ended, records: Sequence[RankRecord]) -> tuple[str, ...]:
+    """Names of all that the nodes have where one was lost, but for what a node has that is well:
+    nodes may be containers of one machine."""
+    nodes = ended.node_devices
+    reported = (one.rank for one in records if one.outcome is Outcome.DEVICE_LOST)
+    at = {*ended.lost_nodes, *(rank * len(nodes) // len(ended.ranks) for rank in reported)}
+    lost = {name for place, names in enumerate(nodes) if place in at for name in names}
+    well = {name for place, names in enumerate(nodes) if place not in at for name in names}
+    return tuple(sorted(lost - well))
+
+
+def _failure(end: RankEnd, record: RankRecord | BadRecord, ended: Ended) -> _Failure | None:
+    if isinstance(record, RankRecord) and record.outcome not in RAN:
+        return _Failure(
+            rank=end.rank, outcome=record.outcome, at=record.ended_at, detail=_reported(record)
+        )
+    if isinstance(record, RankRecord) and (end.stopped or end.code == 0):
+        return None
+    if isinstance(record, BadRecord) and end.stopped and record.missing:
+        return None  # it waited for a rank that had failed, or the deadline passed
+    killed = end.code == -signal.SIGKILL and not end.stopped
+    return _Failure(
+        rank=end.rank,
+        outcome=Outcome.HOST_OOM if killed and ended.host_oom_kills else Outcome.CRASHED,
+        at=end.ended_at,
+        detail=_seen(end, record),
+        signal=0 if end.stopped else max(0, -end.code),
+    )
+
+
+def _causality(failure: _Failure) -> tuple[int, float, int]:
+    """Sorts causes before consequences, and then by time.
+
+    Time alone would not do: a signal is seen a moment later than it comes, and by then another
+    rank may have reported the broken connection. That rank's exception can be of any type, when
+    it comes out of a backward pass, and libraries abort (SIGABRT) when they lose a peer.
+    """
+    if failure.outcome in CAUSES or failure.signal not in (0, signal.SIGABRT):
+        order = 0
+    else:
+        order = 2 if failure.outcome is Outcome.COMMUNICATION_ERROR else 1
+    return order, failure.at, failure.rank
+
+
+def _verdict(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
+    """The outcome of ranks that have all done their steps, or have all agreed to end early."""
+    for record in records:
+        if record.outcome is not records[0].outcome:
+            detail = f"rank {record.rank} ended as {record.outcome}, rank 0 as {records[0].outcome}"
+            return Outcome.CRASHED, detail, record.rank
+        if _shape(record) != _shape(records[0]):
+            detail = f"rank {record.rank} timed other steps than rank 0"
+            return Outcome.CRASHED, detail, record.rank
+    for record in records:
+        did, had = record.optimizer_steps, record.expected_optimizer_steps
+        if did != had:
+            detail = f"rank {record.rank}: the optimizer stepped {did} times instead of {had}"
+            return Outcome.WRONG_RESULT, detail, record.rank
+    return records[0].outcome, "", 0
+
+
+def _shape(record: RankRecord) -> dict[int, int]:
+    return {count: len(times) for count, times in record.step_times_s.items()}
+
+
+def _steps(records: Sequence[RankRecord]) -> dict[str, Any]:
+    """Memory and times of complete ranks: the worst of each."""
+    memories = [record.memory for record in records if record.memory is not None]
+    return {
+        "memory": _memory(memories),
+        "step_times_s": {
+            count: tuple(map(max, zip(*(r.step_times_s[count] for r in records), strict=True)))
+            for count in records[0].step_times_s
+        },
+    }
+
+
+def _memory(ranks: Sequence[RankMemory]) -> Memory:
+    worst = max(ranks, key=lambda m: m.peak_allocated_bytes + m.overhead_bytes)
+    return Memory(
+        allocated_bytes=worst.peak_allocated_bytes,
+        allocated_low_bytes=worst.low_peak_bytes,
+        reserved_bytes=worst.peak_reserved_bytes,
+        device_bytes=worst.device_bytes,
+        overhead_bytes=worst.overhead_bytes,
+        by_phase=worst.by_phase,
+        by_category=worst.by_category,
+        per_rank_bytes=tuple(m.peak_allocated_bytes for m in ranks),
+        allocation_retries=max(m.allocation_retries for m in ranks),
+    )
+
+
+def _findings(record: RankRecord) -> dict[str, Any]:
+    """What one rank stands for all with: rank 0, or the one that failed."""
+    return {
+        "collectives": record.collectives,
+        "tracked_accumulation": record.tracked_accumulation,
+        "reducing_micro_batches": record.reducing_micro_batches,
+        "recomputed_layers": record.recomputed_layers,
+        "losses": tuple(takewhile(math.isfinite, record.losses)),
+        "gradient_norms": tuple(takewhile(math.isfinite, record.gradient_norms)),
+        "optimizer_steps": record.optimizer_steps,
+        "expected_optimizer_steps": record.expected_optimizer_steps,
+        "versions": record.versions,
+        "hardware": record.hardware,
+    }
+
+
+def _out_of_memory(record: RankRecord | None) -> OutOfMemory | None:
+    if record is None or record.oom is None:
+        return None
+    return OutOfMemory(
+        rank=record.rank,
+        phase=record.oom.phase,
+        requested_bytes=record.oom.requested_bytes,
+        allocated_bytes=record.oom.allocated_bytes,
+        reserved_bytes=record.oom.reserved_bytes,
+        limit_bytes=record.oom.limit_bytes,
+    )
+
+
+def _reported(record: RankRecord) -> str:
+    if record.oom is not None:
+        more = size_text(record.oom.requested_bytes)
+        used = size_text(record.oom.allocated_bytes)
+        return (
+            f"rank {record.rank} ran out of memory in {record.oom.phase}: {more} more than {used}"
+            f" in use, of {size_text(record.oom.limit_bytes)} allowed"
+        )
+    return f"rank {record.rank} in {record.phase}: {record.error or record.outcome}"
+
+
+def _seen(end: RankEnd, record: RankRecord | BadRecord) -> str:
+    """A failure that the rank itself did not report."""
+    written = f"; its record {record.why}" if isinstance(record, BadRecord) else " after its steps"
+    if end.code < 0:
+        return f"rank {end.rank} was ended by {_signal_name(-end.code)}{written}"
+    if end.code == SUPERVISOR_GONE:
+        return f"rank {end.rank} ended because its worker was stopped or too slow to be heard"
+    return f"rank {end.rank} ended with exit code {end.code}{written}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _others(first: _Failure, failures: Sequence[_Failure]) -> str:
+    others = [failure.rank for failure in failures if failure is not first]
+    return f" ({_ranks(others)} failed too)" if others else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:4]))
+    return f"ranks {shown}{', ...' if len(ranks) > 4 else ''}"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_DETAIL else line[: LONGEST_DETAIL - 3] + "..."
