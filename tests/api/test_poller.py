@@ -38,6 +38,18 @@ def statements(store: Store) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", note)
 
 
+@pytest.fixture
+def new_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Queue[None]]:
+    """Makes a queue: from then on a poller looks when something is put there, and not before."""
+
+    def make() -> asyncio.Queue[None]:
+        looks: asyncio.Queue[None] = asyncio.Queue()
+        monkeypatch.setattr(module.asyncio, "sleep", lambda pause_s: looks.get())
+        return looks
+
+    return make
+
+
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     """Runs ``work`` in an event loop, and not for ever."""
 
@@ -47,9 +59,11 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(limited())
 
 
-async def ids_of(poller: Poller, study_id: str, after: int = 0, most: int = 10**9) -> list[int]:
-    """Ids of events as one listener gets them."""
-    found: list[int] = []
+async def ids_of(
+    poller: Poller, study_id: str, after: int = 0, most: int = 10**9, seen: list[int] | None = None
+) -> list[int]:
+    """Ids of events as one listener gets them; ``seen`` has them at once."""
+    found: list[int] = [] if seen is None else seen
     async with poller.listen(study_id) as feed:
         assert feed is not None
         async for one in poller.events(feed, after):
@@ -113,34 +127,43 @@ def test_a_long_history_is_read_in_pages(
     assert run(work) == [one.id for one in store.events(study_id)]
 
 
-def test_a_study_that_is_asked_again_goes_on(store: Store, study_id: str) -> None:
-    """The end and the asking may be read at one look."""
-    poller = Poller(store, 0.2)
+def test_a_study_that_is_asked_again_goes_on(
+    store: Store, study_id: str, new_looks: Callable[[], asyncio.Queue[None]]
+) -> None:
+    """The end and the asking are read at one look."""
+    poller, looks, seen = Poller(store, 60.0), new_looks(), list[int]()
 
-    async def work() -> list[int]:
-        listening = asyncio.create_task(ids_of(poller, study_id))
-        await asyncio.sleep(0.3)
+    async def work() -> None:
+        listening = asyncio.create_task(ids_of(poller, study_id, seen=seen))
+        while not seen:
+            await asyncio.wait([listening], timeout=0.01)
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
         await asyncio.to_thread(store.ask, question_of(MEASURED), Terms(max_probes=51))
-        await asyncio.sleep(0.5)
-        assert not listening.done()
+        looks.put_nowait(None)
+        happened = [one.id for one in store.events(study_id)]
+        while seen != happened:
+            await asyncio.wait([listening], timeout=0.01)
+            assert not listening.done()
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
-        return await listening
+        looks.put_nowait(None)
+        await listening
 
-    assert run(work) == [one.id for one in store.events(study_id)]
+    run(work)
+    assert seen == [one.id for one in store.events(study_id)]
 
 
 def test_queries_do_not_grow_with_listeners(
-    store: Store, study_id: str, statements: list[str], monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    study_id: str,
+    statements: list[str],
+    new_looks: Callable[[], asyncio.Queue[None]],
 ) -> None:
     """Exactly the same ones for one and for a hundred, of whom each gets all that happens."""
     changes, states = 6, cycle([StudyState.RUNNING, StudyState.QUEUED])
 
     def queries(listeners: int) -> list[str]:
         """All that are made while things happen, with one look after each."""
-        poller = Poller(store, 60.0)
-        looks: asyncio.Queue[None] = asyncio.Queue()
-        monkeypatch.setattr(module.asyncio, "sleep", lambda pause_s: looks.get())
+        poller, looks = Poller(store, 60.0), new_looks()
         before = store.events(study_id)[-1].id
 
         async def work() -> list[str]:
