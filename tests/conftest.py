@@ -1,6 +1,7 @@
 """What tests of several packages share."""
 
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,17 @@ import pytest
 
 from tests.workers.preloaded import Preloaded, preloaded_server
 from tuner.store import open_store
+
+LONGEST_ID = 80
+"""Characters of a parameter in a test's name: some are a megabyte."""
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Short names for what is long: its beginning would not tell one from another."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        raw = val.encode(errors="replace") if isinstance(val, str) else val
+        return f"{argname}-of-{len(val)}-{zlib.crc32(raw):08x}"
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ from tuner.errors import UsageError
 from tuner.framework import parse_stated_versions
 from tuner.units import read_duration
 
-TOO_MUCH = "it is too deep, or has a number too long"
-
 
 def value_of(spec: Spec, typed: Sequence[str]) -> Any:
     """What a field's text says.
@@ -61,9 +59,8 @@ def _json(name: str, text: str) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(name, text, f"is not JSON: {error.msg.lower()} ({where})") from error
     except (ValueError, RecursionError) as error:
-        why = (
-            str(error) if isinstance(error, _JsonError) else "it is too deep, or a number too long"
-        )
+        own = isinstance(error, _JsonError)
+        why = str(error) if own else "it is too deep, or has a number too long"
         raise UsageError(name, text, f"is not JSON that can be read: {why}") from error
 
 

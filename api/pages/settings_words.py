@@ -3,13 +3,11 @@
 from tuner.settings import Checkpointing, Settings
 
 
-def settings_words(settings: Settings) -> str:
-    """``full shard · micro-batch 2 × 4 · sync at the end`` of what is off its default."""
-    return " · ".join(settings_parts(settings))
-
-
 def settings_parts(settings: Settings) -> tuple[str, ...]:
-    """The same in parts, none of which should be broken over two lines."""
+    """``full shard``, ``micro-batch 2 × 4``, ``sync at the end``, ...: what is off its default.
+
+    No part should be broken over two lines.
+    """
     batch = f"micro-batch {settings.micro_batch_size}"
     if settings.gradient_accumulation_steps > 1:
         batch += f" × {settings.gradient_accumulation_steps}"

@@ -146,8 +146,11 @@ def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     """All knobs that are decided."""
     for name, value in given.items():
         if name in found.knobs and knob_value(name, value) != knob_value(name, found.knobs[name]):
-            said = str(found.knobs[name]).lower()
-            raise UsageError("settings", f"{name}={value}", f"the file says {name}={said}")
+            said = f"{name}={str(found.knobs[name]).lower()}"
+            allowed = f"the file says {said}"
+            if name in found.unsaid:
+                allowed = f"the file says nothing of it, which means {said}: say it there"
+            raise UsageError("settings", f"{name}={value}", allowed)
     knobs = {**given, **found.knobs}
     if "micro_batch_size" not in knobs:
         allowed = f"{NO_OPTION}: --settings micro_batch_size=N"

@@ -102,7 +102,10 @@ class Fields:
 
     def error(self, name: str, allowed: str) -> UsageError:
         """That a field is wrong."""
-        return UsageError(f"{self.path}{name}", self.values.get(name), allowed)
+        value = self.values.get(name)
+        if value == "auto":
+            allowed += "; write what accelerate or the Trainer would fill in"
+        return UsageError(f"{self.path}{name}", value, allowed)
 
 
 def _is_same(one: object, other: object) -> bool:

@@ -13,6 +13,8 @@ class Found:
     """Whose file it is."""
     knobs: Mapping[str, Any]
     """Values of the knobs that it decides."""
+    unsaid: frozenset[str] = frozenset()
+    """Those of them of which it says nothing, so that the default of its stack holds."""
     may: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that the file leaves open, by field (``precision``, ``sequence_length``, ...); where
     nothing is said otherwise the first one holds. A field that is not named may have any."""

@@ -56,17 +56,22 @@ def read(values: Mapping[str, Any]) -> Found:
     sync.refuse("split_batches", "must be false: a micro-batch is then of all ranks", but=(False,))
     kept = sync.part("gradient_accumulation_kwargs")
     kept.refuse_misspelt(("sync_each_batch",))
+    sizes = {
+        "micro_batch_size": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+    }
     knobs |= {
         "tp_size": 1,
         "pp_size": 1,
-        "micro_batch_size": fields.whole("per_device_train_batch_size", 8),
-        "gradient_accumulation_steps": fields.whole("gradient_accumulation_steps", 1),
+        "micro_batch_size": fields.whole(sizes["micro_batch_size"], 8),
+        "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
         "sync_each_batch": kept.flag("sync_each_batch"),
     }
     optimizer = fields.choice("optim", OPTIMIZERS, "adamw_torch_fused")
     return Found(
         format_name=NAME,
         knobs=knobs,
+        unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields),
         may={
             "framework": ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),

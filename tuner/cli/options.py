@@ -22,7 +22,6 @@ PRECISIONS = (
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
-OUTPUT = "Output"
 SCRIPT = "Your own script"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.pages.settings_words import settings_parts, settings_words
+from api.pages.settings_words import settings_parts
 from tuner.settings import KNOBS, Checkpointing, Settings, Sharding
 
 
@@ -34,7 +34,7 @@ from tuner.settings import KNOBS, Checkpointing, Settings, Sharding
     ],
 )
 def test_what_matters_is_told(settings: Settings, words: str) -> None:
-    assert settings_words(settings) == words
+    assert " · ".join(settings_parts(settings)) == words
 
 
 def test_every_knob_off_its_default_shows() -> None:
