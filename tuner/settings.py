@@ -31,8 +31,16 @@ class Checkpointing(StrEnum):
     FULL = "full"  # every decoder layer; only its input is kept
 
 
+class _Kept:
+    """What settings keep of themselves once it was asked for; no fields, so never copied."""
+
+    __slots__ = ("_class", "_hash")
+    _class: "Settings"
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(_Kept):
     """One candidate. ``str(settings)`` is its canonical key, and ``parse_settings`` reads it back.
 
     Dead knobs hold one canonical value (see :mod:`tuner.space`), so equal settings train
@@ -64,6 +72,14 @@ class Settings:
             if value < 1:
                 raise UsageError(name, value, "must be a positive integer")
 
+    # Whatever is known of a space is found by its settings: a page looks up some 80,000 times.
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash(_VALUES(self)))
+            return self._hash
+
     def __str__(self) -> str:
         return ",".join(map(_part, KNOBS, _VALUES(self)))
 
@@ -84,7 +100,11 @@ class Settings:
     @property
     def settings_class(self) -> "Settings":
         """The settings without micro-batch size and accumulation, which are set to 1."""
-        return _class_of(*_OF_CLASS(self))
+        try:
+            return self._class
+        except AttributeError:
+            object.__setattr__(self, "_class", _class_of(*_OF_CLASS(self)))
+            return self._class
 
     def data_parallel_size(self, world_size: int) -> int:
         """Ranks that see different data: ``world_size / (tp_size * pp_size)``."""
@@ -120,7 +140,7 @@ _OF_CLASS = attrgetter(*_CLASS)
 """The values of the knobs that all settings of a class have."""
 
 
-# A space has few classes, and each of its settings is asked for its own again and again.
+# A space has few classes, which its settings share.
 @lru_cache(maxsize=4096)
 def _class_of(*values: Any) -> Settings:
     return Settings(**dict(zip(_CLASS, values, strict=True)))

@@ -28,7 +28,7 @@ from tuner.suggestion import GIB
 
 MOST_KEPT = 64
 """Pages that are kept, of some 300 kB each."""
-LATEST_EVENTS = 2000
+LATEST_EVENTS = 256
 """Events that are looked at for when things began."""
 MOST_TROUBLES = 12
 """Failed probes that are shown in short; all of them are in the table."""
@@ -131,8 +131,7 @@ class StudyPages:
 
     def _make(self, standing: Standing) -> Shown:
         whole = self._answers.whole(standing)
-        after = max(0, whole.standing.newest_event - LATEST_EVENTS)
-        return shown_of(whole, self._store.events(standing.id, after))
+        return shown_of(whole, self._store.latest_events(standing.id, LATEST_EVENTS))
 
 
 def shown_of(whole: Whole, events: Sequence[Event]) -> Shown:

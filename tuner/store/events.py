@@ -5,7 +5,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, insert, select
+from sqlalchemy import Insert, Row, Select, insert, select
 from sqlalchemy.orm import Session
 
 from tuner.store.clock import iso
@@ -31,10 +31,21 @@ def read_events(
     session: Session, study_id: str, after: int = 0, limit: int | None = None
 ) -> list[Event]:
     """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
-    newer = (EventRow.study_id == study_id, EventRow.id > after)
+    newer = _of(study_id).where(EventRow.id > after)
+    rows = session.execute(newer.order_by(EventRow.id).limit(limit))
+    return [_event_of(study_id, row) for row in rows]
+
+
+def read_latest_events(session: Session, study_id: str, most: int) -> list[Event]:
+    """The ``most`` newest things that happened to a study, oldest first."""
+    rows = session.execute(_of(study_id).order_by(EventRow.id.desc()).limit(most))
+    return [_event_of(study_id, row) for row in rows][::-1]
+
+
+def _of(study_id: str) -> Select[*tuple[Any, ...]]:
     columns = (EventRow.id, EventRow.kind, EventRow.at, EventRow.data)
-    rows = session.execute(select(*columns).where(*newer).order_by(EventRow.id).limit(limit))
-    return [
-        Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at) or "", data=row.data)
-        for row in rows
-    ]
+    return select(*columns).where(EventRow.study_id == study_id)
+
+
+def _event_of(study_id: str, row: Row[*tuple[Any, ...]]) -> Event:
+    return Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at) or "", data=row.data)

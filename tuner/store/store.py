@@ -22,7 +22,7 @@ from tuner.store.claims import claim
 from tuner.store.clock import clock
 from tuner.store.engine import default_url, is_sqlite, make_engine, parse_url
 from tuner.store.entering import enter_probe
-from tuner.store.events import read_events
+from tuner.store.events import read_events, read_latest_events
 from tuner.store.identity import WorkerIdentity
 from tuner.store.listing import Position, count_open, read_open, read_page
 from tuner.store.records import LEASE_S, Claim, Event, OpenStudy, StudySummary, Wanted
@@ -227,6 +227,11 @@ class Store:
         """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
         with self.transactions.read() as session:
             return read_events(session, study_id, after, limit)
+
+    def latest_events(self, study_id: str, most: int) -> list[Event]:
+        """The ``most`` newest things that happened to a study, oldest first."""
+        with self.transactions.read() as session:
+            return read_latest_events(session, study_id, most)
 
     # Probes
 

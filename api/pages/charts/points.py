@@ -267,14 +267,15 @@ def _link(drawn: _Chart, mark: Mark) -> Markup:
     names = [symbols.BEST] if mark.is_best else []
     names += [_shape(mark), *([symbols.BEYOND] if drawn.is_beyond(mark) else [])]
     shapes = tuple(f"{drawn.prefix}-{name}" for name in names)
-    content = _content(_title(drawn, mark), shapes, percent(across), number(round(down, 1)))
-    return element("a", content, id=f"{drawn.prefix}-{mark.id}", href=mark.href)
+    place = percent(across), number(round(down, 1))
+    return _anchor(f"{drawn.prefix}-{mark.id}", mark.href, _title(drawn, mark), shapes, *place)
 
 
 # A chart is drawn again after every probe, and most of its marks stay where they are.
 @lru_cache(maxsize=4096)
-def _content(title: str, shapes: tuple[str, ...], x: str, y: str) -> Markup:
-    return joined([element("title", title), *(use(shape, x, y) for shape in shapes)])
+def _anchor(id_: str, href: str, title: str, shapes: tuple[str, ...], x: str, y: str) -> Markup:
+    content = (element("title", title), *(use(shape, x, y) for shape in shapes))
+    return element("a", *content, id=id_, href=href)
 
 
 def _title(drawn: _Chart, mark: Mark) -> str:

@@ -8,16 +8,16 @@ from markupsafe import Markup, escape
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML document may hold, lone surrogates among them."""
+_PLAIN = re.compile(r"[^&<>'\"\x00-\x1f\x7f-\U0010ffff]*")
+"""Text that stands for itself, as nearly all of a chart's does."""
 
 
-def shown(text: object) -> Markup:
+def shown(text: object) -> str:
     """Text for an element or an attribute: escaped, with what XML forbids replaced by U+FFFD."""
-    if isinstance(text, Markup):
-        return text
     words = str(text)
-    if not (words.isascii() and words.isprintable()):  # nearly all are
-        words = _NOT_XML.sub("\ufffd", words)
-    return escape(words)
+    if isinstance(text, Markup) or _PLAIN.fullmatch(words):
+        return words
+    return str(escape(_NOT_XML.sub("\ufffd", words)))
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:

@@ -89,6 +89,8 @@ def test_many_who_claim_at_once_get_each_probe_once(
     events = store.events(study.id)
     assert len(events) == 1 + 1 + 3 * number
     assert [e.at for e in events] == sorted(e.at for e in events), "in the order of commits"
+    assert store.latest_events(study.id, 5) == events[-5:]
+    assert store.latest_events(study.id, 10**6) == events
 
 
 def test_a_probe_has_one_running_attempt_at_most(store: Store, claim: Claim) -> None:
