@@ -198,7 +198,8 @@ class Poller:
         pause_s = self._poll_s
         while self._feeds and not self.stopped:
             await asyncio.sleep(pause_s)
-            known = {study_id: feed.newest for study_id, feed in self._feeds.items()}
+            feeds = dict(self._feeds)  # of the same study another may have begun when it is read
+            known = {study_id: feed.newest for study_id, feed in feeds.items()}
             try:
                 found = await self._in_thread(lambda known=known: self._read(known))  # type: ignore[misc]
             except (TunerError, SQLAlchemyError) as error:
@@ -207,8 +208,7 @@ class Poller:
                 continue
             pause_s = self._poll_s
             for study_id, (standing, events) in found.items():
-                if feed := self._feeds.get(study_id):
-                    feed.take(standing, events)
+                feeds[study_id].take(standing, events)
 
     def _read(self, known: Mapping[str, int]) -> dict[str, tuple[Standing, list[Event]]]:
         """Where those studies stand to which anything happened, and what it was.

@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.workers.preloaded import Preloaded, preloaded_server
 from tuner.store import open_store
+
+# How long an example takes to be drawn or tested says something of the machine alone.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 LONGEST_ID = 80
 """Characters of a parameter in a test's name: some are a megabyte."""

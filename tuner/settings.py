@@ -34,9 +34,10 @@ class Checkpointing(StrEnum):
 class _Kept:
     """What settings keep of themselves once it was asked for; no fields, so never copied."""
 
-    __slots__ = ("_class", "_hash")
+    __slots__ = ("_class", "_hash", "_text")
     _class: "Settings"
     _hash: int
+    _text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,11 @@ class Settings(_Kept):
             return self._hash
 
     def __str__(self) -> str:
-        return ",".join(map(_part, KNOBS, _VALUES(self)))
+        try:
+            return self._text
+        except AttributeError:
+            object.__setattr__(self, "_text", ",".join(map(_part, KNOBS, _VALUES(self))))
+            return self._text
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, in the order of the fields."""

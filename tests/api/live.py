@@ -25,4 +25,4 @@ def serving(app: FastAPI) -> Iterator[str]:
     finally:
         app.state.stopping()
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=60)

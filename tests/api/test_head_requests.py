@@ -65,7 +65,7 @@ def test_a_server_sends_no_body_and_a_stream_ends(app: FastAPI, store: Store) ->
     with TestClient(app, base_url="http://localhost") as client:
         study_id = client.post("/tune", json=MEASURED).json()["study_id"]
     with serving(app) as url:
-        caller = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+        caller = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
         for path in (f"/tune/{study_id}/events", f"/tune/{study_id}", "/healthz", "/nowhere"):
             caller.request("HEAD", path)  # on one connection: nothing of a body stands between
             found = caller.getresponse()

@@ -27,6 +27,8 @@ from tuner.study import Question, Terms
 from tuner.workload import Workload
 
 SERVE = [sys.executable, "-P", "-m", "api"]
+WITHIN_S = 120
+"""Seconds that anything may take on a busy machine."""
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ class Service:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=WITHIN_S)
 
     def lines(self) -> list[dict[str, Any]]:
         """What it logged."""
@@ -84,14 +86,14 @@ def serving(
 def run(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """The command, which must end by itself."""
     return subprocess.run(
-        [*SERVE, *options], env=environment, capture_output=True, text=True, timeout=60
+        [*SERVE, *options], env=environment, capture_output=True, text=True, timeout=WITHIN_S
     )
 
 
 def get(url: str, **headers: str) -> tuple[int, Any]:
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -142,7 +144,7 @@ def test_who_waits_does_not_keep_it_from_ending(
 ) -> None:
     with serving(environment, tmp_path) as service:
         host, port = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as waiting:
+        with socket.create_connection((host, int(port)), timeout=WITHIN_S) as waiting:
             request = f"GET {path.format(study_id)} HTTP/1.1\r\nHost: localhost\r\n\r\n"
             waiting.sendall(request.encode())
             if path.endswith("events"):
@@ -176,7 +178,7 @@ def test_an_address_that_others_reach_needs_a_key(
 def test_metrics_are_told(environment: dict[str, str], tmp_path: Path, study_id: str) -> None:
     with serving(environment, tmp_path) as service:
         get(f"{service.url}/tune/{study_id}")
-        with urllib.request.urlopen(f"{service.url}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{service.url}/metrics", timeout=WITHIN_S) as answer:
             text = answer.read().decode()
         assert 'tuner_studies{state="queued"} 1.0' in text
         labels = 'method="GET",route="/tune/{study_id}",status="200"'

@@ -1,6 +1,7 @@
 """One look for all who wait: what they get, in which order, and what it costs."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import cycle
 from typing import Any
@@ -253,7 +254,8 @@ def test_nobody_listens_and_nothing_is_asked(
 
     async def work() -> None:
         await ids_of(poller, study_id, most=1)
-        await asyncio.sleep(0.1)
+        assert poller._task is not None
+        await poller._task  # it ends after the look that it may be about to have
         statements.clear()
         await asyncio.sleep(0.2)
 
@@ -307,12 +309,61 @@ def test_a_database_that_is_away_is_waited_for(
 
     async def work() -> list[int]:
         listening = asyncio.create_task(ids_of(poller, study_id))
-        await asyncio.sleep(0.05)
+        while len(failures) < 3:
+            await asyncio.wait([listening], timeout=0.01)
+            assert not listening.done()
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
         return await listening
 
     assert run(work) == [one.id for one in store.events(study_id)]
     assert len(failures) == 3
+
+
+def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
+    store: Store,
+    study_id: str,
+    new_looks: Callable[[], asyncio.Queue[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look was for what the first one did not know, and is late."""
+    poller, looks = Poller(store, 60.0), new_looks()
+    read, begun, late = poller._read, threading.Event(), threading.Event()
+
+    def slow(known: Any) -> Any:
+        found = read(known)
+        begun.set()
+        assert late.wait(WITHIN_S)
+        return found
+
+    async def listen(seen: list[int], until: Callable[[], bool]) -> asyncio.Task[list[int]]:
+        listening = asyncio.create_task(ids_of(poller, study_id, seen=seen))
+        while not until():
+            await asyncio.wait([listening], timeout=0.01)
+        return listening
+
+    async def work() -> list[list[int]]:
+        first: list[int] = []
+        one = await listen(first, lambda: len(first) == 1)
+        await asyncio.to_thread(store.move, study_id, StudyState.RUNNING)
+        monkeypatch.setattr(poller, "_read", slow)
+        looks.put_nowait(None)
+        assert await asyncio.to_thread(begun.wait, WITHIN_S)
+        one.cancel()
+        await asyncio.wait([one])
+        second: list[int] = []
+        another = await listen(second, lambda: len(second) == 2)
+        monkeypatch.setattr(poller, "_read", read)
+        late.set()
+        looks.put_nowait(None)
+        while not looks.empty():  # it is taken when the late look is over
+            await asyncio.wait([another], timeout=0.01)
+        third: list[int] = []
+        last = await listen(third, lambda: len(third) >= 2)
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        looks.put_nowait(None)
+        return [await another, await last]
+
+    assert run(work) == [[one.id for one in store.events(study_id)]] * 2
 
 
 def test_all_waiting_ends_when_the_service_does(store: Store, study_id: str) -> None:

@@ -103,12 +103,13 @@ def away(store: Store) -> Iterator[None]:
     path = Path(str(store.transactions.engine.url.database))
     moved = path.with_name("away")
     moved.mkdir()
-    for file in path.parent.glob(f"{path.name}*"):
+    files = sorted(path.parent.glob(f"{path.name}*"))
+    for file in files:
         file.rename(moved / file.name)
     yield
     assert not list(path.parent.glob(f"{path.name}*")), "nothing is made in its place"
-    for file in moved.iterdir():
-        file.rename(path.with_name(file.name))
+    for file in reversed(files):  # who looks for it meanwhile finds it with its log, or not at all
+        (moved / file.name).rename(file)
     moved.rmdir()
 
 
@@ -226,7 +227,9 @@ def test_a_server_that_lets_nobody_write(server: PostgresServer) -> None:
             )
             others = "datname = 'tuner' AND pid <> pg_backend_pid()"
             connection.execute(
-                text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+                text(
+                    f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {others}"
+                )
             )
 
     def wait() -> None:

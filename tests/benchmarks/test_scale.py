@@ -64,7 +64,7 @@ def test_a_small_fleet_loses_and_doubles_nothing(benchmark, monkeypatch, tmp_pat
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
         assert fleet._used_s(server) > 0
         done = [probe for probe in store.study(study_id).probes if probe.measurement]
     assert seen.errors == ["nothing was queued"] * 3, "each went on until none was left"

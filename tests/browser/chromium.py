@@ -17,7 +17,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-WITHIN_MS = 30_000
+WITHIN_MS = 120_000
 """Milliseconds that anything may take on a busy machine."""
 
 
@@ -30,7 +30,9 @@ def find_chromium() -> str | None:
 def chromium(path: str) -> Iterator[Browser]:
     """A browser; each context of it is somebody else's."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = playwright.chromium.launch(
+            executable_path=path, args=list(FLAGS), timeout=WITHIN_MS
+        )
         try:
             yield browser
         finally:

@@ -47,10 +47,12 @@ class Tab:
     @property
     def overflow_px(self) -> int:
         """By how much the page is wider than the window."""
+        self.page.wait_for_load_state()
         return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
 
     def violations(self) -> list[str]:
-        """What axe finds wrong, each in a line."""
+        """What axe finds wrong with the whole page, each in a line."""
+        self.page.wait_for_load_state()
         found = Axe().run(self.page, options=AXE).response["violations"]
         return [f"{one['id']}: {one['help']}: {_places(one)}" for one in found]
 

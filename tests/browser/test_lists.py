@@ -29,6 +29,7 @@ def test_two_studies_are_ticked_and_compared(open_tab: OpenTab, prepared: Prepar
     expect(button).to_have_text("Compare these 2")
     button.click()
     expect(tab.page.locator("h1")).to_have_text("Compare")
+    tab.page.wait_for_load_state()
     rows = tab.page.locator("tr.same:visible")
     assert rows.count() > 3
     tab.page.get_by_label("Only what differs").check()

@@ -209,8 +209,12 @@ def test_without_scripts_links_do_what_scripts_do(open_tab: OpenTab, prepared: P
     tab = open_tab(f"/studies/{prepared.many}", width=NARROW, java_script_enabled=False)
     page = tab.page
     page.locator('#probes [data-outcome="oom"]').click()
+    expect(page.locator('#probes [data-outcome="oom"]')).to_have_attribute("aria-current", "true")
+    page.wait_for_load_state()
     assert set(column(page, "outcome")) == {"out of memory"}
     head(page, "id").locator("a").click()
+    expect(head(page, "id")).to_have_attribute("aria-sort", "ascending")
+    page.wait_for_load_state()
     found = [int(text.lstrip("#")) for text in column(page, "id")]
     assert found == sorted(found)
     assert set(column(page, "outcome")) == {"out of memory"}

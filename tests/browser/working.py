@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.chaos.processes import environment
 
 PROGRAM = "import sys; from tuner.cli import main; sys.exit(main())"
-END_S = 60
+END_S = 120
 """Seconds that it may take to give back what it has."""
 
 

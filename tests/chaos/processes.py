@@ -14,7 +14,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN_WORKER = ROOT / "tests/workers/stand_in_worker.py"
-END_S = 60.0
+END_S = 300.0
 """Seconds that a process may take to end after SIGTERM."""
 
 

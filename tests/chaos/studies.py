@@ -37,7 +37,7 @@ def ask(store: Store, batch: int = 64, **terms: Any) -> Study:
     return store.ask(question, Terms(fidelity=Fidelity.EMULATED, **wanted))
 
 
-def eventually(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 600.0) -> None:
     """Wait until a condition holds; fail after some seconds."""
     until = time.monotonic() + seconds
     while not condition():

@@ -69,7 +69,7 @@ def test_a_worker_goes_on(
         assert not member.died(), member.log[-2000:]
     with open_store(url, create=False) as store:
         assert ended(store, study) < PROBES
-        eventually(lambda: is_done(store, study), 180.0)
+        eventually(lambda: is_done(store, study))
         assert member.end() == 0
         check(store, study, notes)
 
@@ -87,7 +87,7 @@ def test_a_worker_waits_for_a_server(
         member = join(worker("worker", server.url, tmp_path, SCRIPT, **more))
         eventually(lambda: ended(store, study) >= 1)
         server.crash(AWAY_S)
-        eventually(lambda: is_done(store, study), 180.0)
+        eventually(lambda: is_done(store, study))
         assert member.end() == 0
         check(store, study, notes)
         assert "; trying again" in member.log

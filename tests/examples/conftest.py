@@ -26,6 +26,10 @@ from tuner.study import StudyState
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BUDGET = {**MEASURED, "budget": {"max_probes": 2}}
 TRIES = 50
+WITHIN_S = 240
+"""Seconds that anything may take on a busy machine."""
+LONGER_S = (1, 10, 60)
+"""Seconds to wait for an answer that does not come: until they are enough to ask."""
 LENGTHS = count(16)
 """Sequence lengths; each is another question."""
 
@@ -101,7 +105,7 @@ def working(service: Service, question: Path) -> Iterator[Callable[..., None]]:
         return None
 
     def work(*, cancel: bool) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + WITHIN_S
         while (study_id := asked()) is None:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -121,7 +125,7 @@ def working(service: Service, question: Path) -> Iterator[Callable[..., None]]:
 
     yield start
     for thread in threads:
-        thread.join(timeout=90)
+        thread.join(timeout=WITHIN_S)
 
 
 @pytest.fixture
@@ -131,7 +135,7 @@ def run(folder: Path, environment: dict[str, str]) -> Ask:
     def run(*argv: str, **more: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             argv, cwd=folder, env={**environment, **more}, capture_output=True, text=True,
-            timeout=90, check=False,
+            timeout=WITHIN_S, check=False,
         )  # fmt: skip
 
     return run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.examples.conftest import EXAMPLES
+from tests.examples.conftest import EXAMPLES, WITHIN_S
 
 WORKFLOW = yaml.safe_load((EXAMPLES / "ci" / "tuner-check.yml").read_text())
 (STEP,) = (one for one in WORKFLOW["jobs"]["fits"]["steps"] if one.get("name") == "Check")
@@ -42,7 +42,7 @@ def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         (tmp_path / "configs" / "accelerate.yaml").write_text(content)
         root = Path(__file__).resolve().parents[2]
         return subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", script], cwd=tmp_path, text=True, timeout=120,
+            ["bash", "-eo", "pipefail", "-c", script], cwd=tmp_path, text=True, timeout=WITHIN_S,
             capture_output=True, check=False, env={
                 "PATH": f"{tuner.parent}:/usr/bin:/bin", "PYTHONPATH": str(root),
                 "HOME": str(tmp_path), "TUNER_DB": f"sqlite:///{tmp_path}/studies.db",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES, Ask, Service
+from tests.examples.conftest import EXAMPLES, WITHIN_S, Ask, Service
 from tests.examples.test_ci import CONFIG
 from tuner import suggest
 from tuner.cli.options import SuggestAsked
@@ -34,7 +34,7 @@ SAYS = ("adamw", "full_shard", "nothing fits")
 def test_python_runs_as_it_is_shown(number: int, tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", BLOCKS[number]], capture_output=True, text=True,
-        timeout=200, check=False, cwd=tmp_path, env={
+        timeout=WITHIN_S, check=False, cwd=tmp_path, env={
             "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
             "TUNER_DB": f"sqlite:///{tmp_path}/studies.db",
         },
@@ -90,7 +90,7 @@ def test_the_command_that_checks_does(tmp_path: Path) -> None:
     main = "import sys; from tuner.cli import main; sys.exit(main())"
     script = f"tuner() {{ {sys.executable} -P -c '{main}' \"$@\"; }}\n{command} --dry-runs none"
     found = subprocess.run(
-        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S,
         check=False, env={
             "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
             "TUNER_DB": f"sqlite:///{tmp_path}/studies.db",

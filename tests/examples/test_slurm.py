@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES, Ask, Service
+from tests.examples.conftest import EXAMPLES, WITHIN_S, Ask, Service
 from tests.slurm.cluster import SlurmCluster, missing, slurm_cluster
 
 TRAIN = """\
@@ -106,12 +106,12 @@ def submit(
             "TUNER_ASK": str(job / "ask-tuner.sh"), "TUNER_ASK_LOG": str(tmp_path / "asked"),
         }  # fmt: skip
         submitted = subprocess.run(
-            ["sbatch", "--parsable", *options, "train.sbatch"], cwd=job, text=True, timeout=30,
-            env={**environment, **place, **more}, capture_output=True, check=False,
+            ["sbatch", "--parsable", *options, "train.sbatch"], cwd=job, text=True, check=False,
+            env={**environment, **place, **more}, capture_output=True, timeout=WITHIN_S,
         )  # fmt: skip
         assert submitted.returncode == 0, submitted.stderr
         number = submitted.stdout.strip()
-        slurm.wait_for("JobState=COMPLETED", "scontrol", "show", "job", number, seconds=60)
+        slurm.wait_for("JobState=COMPLETED", "scontrol", "show", "job", number, seconds=WITHIN_S)
         return (job / f"train-{number}.log").read_text()
 
     return start
@@ -135,7 +135,7 @@ class TestSlurm:
         """Held, it would wait for hours: its question is asked nevertheless."""
         before = len(service.store.studies())
         log = submit("--comment=tuner:question.json", TUNER_WAIT_S="1")
-        until = time.monotonic() + 20
+        until = time.monotonic() + WITHIN_S
         while "is asked" not in (tmp_path / "asked").read_text():
             assert time.monotonic() < until
             time.sleep(0.05)

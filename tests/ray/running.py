@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 PROGRAM = Path(__file__).with_name("cluster.py")
 QUICK_TO_FIND_OUT = {
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "500",
+    "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "0",
 }
-"""Two seconds instead of fifteen until a node that is gone counts as gone."""
+"""Two seconds instead of fifteen until a node that is gone counts as gone: its port refuses at
+once. One that is only held up gets longer to answer."""
 
 
 def missing() -> str:
@@ -86,4 +87,4 @@ def _running(folder: Path, nodes: int, more: dict[str, str]) -> Iterator[RayClus
         found = RayCluster(process, own)
         assert found.address, (folder / "cluster.log").read_text()[-2000:]
         yield found
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)

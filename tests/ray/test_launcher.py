@@ -69,7 +69,7 @@ def test_machines_are_the_nodes_and_made_up_gpus_are_none(site: RaySite) -> None
 def test_ranks_of_one_node_share_its_folder(launcher, make_job) -> None:
     program = f"import os, pathlib, sys, time\n{MEET}"
     argv = (sys.executable, "-P", "-c", program, str(make_job({}).directory))
-    run = launcher.start(make_job({}, argv=argv, nodes=1))
+    run = launcher.start(make_job({}, argv=argv, nodes=1, peer_grace_s=60.0))
     assert codes(finish(run)) == [0, 0]
 
 
@@ -133,7 +133,7 @@ def test_a_node_that_is_gone_in_the_midst_of_a_probe(
         return ""
 
     def measure() -> Measurement:
-        return ranks.measure(kind, {}, deadline_s=60.0, pause=pause).measurement
+        return ranks.measure(kind, {}, deadline_s=300.0, pause=pause).measurement
 
     launcher = Noting(site.launcher)
     cores = tuple(device.name for device in site.devices())
@@ -148,7 +148,7 @@ def test_a_node_that_is_gone_in_the_midst_of_a_probe(
         assert lost.lost_devices == (), "the other node has them too"
         assert lost.outcome is Outcome.DEVICE_LOST
         assert "is no longer in the Ray cluster" in lost.detail
-        eventually(lambda: not alive(marker), 30.0)
+        eventually(lambda: not alive(marker))
         with pytest.raises(ProbeError, match="2 Ray nodes of one kind are needed, and 1 are there"):
             measure()
         cluster.add_node()

@@ -60,7 +60,7 @@ def test_gpus_that_are_only_made_up_are_refused(
         [*argv, "--launcher", "ray", "--ray", in_ray.address],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 1

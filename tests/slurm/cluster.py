@@ -18,7 +18,7 @@ import psutil
 
 NODES = ("n1", "n2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
-START_S = 30.0
+START_S = 120.0
 CONFIGURATION = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -100,7 +100,7 @@ class SlurmCluster:
     def run(self, *argv: str) -> str:
         """What a command of Slurm's prints."""
         done = subprocess.run(
-            argv, env=self.environment, capture_output=True, text=True, timeout=30, check=True
+            argv, env=self.environment, capture_output=True, text=True, timeout=120, check=True
         )
         return done.stdout
 

@@ -66,13 +66,13 @@ class Working:
 
     def start(self, folder: Path, argv: Callable[[Path], tuple[str, ...]]) -> None:
         options = Options(
-            site=self.site, folder=folder, argv=argv, queued_only=True, guards=False, deadline_s=60
+            site=self.site, folder=folder, argv=argv, queued_only=True, guards=False, deadline_s=300
         )
         worker = Worker(self._store, self._study.id, stop=self.stop, options=options)
         self._thread = threading.Thread(target=lambda: self.codes.append(worker.run()))
         self._thread.start()
 
-    def join(self, seconds: float = 40.0) -> Study:
+    def join(self, seconds: float = 200.0) -> Study:
         """Wait for its end; the study afterwards."""
         assert self._thread is not None
         self._thread.join(seconds)
@@ -99,7 +99,7 @@ def working(
             working = Working(store, study, site, stop)
             try:
                 working.start(folder, lambda out: stand_in_argv(out, script))
-                eventually(lambda: ready(folder), 30.0)
+                eventually(lambda: ready(folder), 120.0)
                 yield working
             finally:
                 working.end()
@@ -164,7 +164,7 @@ def test_where_a_node_is_left_over_it_takes_the_place_of_one_that_went_down(
         work = Working(store, study, site, stop)
         try:
             work.start(folder, lambda out: stand_in_argv(out, script))
-            eventually(lambda: any("ready" in log for log in logs(folder)), 30.0)
+            eventually(lambda: any("ready" in log for log in logs(folder)), 120.0)
             script["*"] = ["ok"]
             in_slurm.run("scontrol", "update", "nodename=n1", "state=down", "reason=test")
             study = work.join()
@@ -211,7 +211,7 @@ def test_a_worker_leaves_before_the_time_of_its_allocation_is_over(
 ) -> None:
     monkeypatch.setattr(slurm_watch, "LEAVE_S", 15.0)
     monkeypatch.setattr("workers.worker.PROBE_S", 5.0)
-    with working(HANG, "--time=0:30") as work:  # which Slurm rounds up to a minute
+    with working(HANG, "--time=4:30") as work:  # which Slurm rounds up to five minutes
         in_time = work.site.left_s
         slurm_watch.LEAVE_S += in_time - 3.0
         study = work.join()
@@ -223,10 +223,10 @@ def test_a_worker_leaves_before_the_time_of_its_allocation_is_over(
 def test_no_probe_is_begun_that_could_not_end_in_time(
     allocate: Allocate, store: Store, study: Study, tmp_path: Path, monkeypatch
 ) -> None:
-    allocate("--time=1")
-    monkeypatch.setattr(slurm_watch, "LEAVE_S", 35.0)
+    allocate("--time=5")
     stop = StopRequest()
     with slurm_site(stop, tmp_path, poll_s=0.5) as site:
+        monkeypatch.setattr(slurm_watch, "LEAVE_S", slurm_watch.LEAVE_S + site.left_s - 25.0)
         options = Options(site=site, folder=tmp_path, queued_only=True)
         assert Worker(store, study.id, stop=stop, options=options).run() == INTERRUPTED
     assert stop.wait(0).endswith("ends before another probe could")
@@ -240,7 +240,7 @@ def test_no_probe_is_begun_that_could_not_end_in_time(
 def test_a_node_without_power_is_found_out_by_slurm(
     inside: SimpleNamespace, in_slurm: SlurmCluster, make_job, alive, eventually, tmp_path: Path
 ) -> None:
-    run = inside.launcher.start(make_job(HANG, nodes=2, deadline_s=60.0))
+    run = inside.launcher.start(make_job(HANG, nodes=2, deadline_s=300.0))
     eventually(lambda: run.poll() or all("ready" in text for text in run.logs().values()))
     in_slurm.cut_power("n2")
     while (ended := run.poll()) is None:

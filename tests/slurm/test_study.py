@@ -42,11 +42,11 @@ def test_a_batch_job_answers_a_study_of_its_two_nodes(
     study = store.ask(question, Terms(max_probes=2))
     options = ("--once", "--probes", str(tmp_path / "shared"), "--db", store.url)
     done = subprocess.run(
-        [*TUNER, "worker", "--slurm", "--nodes=2 --time=10", *options],
+        [*TUNER, "worker", "--slurm", "--nodes=2 --time=30", *options],
         env=in_slurm.environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def test_ctrl_c_cancels_the_job(submit: Submit, in_slurm: SlurmCluster) -> None:
     script = in_slurm.run("squeue", "-h", "-o", "%j %i %N")
     assert script.startswith("mine ")
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(240) == 130
     assert process.stderr is not None
     said = process.stderr.read()
     assert "cancelling Slurm job" in said
@@ -61,7 +61,7 @@ def test_a_job_that_waits_says_why(submit: Submit, in_slurm: SlurmCluster) -> No
     seen = lines_until(process, "pending")
     assert "pending in partition test (JobHeldUser), 1 of 1 that wait there by priority" in seen
     process.terminate()
-    assert process.wait(60) == 130
+    assert process.wait(240) == 130
     assert in_slurm.run("squeue", "-h") == ""
 
 
@@ -74,14 +74,14 @@ def test_a_job_that_waits_says_why(submit: Submit, in_slurm: SlurmCluster) -> No
 )
 def test_what_sbatch_says_against_it_is_shown(submit: Submit, options: str, why: str) -> None:
     process = submit(options)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert process.returncode == 1
     assert why in said
 
 
 def test_where_there_is_no_slurm(submit: Submit, tmp_path: Path) -> None:
     process = submit("--nodes=2", PATH=str(tmp_path))
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert process.returncode == 2
     assert "slurm: got 'sbatch'; is for where Slurm is: there is no sbatch on the PATH" in said
 
@@ -90,7 +90,7 @@ def test_nothing_is_submitted_with_an_option_that_is_none(
     submit: Submit, in_slurm: SlurmCluster
 ) -> None:
     process = submit("--wrap=true")
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert process.returncode == 2
     assert "cannot be given: the job is a worker" in said
     assert in_slurm.run("squeue", "-h") == ""
@@ -99,7 +99,7 @@ def test_nothing_is_submitted_with_an_option_that_is_none(
 def test_a_job_that_fails_is_told(submit: Submit) -> None:
     """Its database is not what a database is."""
     process = submit("--nodes=2 --time=5", "--once", TUNER_DB="postgresql://localhost:1/none")
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert process.returncode == 1
     assert "failed (NonZeroExitCode)" in said
 
@@ -112,6 +112,6 @@ def test_a_folder_that_the_nodes_do_not_see_is_hinted_at(
     lines_until(process, "pending")
     (tmp_path / "slurm").rename(tmp_path / "elsewhere")
     in_slurm.run("scontrol", "release", in_slurm.run("squeue", "-h", "-o", "%i").strip())
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert process.returncode == 1
     assert f"it has said nothing in {tmp_path}/slurm/" in said

@@ -29,7 +29,7 @@ Started = subprocess.Popen[str]
 def stand_in_argv() -> Callable[..., tuple[str, ...]]:
     """The argv of a stand-in rank: ``stand_in_argv(out, {"0": [...], "*": [...]})``."""
 
-    def argv(out: Path, script: dict[str, list[str]], silence_s: float = 20.0) -> tuple[str, ...]:
+    def argv(out: Path, script: dict[str, list[str]], silence_s: float = 120.0) -> tuple[str, ...]:
         program = (sys.executable, "-P", str(STAND_IN), str(out))
         return (*program, WATCH_FD, str(silence_s), json.dumps(script))
 
@@ -38,15 +38,22 @@ def stand_in_argv() -> Callable[..., tuple[str, ...]]:
 
 @pytest.fixture
 def make_job(tmp_path: Path, stand_in_argv: Callable[..., tuple[str, ...]]) -> MakeJob:
-    """A job of two stand-in ranks: ``make_job({"0": [...]}, deadline_s=...)``."""
+    """A job of two stand-in ranks: ``make_job({"0": [...]}, deadline_s=...)``.
 
-    def job(script: dict[str, list[str]], *, silence_s: float = 20.0, **fields: object) -> Job:
+    Its folder is ``name`` in the test's own: a job that follows another one needs its own.
+    """
+
+    def job(
+        script: dict[str, list[str]], *, silence_s: float = 120.0, name: str = "", **fields: object
+    ) -> Job:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
         known = {
-            "argv": stand_in_argv(tmp_path, script, silence_s),
-            "directory": tmp_path,
+            "argv": stand_in_argv(folder, script, silence_s),
+            "directory": folder,
             "ranks": 2,
             "device": "cpu",
-            "deadline_s": 20.0,
+            "deadline_s": 120.0,
             "peer_grace_s": 0.3,
             "term_grace_s": 0.3,
         }

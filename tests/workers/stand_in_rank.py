@@ -80,8 +80,8 @@ def act(word: str, out: Path) -> None:
     elif name == "environment":
         names = argument.split(",") if argument else list(os.environ)
         print(json.dumps({n: os.environ[n] for n in names if n in os.environ}), flush=True)
-    elif name == "sleep":
-        time.sleep(float(argument))
+    elif name in ("sleep", "until", "meet"):
+        wait(name, argument, out)
     elif name == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif name == "child":
@@ -101,6 +101,22 @@ def act(word: str, out: Path) -> None:
         record(out, name)
         if name not in ("ok", "stopped_early"):
             follow_no_more(out, 10)
+
+
+def wait(name: str, argument: str, out: Path) -> None:
+    """For some seconds, for a file beside the records, or until so many ranks have begun."""
+    if name == "sleep":
+        time.sleep(float(argument))
+    while name == "until" and not (out / argument).exists():
+        time.sleep(0.01)
+    while name == "meet" and len(begun()) < int(argument):
+        time.sleep(0.01)
+
+
+def begun() -> set[int]:
+    """Ranks that have noted something."""
+    lines = Path(os.environ["STAND_IN_NOTES"]).read_text().splitlines(keepends=True)
+    return {json.loads(line)["pid"] for line in lines if line.endswith("\n")}
 
 
 def hang(out: Path, *, ticks: bool) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -63,6 +64,18 @@ def studies(store: Store, question: Question) -> list[str]:
 
 
 @pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets time pass for lanes, for which it stands still otherwise: half a minute a call."""
+    now = [0.0]
+    monkeypatch.setattr(lane_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait() -> None:
+        now[0] += 30.0
+
+    return wait
+
+
+@pytest.fixture
 def lane(store: Store, stop: StopRequest, work: Work) -> Callable[..., Lane]:
     def make(judge: Callable[[Study], Judged] = lambda _: YES, *pools: str, **more: object) -> Lane:
         known = {"store": store, "stop": stop, "pools": pools, "judge": judge, "work": work}
@@ -108,11 +121,11 @@ def test_a_study_that_changes_is_looked_at_again(store, question, lane, work, st
 
 
 def test_a_study_that_waits_for_others_is_left_and_taken_again(
-    lane, work, studies, monkeypatch
+    lane, work, studies, pass_time
 ) -> None:
-    monkeypatch.setattr(lane_module, "AGAIN_S", 1.0)  # longer than the other one takes
     work.leaves, work.most = {studies[0]}, 4
-    lane().run(drains=True)  # it does not end while a study is open that it may be wanted for
+    # it does not end while a study is open that it may be wanted for
+    lane(idle=pass_time).run(drains=True)
     assert work.done == [studies[0], studies[2], studies[0], studies[0]]
 
 
@@ -124,12 +137,11 @@ def test_it_does_not_drain_while_a_study_waits_for_another_lane(store, lane, wor
 
 
 def test_what_turns_out_not_to_be_done_here_is_left_for_a_while(
-    store, lane, work, studies, monkeypatch, caplog
+    store, lane, work, studies, pass_time, caplog
 ) -> None:
-    monkeypatch.setattr(lane_module, "TROUBLE_S", 1.0)  # longer than the other one takes
     work.planted[studies[0]] = ProbeError("the disk is full")
     work.most = 3
-    lane().run()
+    lane(idle=pass_time).run()
     assert work.done == [studies[0], studies[2], studies[0]]
     assert "cannot be done here: the disk is full" in caplog.text
     assert store.study(studies[0]).state is StudyState.RUNNING  # whoever is at it goes on

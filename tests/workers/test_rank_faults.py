@@ -80,7 +80,7 @@ def spec(question: Question) -> dict[str, Any]:
     }
 
 
-def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 120.0) -> Probed:
+def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 600.0) -> Probed:
     return ranks.measure(
         TWO, spec, deadline_s=deadline_s, pause=lambda seconds: time.sleep(seconds) or ""
     )
@@ -89,10 +89,10 @@ def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 120.0) -
 @pytest.mark.parametrize(
     ("fault", "deadline_s", "outcome", "detail"),
     [
-        ("run_out", 120.0, Outcome.OOM, "rank 1 ran out of memory in backward: 1.00 GiB more"),
+        ("run_out", 600.0, Outcome.OOM, "rank 1 ran out of memory in backward: 1.00 GiB more"),
         pytest.param("hang", 20.0, Outcome.TIMEOUT, "20 s", marks=pytest.mark.slow),
         pytest.param(
-            "die", 120.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL", marks=pytest.mark.slow
+            "die", 600.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL", marks=pytest.mark.slow
         ),
     ],
 )

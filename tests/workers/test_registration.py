@@ -1,5 +1,7 @@
 """What a database says of a worker that serves, and when."""
 
+import threading
+
 import pytest
 
 from tuner.errors import StoreError
@@ -15,10 +17,19 @@ def living(store: Store) -> list[RegisteredWorker]:
     return Workers(store.transactions).living()
 
 
+class Soon(threading.Event):
+    """Waits for no more than a moment."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(0.1)
+
+
 @pytest.fixture
-def entry(store: Store) -> Registration:
-    store.lease_s = 0.6
-    return Registration(store, WorkerIdentity.of_this_process("w1"), ("h100",), MACHINE)
+def entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> Registration:
+    """With beats that follow each other soon; the last one is still waited for."""
+    made = Registration(store, WorkerIdentity.of_this_process("w1"), ("h100",), MACHINE)
+    monkeypatch.setattr(made, "_done", Soon())
+    return made
 
 
 def test_it_lives_while_it_is_entered(store, entry, eventually) -> None:

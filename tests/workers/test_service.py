@@ -177,7 +177,7 @@ def test_what_waits_for_another_worker_is_left_for_the_next_study(store, questio
     waiter = threading.Thread(target=end_when_done, daemon=True)
     waiter.start()
     assert serve(stop=stop) == 0
-    waiter.join(10)
+    waiter.join(60)
     assert store.study(first.id).state is store.study(second.id).state is StudyState.DONE
 
 
@@ -243,7 +243,7 @@ def test_services_of_one_machine_share_its_gpus(store, question, start, notes, t
     asked = [emulated(store, question, batch).id for batch in (32, 64)]
     script = {"*": ["begin", "sleep:0.1", "ok", "end"]}
     workers = [start("--drain", script) for _ in range(2)]
-    assert [worker.wait(90) for worker in workers] == [0, 0]
+    assert [worker.wait(240) for worker in workers] == [0, 0]
     found = [store.study(name) for name in asked]
     assert [study.state for study in found] == [StudyState.DONE] * 2
     for study in found:
@@ -260,10 +260,10 @@ def test_a_signal_gives_probes_back_and_says_that_the_worker_has_stopped(
 ) -> None:
     study = emulated(store, question)
     worker = start("--serve", {"*": ["ready", "hang"]})
-    eventually(lambda: len(list((tmp_path / "probes").glob("*/*/ready-*"))) == 3, 30.0)
+    eventually(lambda: len(list((tmp_path / "probes").glob("*/*/ready-*"))) == 3)
     assert len(Workers(store.transactions).living()) == 1
     worker.send_signal(number)
-    assert worker.wait(30) == code
+    assert worker.wait(60) == code
     study = store.study(study.id)
     assert (study.state, study.reason) == (StudyState.QUEUED, "interrupted")
     assert {p.state for p in study.at(Fidelity.EMULATED).probes} == {ProbeState.QUEUED}
@@ -273,25 +273,32 @@ def test_a_signal_gives_probes_back_and_says_that_the_worker_has_stopped(
 
 def test_a_service_with_nothing_to_do_ends_at_once_when_told(start, eventually, store) -> None:
     worker = start("--serve", OK)
-    eventually(lambda: Workers(store.transactions).living(), 30.0)
+    eventually(lambda: Workers(store.transactions).living())
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(15) == 0
+    assert worker.wait(60) == 0
 
 
 def test_a_stopped_workers_ranks_end_before_its_probe_is_anothers(
-    store, question, start, notes, tmp_path, eventually, monkeypatch
+    store, question, start, notes, tmp_path, eventually, alive, monkeypatch
 ) -> None:
     """It sleeps for two leases. Its devices are used again, its probe has one result."""
-    lease_s = 6.0
-    monkeypatch.setenv("STAND_IN_LEASE_S", str(lease_s))
     monkeypatch.setenv("STAND_IN_GPUS", "GPU-a")
-    study = emulated(store, question, max_probes=1)
-    sleeper = start("--serve", {"*": ["ready", "tick"]}, "one-machine")
-    eventually(lambda: list((tmp_path / "one-machine").glob("*/*/ready-*")), 30.0)
-    sleeper.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
+    for lease_s in (6.0, 20.0, 60.0):  # until nothing else holds it up for so long
+        monkeypatch.setenv("STAND_IN_LEASE_S", str(lease_s))
+        study = emulated(store, question, batch=8 * int(lease_s), max_probes=1)
+        machine = tmp_path / f"machine-{lease_s:.0f}"
+        sleeper = start("--serve", {"*": ["ready", "tick"]}, machine.name)
+        eventually(lambda: list(machine.glob("*/*/ready-*")))  # noqa: B023
+        sleeper.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        if attempts(store, study) == ["running"]:
+            break
+        sleeper.kill()
+        eventually(lambda: not alive(str(machine)))  # noqa: B023
+        store.move(study.id, StudyState.CANCELLED)
+        (tmp_path / "notes").write_text("")
     other = start("--drain", {"*": ["begin", "sleep:0.2", "ok", "end"]}, "other-machine")
-    assert other.wait(90) == 0
+    assert other.wait(240) == 0
     time.sleep(max(0.0, began + 2 * lease_s - time.monotonic()))
     study = store.study(study.id)
     assert outcomes(study, Fidelity.EMULATED) == [Outcome.OK]
@@ -301,13 +308,13 @@ def test_a_stopped_workers_ranks_end_before_its_probe_is_anothers(
     assert max(last) < min(first)
     assert not psutil.pid_exists(next(iter(pids))) or is_zombie(next(iter(pids)))
     sleeper.send_signal(signal.SIGCONT)
-    eventually(lambda: "lost" in attempts(store, study), 20.0)
+    eventually(lambda: "lost" in attempts(store, study))
     time.sleep(0.5)
     after = store.study(study.id)
     assert after.probes == study.probes
     assert sleeper.poll() is None  # it goes on serving
     sleeper.send_signal(signal.SIGTERM)
-    assert sleeper.wait(20) == 0
+    assert sleeper.wait(60) == 0
 
 
 def is_zombie(pid: int) -> bool:

@@ -148,6 +148,8 @@ class _Pairs:
         self.timed = compared_settings(known)
         seen = (known.findings, known.too_large, self.timed)
         self._probed = [s for s in known.space.legal if any(s in found for found in seen)]
+        self._alike: dict[str, defaultdict[Any, list[Settings]]] = {}
+        """Those that differ in one knob at most, by that knob and by what the others are."""
 
     def nearest(self, best: Settings, knob: str) -> list[Settings]:
         """Probed settings that differ in one knob; of micro-batches the next sizes only."""
@@ -161,7 +163,12 @@ class _Pairs:
 
     def differing(self, best: Settings, knob: str) -> list[Settings]:
         """Probed settings that differ from ``best`` in ``knob`` only, the global batch kept."""
-        return [s for s in self._probed if _differs_in(knob, s, best)]
+        others = OTHERS_CHOSEN[knob]
+        if knob not in self._alike:
+            found = self._alike[knob] = defaultdict(list)
+            for one in self._probed:
+                found[others(one)].append(one)
+        return [one for one in self._alike[knob].get(others(best), ()) if one != best]
 
     def compared(
         self, best: Timed, other: Settings, knob: str, where: str = "With"

@@ -187,11 +187,11 @@ def test_nobody_waits_for_another_who_computes(store: Store, answers: Answers) -
     def compute() -> None:
         with answers.computing():
             taken.set()
-            done.wait(10)
+            done.wait(60)
 
     other = threading.Thread(target=compute)
     other.start()
-    taken.wait(10)
+    assert taken.wait(60)
     try:
         (line,) = list_studies(store, answers, Wanted(), STILL).lines
     finally:

@@ -1,6 +1,7 @@
 """Pages that move: what viewers are sent, and what it costs."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from api.answers import Answers
 from api.pages import live as module
 from api.pages.live import Change, Live
 from api.pages.study import PARTS, StudyPages
-from api.poller import Poller
+from api.poller import Feed, Poller
 from tests.api.studies import MEASURED, ok, probe, question_of
 from tuner.errors import StoreError
 from tuner.store import Store
@@ -104,14 +105,17 @@ def test_a_viewer_is_sent_what_changes_and_the_end(store: Store, study_id: str) 
 
 
 def test_one_who_has_the_page_is_sent_nothing_until_something_changes(
-    store: Store, study_id: str
+    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, poller, pages = live_of(store)
     version = pages.of(last_standing(store, study_id)).version
     seen: list[Change] = []
+    whole, made = pages.of, list[Standing]()
+    monkeypatch.setattr(pages, "of", lambda standing: made.append(standing) or whole(standing))
 
     async def work() -> None:
         watching = asyncio.create_task(watch(live, poller, study_id, seen, version))
+        await until(lambda: bool(made) and not live._making)
         await asyncio.sleep(0.05)
         assert seen == []
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
@@ -198,9 +202,18 @@ def test_a_database_that_is_away_is_waited_for(
 def test_bursts_are_sent_together(
     store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What happens before a pause is over, however long it takes."""
     monkeypatch.setattr(module, "LEAST_S", 0.5)
     live, poller, _ = live_of(store)
     seen: list[Change] = []
+    wait, pauses = poller.wait, list[float]()
+
+    async def wait_for_all(feed: Feed, ready: Callable[[], bool], wait_s: float) -> None:
+        pauses.append(wait_s)
+        await wait(feed, ready, wait_s)
+        await until(lambda: feed.is_over)
+
+    monkeypatch.setattr(poller, "wait", wait_for_all)
 
     async def work() -> None:
         watching = asyncio.create_task(watch(live, poller, study_id, seen))
@@ -211,7 +224,27 @@ def test_bursts_are_sent_together(
         await watching
 
     run(work)
-    assert len(seen) < len(store.events(study_id)) / 2
+    assert len(seen) == 2
+    assert pauses == [0.5]
+
+
+def test_between_two_changes_there_is_a_pause(
+    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST_S", 0.2)
+    live, poller, _ = live_of(store)
+
+    async def work() -> float:
+        async with poller.listen(study_id) as feed:
+            assert feed is not None
+            changes = live.changes(feed, "")
+            await anext(changes)
+            began = time.monotonic()
+            await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+            await anext(changes)
+            return time.monotonic() - began
+
+    assert run(work) > 0.19
 
 
 def last_standing(store: Store, study_id: str) -> Standing:

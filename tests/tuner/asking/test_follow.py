@@ -1,8 +1,8 @@
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +13,14 @@ from tuner.errors import ProbeError, StoppedError
 from tuner.store import Store, open_store
 from tuner.study import Question, Study, StudyState, Terms
 
+WAITS = """\
+import sys, time
+from pathlib import Path
+for _ in range(3000):
+    if Path(sys.argv[1]).exists():
+        break
+    time.sleep(0.02)
+"""
 MOVES = """\
 from tuner.store import open_store
 from tuner.study import StudyState
@@ -26,7 +34,9 @@ with open_store() as store:
 class Watching:
     """A caller at a terminal, and a progress that remembers what it was shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[Study], object] = lambda study: None) -> None:
+        """``also`` is shown everything too."""
+        self._also = also
         self.shown: list[Study] = []
         self.notes: list[str] = []
         self.closed = False
@@ -45,6 +55,7 @@ class Watching:
 
     def show(self, study: Study) -> None:
         self.shown.append(study)
+        self._also(study)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -77,13 +88,14 @@ def test_what_happens_is_shown_and_returned(store: Store, study: Study) -> None:
 
 
 def test_a_study_is_read_again_only_when_something_happened(
-    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
+    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reads = []
     whole = store.study
     monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
-    watching = Watching()
-    follow(store, study, watching, script("import time; time.sleep(0.5)"))
+    enough = tmp_path / "enough"
+    watching = Watching(lambda study: len(watching.shown) > 3 and enough.touch())
+    follow(store, study, watching, [*script(WAITS), str(enough)])
     assert len(watching.shown) > 3
     assert len(reads) == 1
 
@@ -107,10 +119,15 @@ def test_a_signal_ends_the_worker_and_keeps_the_probes(
     store: Store, answered: Study, lab: SimpleNamespace, number: signal.Signals
 ) -> None:
     study = store.ask(lab.question, Terms())
-    watching = Watching()
+    sent = []
+
+    def send(shown: Study) -> None:
+        if shown.state is StudyState.RUNNING and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    watching = Watching(send)
     text = MOVES.format(then="import time; time.sleep(60)")
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
-    timer.start()
     with pytest.raises(StoppedError) as caught:
         follow(store, study, watching, script(text))
     assert caught.value.exit_code == 128 + number

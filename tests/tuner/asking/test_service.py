@@ -14,8 +14,22 @@ from tuner.errors import RefusedError, ServiceError, UsageError
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", Clock())
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.delenv("TUNER_KEY", raising=False)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ from api.settings import Settings as ServiceSettings
 from tests.api.live import serving
 from tests.api.studies import finish, probe
 from tests.models import TINY
+from tuner.asking.worker import Signals, Worker
 from tuner.measurement import Fidelity
 from tuner.store import Store, open_store
 from tuner.study import Study, StudyState
@@ -210,8 +212,15 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(
                 pass
         while not heard.is_set():  # Python drops one that comes while it finalizes something
             os.kill(os.getpid(), signal.SIGINT)
-            heard.wait(5)
+            for _ in range(100):  # short ones, as all of this process may stand still meanwhile
+                heard.wait(0.05)
 
+    def stop(worker: Worker, signals: Signals) -> None:
+        heard.set()
+        stops(worker, signals)
+
+    stops = Worker.stop
+    monkeypatch.setattr(Worker, "stop", stop)
     heard, thread = threading.Event(), threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
@@ -243,8 +252,9 @@ def test_a_service_answers(
     wanted = {**asked, "global_batch_size": 16, "fidelity": "measured", "max_probes": 2}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(tuner.suggest, **wanted, server=url, progress=lines.append)
-        while not lines:
+        while not any(line.startswith("study ") for line in lines):  # notes may come before
             assert not answer.done(), answer.result()
+            time.sleep(0.01)
         (study,) = store.studies()
         probe(store, study.id)
         probe(store, study.id)

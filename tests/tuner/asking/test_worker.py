@@ -22,7 +22,7 @@ def script(text: str) -> list[str]:
     return [sys.executable, "-P", "-c", f"import os, sys\n{text}"]
 
 
-def until(done: Callable[[], object], seconds: float = 20.0) -> None:
+def until(done: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait until ``done``."""
     end = time.monotonic() + seconds
     while not done():
@@ -86,8 +86,8 @@ def test_a_worker_is_asked_to_end() -> None:
 def test_a_second_signal_kills() -> None:
     with Signals() as signals, Worker(script(PATIENT), {}) as worker:
         until(worker.last_words)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
         before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
         worker.stop(signals)
         signal.signal(signal.SIGALRM, before)
         assert worker.poll() == -signal.SIGKILL

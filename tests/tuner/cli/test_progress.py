@@ -1,5 +1,7 @@
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,14 @@ from tuner.study import Probe, ProbeState, Study
 FIRST = "sharding=full_shard,micro_batch_size=4"
 SECOND = "sharding=ddp,micro_batch_size=4"
 THIRD = "sharding=ddp,micro_batch_size=1"
+
+
+@pytest.fixture(autouse=True)
+def moments(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Of the display's clock: one look is a thousandth of a second after the other."""
+    looks = count(1000.0, 0.001)
+    monkeypatch.setattr("tuner.cli.progress.time", SimpleNamespace(monotonic=lambda: next(looks)))
+    return looks
 
 
 @pytest.fixture

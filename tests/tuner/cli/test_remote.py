@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,11 @@ from api.app import create_app
 from api.settings import Settings
 from tests.api.live import serving
 from tests.api.studies import TINY, finish, probe
+from tuner.asking import remote
+from tuner.asking.progress import PlainLines
 from tuner.measurement import Measurement, Outcome
 from tuner.store import Store, open_store
-from tuner.study import StudyState
+from tuner.study import Study, StudyState
 
 
 @pytest.fixture
@@ -50,26 +51,30 @@ def asked(tiny: str, url: str) -> list[str]:
 
 
 @pytest.fixture
-def working(store: Store) -> Iterator[Callable[..., None]]:
-    """Has a thread do a worker's work once a study is asked: ``working(ends, measurement)``."""
-    threads = []
+def working(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Has a thread do a worker's work once a study is followed: ``working(ends, measurement)``."""
+    threads, followed, watch = [], threading.Event(), remote.watch
+
+    def watched(*words: Any) -> None:
+        followed.set()
+        watch(*words)
 
     def work(end: Callable[[str], Any], found: Measurement | None) -> None:
-        until = time.monotonic() + 60
-        while not (studies := store.studies()) and time.monotonic() < until:
-            time.sleep(0.02)
-        time.sleep(0.3)
+        assert followed.wait(60)
+        study_id = store.studies()[0].id
         for _ in range(2):
-            probe(store, studies[0].id, found)
-        end(studies[0].id)
+            probe(store, study_id, found)
+        end(study_id)
 
     def start(end: Callable[[str], Any], found: Measurement | None = None) -> None:
+        followed.clear()
         threads.append(threading.Thread(target=work, args=(end, found)))
         threads[-1].start()
 
+    monkeypatch.setattr(remote, "watch", watched)
     yield start
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=120)
 
 
 def test_a_service_s_answer_is_shown_and_its_files_written(
@@ -117,13 +122,7 @@ def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(
     assert "--replace does" in refused.err
     assert store.study(study.id).terms.headroom == 0.25
 
-    def end(study_id: str) -> None:
-        until = time.monotonic() + 60
-        while store.study(study_id).terms != study.terms and time.monotonic() < until:
-            time.sleep(0.02)
-        finish(store, study_id)
-
-    working(end)
+    working(lambda study_id: finish(store, study_id))
     found = cli(*asked, "--replace")
     assert found.code == 0, found.err
     assert store.study(study.id).terms == study.terms
@@ -156,12 +155,20 @@ def test_a_study_without_an_answer_has_its_exit_code(
 
 
 def test_ctrl_c_leaves_the_study_and_says_how_to_cancel_it(
-    cli: Any, asked: list[str], store: Store, url: str
+    cli: Any, asked: list[str], store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    """Once its first event has come, so that it is read again."""
+    shown: list[Study] = []
+    show = PlainLines.show
+
+    def interrupt(lines: PlainLines, study: Study) -> None:
+        show(lines, study)
+        if shown and study is not shown[-1]:
+            os.kill(os.getpid(), signal.SIGINT)
+        shown.append(study)
+
+    monkeypatch.setattr(PlainLines, "show", interrupt)
     found = cli(*asked)
-    timer.join()
     assert found.code == 130
     (study,) = store.studies()
     assert study.state is StudyState.QUEUED

@@ -35,7 +35,7 @@ def test_a_worker_is_the_process_that_was_started(tmp_path: Path) -> None:
         assert '"serving any study as w1"' in process.stderr.readline()
         assert url not in Path(f"/proc/{process.pid}/cmdline").read_text()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.communicate()

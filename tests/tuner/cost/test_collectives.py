@@ -86,7 +86,7 @@ def test_live_dry_runs_agree() -> None:
     lines = "".join(json.dumps(request(str(i), case)) + "\n" for i, case in enumerate(cases))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "workers.probe.dry"],
-        input=lines, capture_output=True, text=True, timeout=300, check=True,
+        input=lines, capture_output=True, text=True, timeout=1200, check=True,
     )  # fmt: skip
     answers = {a["id"]: a for a in map(json.loads, done.stdout.splitlines())}
     for i, case in enumerate(cases):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-LAUNCH_S = 240.0
+LAUNCH_S = 900.0
 """Seconds that a launch may take: about 10 on an idle machine."""
 TOLD = ("ACCELERATE_", "FSDP_", "TUNED_")
 """Of variables by which another launch's settings would leak into this one."""

@@ -168,7 +168,11 @@ HOSTILE = st.text(
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(hostile=HOSTILE)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.differing_executors])
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
 def test_nothing_can_leave_a_comment_or_a_quote(name: str, hostile: str) -> None:
     """Names of others change what a parser reads where they are values, and nowhere else."""
     question, chosen = EXAMPLES[name].parts()

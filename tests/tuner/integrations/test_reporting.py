@@ -58,7 +58,7 @@ def start(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str]"
 
 
 def ended(process: "subprocess.Popen[str]") -> subprocess.CompletedProcess[str]:
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 

@@ -49,7 +49,7 @@ def test_a_copy_is_of_one_moment_while_others_write(sqlite_url: str, folder: Pat
     stop, written = threading.Event(), threading.Semaphore(0)
 
     def write() -> None:
-        with closing(sqlite3.connect(path, timeout=30)) as connection:
+        with closing(sqlite3.connect(path, timeout=120)) as connection:
             number = 0
             while not stop.is_set():
                 with connection:
@@ -65,7 +65,7 @@ def test_a_copy_is_of_one_moment_while_others_write(sqlite_url: str, folder: Pat
         counts = []
         for number in range(5):
             for _ in range(5):
-                written.acquire(timeout=30)
+                assert written.acquire(timeout=120)
             backup(sqlite_url, folder / f"{number}.db")
             with closing(sqlite3.connect(folder / f"{number}.db")) as copy:
                 counts.append(copy.execute("SELECT count(*) FROM pairs").fetchone()[0])

@@ -33,7 +33,7 @@ from tuner.study import ProbeRequest, ProbeState, Question, Study, StudyState, T
 Requests = Callable[[int], list[ProbeRequest]]
 
 KEY = "0123456789abcdef0123456789abcdef"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 ON_A_SERVER = pytest.mark.parametrize(
     "url", [pytest.param("postgresql", marks=pytest.mark.xdist_group("postgresql"))], indirect=True
 )

@@ -12,7 +12,7 @@ from tuner.store import engine as engine_module
 pytestmark = pytest.mark.xdist_group("postgresql")
 
 BREAK = text(
-    "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+    "SELECT count(pg_terminate_backend(pid, 120000)) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
 

@@ -104,7 +104,7 @@ def test_of_those_who_claim_a_device_at_once_one_has_it(
     """Each looks before any has written, so that only the key is left to guard."""
     other = store.ask(replace(question, knobs={"tp_size": (1,)}), Terms())
     enter(store, other.id, requests(4))
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=120)
     together = "postgresql" in url  # SQLite lets one writer in at a time
 
     def wait(conn: object, cursor: object, statement: str, *rest: object) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
 
 from tuner.errors import AwayError, StoreError, TunerError, UsageError
@@ -333,19 +333,21 @@ def test_what_is_written_goes_into_the_file_that_the_path_names(
 
 
 def test_who_stops_inside_a_transaction_does_not_hold_up_others(
-    url: str, question: Question, monkeypatch: pytest.MonkeyPatch
+    url: str, question: Question
 ) -> None:
     if "postgresql" not in url:
         pytest.skip("a file's lock ends with the process that holds it, and nobody can take it")
     with open_store(url) as store:
         study = store.ask(question, Terms())
-        monkeypatch.setattr(engine_module, "IDLE_TIMEOUT_S", 1)
         with (
             open_store(url) as sleeper,
             pytest.raises(StoreError, match="idle-in-transaction timeout"),
             sleeper.transactions.write() as session,
         ):
             session.get(StudyRow, study.id, with_for_update=True)
+            allowed = session.scalar(text("SHOW idle_in_transaction_session_timeout"))
+            assert allowed == f"{engine_module.IDLE_TIMEOUT_S}s"
+            session.execute(text("SET idle_in_transaction_session_timeout = '1s'"))  # from here on
             assert store.move(study.id, StudyState.CANCELLED)  # waits until the lock is taken away
         assert store.study(study.id).state is StudyState.CANCELLED
 

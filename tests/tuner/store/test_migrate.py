@@ -381,7 +381,7 @@ def test_processes_that_open_a_new_database_at_once_do_not_collide(sqlite_url: s
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    results = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    results = [(*process.communicate(timeout=240), process.returncode) for process in processes]
     assert results == [("0\n", "", 0)] * 4
     assert migrate.check(sqlite_url) == []
 

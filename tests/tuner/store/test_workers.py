@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from tuner.machine import Machine, ReportedGpu
 from tuner.store import Store, WorkerIdentity
-from tuner.store.clock import clock
+from tuner.store import workers as module
 from tuner.store.tables import WorkerRow
 from tuner.store.workers import KEPT_S, Workers
 
@@ -29,7 +29,7 @@ def register(workers: Workers, *pools: str, who: WorkerIdentity = ELSEWHERE) -> 
 
 def age(store: Store, seconds: float) -> None:
     with store.transactions.write() as session:
-        seen_at = clock(session) - timedelta(seconds=seconds)
+        seen_at = module.clock(session) - timedelta(seconds=seconds)
         session.execute(update(WorkerRow).values(seen_at=seen_at))
 
 
@@ -55,7 +55,12 @@ def test_workers_serve_their_pools_and_studies_of_none(workers: Workers) -> None
     assert living(workers, "a10") == []
 
 
-def test_a_worker_without_a_sign_does_not_live(workers: Workers, store: Store) -> None:
+def test_a_worker_without_a_sign_does_not_live(
+    workers: Workers, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.transactions.read() as session:
+        now = module.clock(session)
+    monkeypatch.setattr(module, "clock", lambda session: now)
     made = register(workers)
     age(store, 59)
     assert living(workers) == [made]

@@ -57,7 +57,8 @@ def test_a_leader_that_ends_at_once_does_not_keep_the_others_from_starting(
             time.sleep(0.01)
 
     monkeypatch.setattr(LocalRun, "_start_rank", after_the_leader)
-    ended = finish(LocalLauncher().start(make_job({"*": ["exit:3"]}, ranks=3)))
+    job = make_job({"*": ["exit:3"]}, ranks=3, peer_grace_s=60.0)
+    ended = finish(LocalLauncher().start(job))
     assert codes(ended) == [3, 3, 3]
 
 
@@ -71,9 +72,13 @@ def test_a_rank_that_is_done_does_not_end_one_that_is_not(make_job) -> None:
 def test_children_of_ranks_are_ended_at_a_deadline_too(
     make_job, tmp_path, eventually, last
 ) -> None:
-    run = LocalLauncher().start(make_job({"0": ["child", last], "*": [last]}, deadline_s=2.0))
-    finish(run)
-    child = int((tmp_path / "child.pid").read_text())
+    script, pid = {"0": ["child", "say:ready", last], "*": [last]}, tmp_path / "child.pid"
+    for deadline_s in (2.0, 10.0, 60.0):  # until it leaves the time to start the child
+        run = LocalLauncher().start(make_job(script, deadline_s=deadline_s))
+        finish(run)
+        if "ready" in run.logs()[0]:
+            break
+    child = int(pid.read_text())
     dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     eventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() in dead)
 
@@ -165,9 +170,12 @@ def test_the_command_of_a_probe() -> None:
     )
 
 
-def test_a_rank_end_keeps_the_order_of_ranks(make_job) -> None:
-    script = {"0": ["sleep:0.2", "ok"], "1": ["ok"]}
-    ended = finish(LocalLauncher().start(make_job(script)))
+def test_a_rank_end_keeps_the_order_of_ranks(make_job, eventually, tmp_path) -> None:
+    run = LocalLauncher().start(make_job({"0": ["until:go", "ok"], "1": ["ok"]}))
+    eventually(lambda: psutil.Process(run.pids[1]).status() == psutil.STATUS_ZOMBIE)
+    assert run.poll() is None
+    (tmp_path / "go").touch()
+    ended = finish(run)
     assert [rank.rank for rank in ended.ranks] == [0, 1]
     assert all(isinstance(rank, RankEnd) for rank in ended.ranks)
     assert ended.ranks[0].ended_at > ended.ranks[1].ended_at

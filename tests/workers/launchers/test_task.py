@@ -64,7 +64,7 @@ def told(path: Path, rank: int = 0) -> tuple[int, bool]:
 
 def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path: Path) -> None:
     job = make_job({"1": ["environment:RANK,LOCAL_RANK,MASTER_ADDR", "exit:7"]}, nodes=2)
-    assert start(job, rank=1).wait(30) == 0
+    assert start(job, rank=1).wait(60) == 0
     assert told(tmp_path, 1) == (7, False)
     seen = json.loads((tmp_path / "rank-00001.log").read_text())
     assert seen == {"RANK": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1"}
@@ -74,7 +74,7 @@ def test_its_supervisor_ends_it(start, make_job, tmp_path: Path, eventually) -> 
     task = start(make_job({"*": ["ready", "hang"]}))
     eventually(lambda: (tmp_path / "ready-0").exists())
     say(task, ALIVE + STOP)
-    assert task.wait(30) == 0
+    assert task.wait(60) == 0
     assert told(tmp_path) == (-signal.SIGTERM, True)
 
 
@@ -83,7 +83,7 @@ def test_it_ends_with_its_supervisor(start, make_job, tmp_path: Path, eventually
     eventually(lambda: (tmp_path / "ready-0").exists())
     assert task.stdin is not None
     task.stdin.close()
-    assert task.wait(30) == 0
+    assert task.wait(60) == 0
     assert told(tmp_path) == (-signal.SIGKILL, True)
 
 
@@ -91,19 +91,25 @@ def test_a_signal_of_the_manager_ends_it(start, make_job, tmp_path: Path, eventu
     task = start(make_job({"*": ["ready", "hang"]}))
     eventually(lambda: (tmp_path / "ready-0").exists())
     task.terminate()
-    assert task.wait(30) == 0
+    assert task.wait(60) == 0
     assert told(tmp_path) == (-signal.SIGTERM, True)
 
 
 def test_it_lives_while_it_is_fed(start, make_job, tmp_path: Path, eventually) -> None:
-    task = start(make_job({"*": ["ready", "hang"]}, silence_s=1.5))
-    eventually(lambda: (tmp_path / "ready-0").exists())
-    for _ in range(10):
-        say(task, ALIVE)
-        time.sleep(0.25)
+    for silence_s in (1.5, 10.0, 60.0):  # until nothing holds up who feeds it for so long
+        name = f"silence-{silence_s:.0f}"
+        task = start(make_job({"*": ["ready", "hang"]}, silence_s=silence_s, name=name))
+        folder = tmp_path / name
+        eventually(lambda: list(folder.glob("ready-0")) or task.poll() is not None)  # noqa: B023
+        until = time.monotonic() + silence_s + 1.0
+        while time.monotonic() < until and task.poll() is None:
+            say(task, ALIVE)
+            time.sleep(0.25)
+        if task.poll() is None:
+            break
     assert task.poll() is None
-    assert task.wait(30) == 0  # and not without
-    assert told(tmp_path) == (111, False)
+    assert task.wait(silence_s + 60) == 0  # and not without
+    assert told(folder) == (111, False)
 
 
 def test_a_program_that_is_not_there(make_job, tmp_path: Path) -> None:
@@ -119,7 +125,7 @@ def test_a_program_that_is_not_there(make_job, tmp_path: Path) -> None:
 
 def test_a_task_that_is_on_another_node_than_its_rank(start, make_job) -> None:
     task = start(make_job({"*": ["ok"]}), rank=1)
-    assert task.wait(30) == 1
+    assert task.wait(60) == 1
     assert b"rank 1 was started as number 0 of its node" in task.stderr.read()
 
 

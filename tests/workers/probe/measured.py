@@ -83,7 +83,7 @@ def measure(preloaded: Preloaded, folder: Path, ranks: int, specs: list[dict]) -
             mine = {**environment, "RANK": str(rank)}
             processes.append(subprocess.Popen(command, env=mine, stdout=log, stderr=log))
     try:
-        codes = [process.wait(timeout=240) for process in processes]
+        codes = [process.wait(timeout=900) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -105,7 +105,7 @@ def answers(
     command = preloaded([sys.executable, "-P", "-m", "workers.probe.dry",
                          "--limit-s", str(limit_s), "--jobs", str(jobs)])  # fmt: skip
     ended = subprocess.run(
-        command, input="\n".join(lines), capture_output=True, text=True, timeout=240, check=False
+        command, input="\n".join(lines), capture_output=True, text=True, timeout=900, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     return {found["id"]: found for found in map(json.loads, ended.stdout.splitlines())}

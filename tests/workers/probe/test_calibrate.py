@@ -5,6 +5,7 @@ import json
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,9 +72,11 @@ class Clocked(CpuDevice):
         self.waits += 1
 
 
-def test_quick_work_is_queued_before_it_is_waited_for() -> None:
+def test_quick_work_is_queued_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Clocked(Phase(), local_rank=0, limit_bytes=None)
-    calls = []
+    calls: list[int] = []
+    clock = SimpleNamespace(perf_counter=lambda: 1e-5 * len(calls))
+    monkeypatch.setattr("workers.probe.calibrate.stopwatch.time", clock)
     times = Stopwatch(place, 0.01).seconds_of(lambda: calls.append(1))
     batches = len(times) + 3  # two to warm up, one to see how long it takes
     assert place.waits == 2 * batches

@@ -33,7 +33,7 @@ def test_orders_as_they_come(tmp_path: Path) -> None:
         give(tmp_path, name)
     assert rank.is_alive()
     (tmp_path / END).touch()
-    rank.join(5)
+    rank.join(60)
     assert seen == ["0001", "0002"]
 
 

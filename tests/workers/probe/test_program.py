@@ -53,7 +53,7 @@ def run_as(
         with (folder / f"{rank}.log").open("w") as log:
             mine = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             processes.append(subprocess.Popen(command, env=mine, stdout=log, stderr=log))
-    codes = [process.wait(timeout=120) for process in processes]
+    codes = [process.wait(timeout=600) for process in processes]
     return codes, [json.loads((folder / f"rank-{r:05d}.json").read_text()) for r in ranks]
 
 

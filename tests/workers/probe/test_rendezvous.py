@@ -26,7 +26,7 @@ def test_ranks_of_several_nodes_meet_where_rank_0_says(
         other = threads.submit(meeting, 1, 2)  # it waits
         first = meeting(0, 2)
         first.set("said", "by rank 0")
-        assert other.result(30).get("said") == b"by rank 0"
+        assert other.result(60).get("said") == b"by rank 0"
     host, port = (tmp_path / "address").read_text().split()
     assert host == "127.0.0.1"
     assert 0 < int(port) < 2**16

@@ -28,7 +28,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     started = []
 
     def start(
-        code: str, *, silence_s: float = 20.0, output: Path | None = None
+        code: str, *, silence_s: float = 600.0, output: Path | None = None
     ) -> "subprocess.Popen[bytes]":
         environment = {**os.environ, PROBE: str(tmp_path)}
         write_order(tmp_path, (sys.executable, "-c", code, tag(tmp_path)), environment, "/")
@@ -76,14 +76,14 @@ def with_child(folder: Path, then: str) -> str:
 
 
 def test_its_code_is_the_launchers(host: Host, tmp_path: Path) -> None:
-    assert host("raise SystemExit(7)").wait(30) == 7
-    assert host("import os; os.kill(os.getpid(), 9)").wait(30) == 128 + signal.SIGKILL
+    assert host("raise SystemExit(7)").wait(60) == 7
+    assert host("import os; os.kill(os.getpid(), 9)").wait(60) == 128 + signal.SIGKILL
 
 
 def test_a_script_that_prints_much_does_not_fill_the_disk(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "log"
     prints = "for n in range(2000): print(f'{n:06}' + 'x' * 10_000)\nraise SystemExit('the end')"
-    assert host(prints, output=path).wait(30) == 1
+    assert host(prints, output=path).wait(60) == 1
     log = path.read_text()
     assert 2 * KEPT_BYTES < len(log) < 3.1 * KEPT_BYTES
     assert log.startswith("000000x")
@@ -92,12 +92,12 @@ def test_a_script_that_prints_much_does_not_fill_the_disk(host: Host, tmp_path: 
 
 
 def test_the_order_is_not_left_lying(host: Host, tmp_path: Path) -> None:
-    assert host("pass").wait(30) == 0
+    assert host("pass").wait(60) == 0
     assert not (tmp_path / HOST).exists()
 
 
 def test_nothing_is_left_when_the_launcher_ends(host: Host, tmp_path: Path) -> None:
-    assert host(with_child(tmp_path, "")).wait(30) == 0
+    assert host(with_child(tmp_path, "")).wait(60) == 0
     assert not left(tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_sigterm_ends_all(host: Host, tmp_path: Path, eventually: Callable[..., 
     process = host(with_child(tmp_path, HANGS))
     eventually(lambda: len(left(tmp_path)) == 2)
     process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert not left(tmp_path)
 
 
@@ -117,11 +117,11 @@ def test_it_ends_with_its_supervisor(
     _, write = host.feeds.pop()  # type: ignore[attr-defined]
     os.close(write)
     host.feeds.append((process, -1))  # type: ignore[attr-defined]
-    assert process.wait(30) == SUPERVISOR_GONE
+    assert process.wait(60) == SUPERVISOR_GONE
     assert not left(tmp_path)
 
 
 def test_a_silent_supervisor_is_gone(host: Host, tmp_path: Path) -> None:
     began = time.monotonic()
-    assert host(HANGS, silence_s=0.3).wait(30) == SUPERVISOR_GONE
+    assert host(HANGS, silence_s=0.3).wait(60) == SUPERVISOR_GONE
     assert time.monotonic() - began >= 0.3

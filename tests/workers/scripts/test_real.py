@@ -38,7 +38,7 @@ def probe(question: Question, tmp_path: Path) -> Probe:
                 folder=SCRIPTS,
             ),
         )
-        probing = ScriptRun(launcher=LocalLauncher(), folder=tmp_path, visible=(), deadline_s=240.0)
+        probing = ScriptRun(launcher=LocalLauncher(), folder=tmp_path, visible=(), deadline_s=600.0)
         return probing.measure(asked, SETTINGS, waiting)
 
     return run

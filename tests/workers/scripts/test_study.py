@@ -32,7 +32,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     """Of workers whose scripts are started by the stand-in."""
     run = partial(script_slot.ScriptRun, argv=as_torchrun, peer_grace_s=0.5)
     monkeypatch.setattr(script_slot, "ScriptRun", run)
-    return Options(folder=tmp_path / "probes", lock=tmp_path / "lock", deadline_s=60.0)
+    return Options(folder=tmp_path / "probes", lock=tmp_path / "lock", deadline_s=240.0)
 
 
 def work(store: Store, study_id: str, options: Options) -> int:
@@ -44,7 +44,7 @@ TRAINS = """
     from tuner.integrations import report_step
     micro, count = map(int, sys.argv[1:])
     while True:
-        time.sleep(0.02 * count)
+        time.sleep(0.003 * count**4)
         report_step(loss=1.0, sequences=micro * count)
 """
 

@@ -74,7 +74,10 @@ def test_an_empty_list_invites(browser: Browser) -> None:
     assert not page.find("form", role="search")
 
 
-def test_a_study_is_one_line_with_its_answer(browser: Browser, store: Store) -> None:
+def test_a_study_is_one_line_with_its_answer(
+    browser: Browser, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "BUDGET_S", 60.0)  # its answer is computed for the list
     study = _ask(store, model="our model")
     probe(store, study.id)
     finish(store, study.id)

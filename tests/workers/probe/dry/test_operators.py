@@ -12,6 +12,7 @@ from tests.workers.preloaded import Preloaded
 pytestmark = pytest.mark.xdist_group("dry_program")
 
 SERVE = """
+import sys
 import torch
 from transformers.models.llama import modeling_llama
 from workers.probe.dry import server
@@ -24,7 +25,8 @@ def forward(mlp, x):
     return mlp.down_proj(mlp.up_proj(x))
 modeling_llama.LlamaMLP.forward = forward
 write = lambda line: print(line, flush=True)
-server.Server(0, write, is_heard=lambda: True, limit_s=4.0, wall_s=200.0, jobs=2).run()
+limit_s = float(sys.argv[1])
+server.Server(0, write, is_heard=lambda: True, limit_s=limit_s, wall_s=400.0, jobs=2).run()
 """
 ERRORS = {
     192: ("", "aten._local_scalar_dense.default"),
@@ -42,12 +44,16 @@ def test_errors_name_the_operator_that_raised(preloaded: Preloaded, measured: Mo
         measured.request(str(size), {**spec, "model": {**spec["model"], "intermediate_size": size}})
         for size in (*ERRORS, 256)
     ]
-    ended = subprocess.run(
-        preloaded([sys.executable, "-P", "-c", SERVE]), input="\n".join(map(json.dumps, requests)),
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    found = {answer["id"]: answer for answer in map(json.loads, ended.stdout.splitlines())}
+    for limit_s in (4.0, 20.0, 100.0):  # until it leaves the one without a fault the time
+        ended = subprocess.run(
+            preloaded([sys.executable, "-P", "-c", SERVE, str(limit_s)]),
+            input="\n".join(map(json.dumps, requests)),
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        found = {answer["id"]: answer for answer in map(json.loads, ended.stdout.splitlines())}
+        if "trace" in found["256"]:
+            break
     assert "trace" in found["256"], found["256"]
     for size, expected in ERRORS.items():
         error = found[str(size)]["error"]
