@@ -47,10 +47,19 @@ def print_json(value: Mapping[str, Any]) -> None:
     typer.echo(json_text(value, indent=2))
 
 
+def _all_missing(context: Any) -> str:
+    """All options that are needed and not given; those that are given were read before."""
+    wanted = [one for one in context.command.params if one.required]
+    *more, last = [f"'{one.opts[0]}'" for one in wanted if one.name not in context.params]
+    return f"Missing options {', '.join(more)} and {last}" if more else f"Missing option {last}"
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tuner"
         text = error.format_message().rstrip(".")
+        if text.startswith("Missing option "):
+            text = _all_missing(context)
         return " ".join(f"{text}; see '{command} --help'".split())
     return " ".join(str(error).split())

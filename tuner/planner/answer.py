@@ -131,5 +131,5 @@ def _predicted_to_fit(known: Knowledge) -> int:
     return sum(
         s in known.findings or is_script or outlook.expected_bytes(s) <= known.limit_bytes
         for s in known.space.legal
-        if not known.is_infeasible(s)
+        if s not in known.infeasible
     )

@@ -110,6 +110,11 @@ class Knowledge:
         smallest = self.smallest_too_large.get(family(settings))
         return smallest is not None and settings.micro_batch_size >= smallest
 
+    @cached_property
+    def infeasible(self) -> frozenset[Settings]:
+        """Legal settings of which :meth:`is_infeasible` holds."""
+        return frozenset(filter(self.is_infeasible, self.space.legal))
+
     def _is_too_slow(self, settings: Settings) -> bool:
         """Whether they were ended for their slowness, and something that fits today is faster.
 
@@ -132,7 +137,7 @@ class Knowledge:
             and settings not in self.closed
             and not self._is_too_slow(settings)
             and settings.settings_class not in self.closed_classes
-            and not self.is_infeasible(settings)
+            and settings not in self.infeasible
         ]
 
 

@@ -84,7 +84,7 @@ class SpeedOutlook:
             return self._known.fits(finding)
         if not self._may_fit[self._index[settings]]:
             return False
-        return not (self._known.is_infeasible(settings) or _is_ruled_out(self._known, settings))
+        return not (settings in self._known.infeasible or _is_ruled_out(self._known, settings))
 
     @cached_property
     def expected(self) -> tuple[Settings, ...]:

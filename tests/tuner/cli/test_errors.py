@@ -221,6 +221,12 @@ def test_only_a_script_can_do_without_a_model(cli: Any, tiny: str) -> None:
     assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; must be named; only")
 
 
+def test_all_missing_options_are_named_at_once(cli: Any, tiny: str) -> None:
+    words = "Missing options '--global-batch-size', '--sequence-length' and '--settings'; see"
+    assert_usage_error(cli("probe", "--model", tiny), words)
+    assert_usage_error(cli("suggest"), "'--global-batch-size' and '--sequence-length'; see 'tuner")
+
+
 @pytest.mark.parametrize("missing", ["--global-batch-size", "--sequence-length"])
 def test_a_missing_option_is_one_line(cli: Any, tiny: str, missing: str) -> None:
     arguments = asked(tiny)
