@@ -129,7 +129,7 @@ def test_what_ran_at_once_is_charged_once_and_for_all_devices(store, question, w
     found = store.study(study.id).probes
     each_s = [probe.measurement.wall_s for probe in found if probe.measurement]
     wall_s, device_s = total_measured(found)
-    assert max(each_s) <= wall_s < sum(each_s)
+    assert max(each_s) <= wall_s + 1e-5 < sum(each_s)  # moments are of microseconds
     assert device_s == pytest.approx(sum(each_s))
 
 
