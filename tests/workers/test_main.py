@@ -9,6 +9,14 @@ import pytest
 from tuner.study import StudyState, Terms
 
 WORKERS = [sys.executable, "-P", "-m", "workers"]
+PATIENT = """
+import sys
+from workers.__main__ import main
+from workers.launchers import local
+local.SILENCE_S = 600.0
+sys.exit(main())
+"""
+"""A worker whose ranks would bear a long silence."""
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -66,10 +74,13 @@ def test_kill_leaves_no_real_rank_either(store, question, tmp_path, alive, event
     study = store.ask(question, Terms())
     own = {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TUNER_DB": store.url}
     worker = subprocess.Popen(
-        [*WORKERS, "--study", study.id], env={**os.environ, **own}, stderr=subprocess.DEVNULL
+        [sys.executable, "-P", "-c", PATIENT, "--study", study.id],
+        env={**os.environ, **own},
+        stderr=subprocess.DEVNULL,
     )
     try:
         eventually(lambda: len(alive(str(tmp_path / "tuner" / "probes"))) == 2)
+        assert all("600" in rank.cmdline() for rank in alive(str(tmp_path / "tuner" / "probes")))
         time.sleep(0.5)
     finally:
         worker.kill()
