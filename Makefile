@@ -1,17 +1,19 @@
 # Every target sets up what it needs: a fresh clone with Python 3.11-3.13 and make is enough.
 PYTHON ?= python3
 VENV := .venv
+CUDA_VENV := .venv-cuda
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help suggest test test-all check format clean
+.PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
 .PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes
 .PHONY: bench-search bench-replay-costs bench-service bench-scale bench-pages
-.PHONY: bench-extrapolation bench-gpu bench-knobs docs evidence screenshots
+.PHONY: bench-extrapolation gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
+.PHONY: evidence screenshots
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) \
@@ -28,14 +30,31 @@ suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU proc
 		--write accelerate=accelerate.yaml
 
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.
-test test-all: export PYTHONDONTWRITEBYTECODE =
+test test-all test-long: export PYTHONDONTWRITEBYTECODE =
 
 test: $(INSTALLED)  ## the tests that need no system package and no network (about 10 minutes)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup \
-		-m "not slow and not browser and not slurm and not ray"
+		-m "not slow and not browser and not slurm and not ray and not cuda"
 
 test-all: $(INSTALLED)  ## all tests: the slow ones too, and on Slurm and Ray where they are installed
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not cuda"
+
+test-long: $(INSTALLED)  ## tests that make up their input, at random and twenty times as long
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile long \
+		-m "hypothesis and not cuda"
+
+# --isolated: where a configured index offers CPU builds of torch, they would be taken.
+cuda-env:  ## a CUDA build of torch in .venv-cuda, for test-cuda: no GPU is needed (once; 5 GB)
+	@test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
+	@$(CUDA_VENV)/bin/python -m pip install --isolated --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[8bit]' \
+		'pytest>=9.0,<9.2' pytest-xdist hypothesis
+	@touch $(CUDA_VENV)/.installed
+
+test-cuda:  ## tests of CUDA's paths over a stand-in for the driver, without a GPU (10 minutes)
+	@if test -e $(CUDA_VENV)/.installed; then \
+		$(CUDA_VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m cuda tests/cuda; \
+	else echo "test-cuda: nothing is run; make cuda-env installs what it needs (5 GB)"; fi
 
 check: $(INSTALLED)  ## style, types and layers
 	@$(BIN)/ruff check .
@@ -80,11 +99,22 @@ bench-suggest: $(INSTALLED)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py
 	@$(BIN)/python benchmarks/report.py
 
-# A machine that is lent for its GPU has torch, transformers and accelerate, and no $(VENV).
-bench-gpu:  ## evidence from one CUDA GPU: PART=memory, seed, recompute, time, grid or warm (each under 8 minutes)
+# A machine with a GPU may have torch, transformers and accelerate, and no $(VENV).
+gpu-smoke:  ## a first look at this machine's GPU: warm as cold, caps, NCCL, predictions (3 minutes)
+	@python=$(or $(wildcard $(BIN)/python),$(PYTHON)); \
+		$$python benchmarks/gpu_smoke.py $(ARGS); code=$$?; \
+		$$python benchmarks/report.py && exit $$code
+
+bench-gpu:  ## evidence from one CUDA GPU: PART=warm, memory, recompute, seed, time or grid (each under 8 minutes)
 	@python=$(or $(wildcard $(BIN)/python),$(PYTHON)); \
 		$$python benchmarks/bench_gpu.py $(or $(PART),all) $(ARGS); code=$$?; \
 		$$python benchmarks/report.py && exit $$code
+
+bench-cuda-allocator:  ## predicted memory against torch's CUDA allocator, without a GPU (10 to 30 minutes)
+	@if test -e $(CUDA_VENV)/.installed; then \
+		$(CUDA_VENV)/bin/python benchmarks/cuda_allocator.py $(ARGS); code=$$?; \
+		$(CUDA_VENV)/bin/python benchmarks/report.py && exit $$code; \
+	else echo "bench-cuda-allocator: nothing is run; make cuda-env installs what it needs (5 GB)"; fi
 
 bench-knobs: $(INSTALLED)  ## the pictures and tables of docs/knobs.md, dry-run anew (2 minutes)
 	@$(BIN)/python benchmarks/knobs.py
@@ -115,4 +145,4 @@ screenshots: $(INSTALLED)  ## the pictures of docs/pages.md, of studies run for 
 	@$(BIN)/python -m tests.browser.screenshots docs/images
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml
+	rm -rf $(VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml

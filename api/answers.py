@@ -17,7 +17,7 @@ import anyio
 from api.study_cache import Kept, Turn
 from tuner.answering.known import best_known, is_answered, is_forecast, why_none
 from tuner.answering.launch import with_launch
-from tuner.errors import NothingFitsError, SpeedUnknownError, TunerError
+from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
 from tuner.json_text import json_text
 from tuner.model.unknown import shown_question
 from tuner.planner import probe_as_dict
@@ -43,6 +43,7 @@ WAITERS = 2
 KINDS: Mapping[type[TunerError], str] = {
     NothingFitsError: "nothing_fits",
     SpeedUnknownError: "speed_unknown",
+    TrainsWronglyError: "trains_wrongly",
 }
 """Why there is no answer; of anything else, ``no_result``."""
 

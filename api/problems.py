@@ -20,6 +20,7 @@ from tuner.errors import (
     ProbeError,
     SpeedUnknownError,
     StoreError,
+    TrainsWronglyError,
     TunerError,
     UnknownNameError,
     UnreadableStudyError,
@@ -34,6 +35,7 @@ STATUS: Mapping[type[TunerError], int] = {
     UsageError: 422,
     NothingFitsError: 409,
     SpeedUnknownError: 409,
+    TrainsWronglyError: 409,
     OtherTermsError: 409,
     ProbeError: 409,
     StoreError: 503,
@@ -130,6 +132,8 @@ def problem_of(error: TunerError) -> JSONResponse:
     if isinstance(error, OtherTermsError):
         return problem(409, str(error), study_id=error.study_id, terms=_apart(error))
     status = next((s for kind, s in STATUS.items() if isinstance(error, kind)), 500)
+    if isinstance(error, TrainsWronglyError):
+        return problem(status, str(error), reason="trains_wrongly")
     if not isinstance(error, UsageError):
         return problem(status, str(error))
     members: dict[str, Any] = {"field": error.field, "allowed": error.allowed}

@@ -71,6 +71,12 @@ class GpuGiven(Given):
     fp32_flops_per_s: Rate | None = None
     processor: str = Field(default="", max_length=LONGEST_NAME, description="Of CPU ranks only.")
     cores: int = Field(default=0, ge=0, le=MOST_CORES, description="Of CPU ranks only.")
+    compute_capability: str = Field(
+        default="",
+        pattern=r"^([1-9][0-9]?\.[0-9])?$",
+        description="Of NVIDIA GPUs; by it torch chooses how attention is computed.",
+        examples=["8.6"],
+    )
 
 
 class ClusterGiven(Given):

@@ -145,7 +145,7 @@ class Suggestion(Answered):
 class NoAnswer(Answered):
     """Why a study at its end has no best settings."""
 
-    kind: Literal["nothing_fits", "speed_unknown", "no_result"]
+    kind: Literal["nothing_fits", "trains_wrongly", "speed_unknown", "no_result"]
     message: str
 
 

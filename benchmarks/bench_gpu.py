@@ -1,9 +1,9 @@
-"""Evidence from one GPU: ``make bench-gpu PART=memory|seed|recompute|time|grid|warm``.
+"""Evidence from one GPU: ``make bench-gpu PART=warm|memory|recompute|seed|time|grid``.
 
 One CUDA device plays rank 0 of 8 or 64, through the product's own launcher and probe program, and
 what it shows is kept beside what is predicted of it in ``benchmarks/results/GPU.json``. Each
 part takes less than 8 minutes; what is left then is done when it is called again, and nothing is
-done twice. Without a part all of them are run, the most telling first.
+done twice. Without a part all of them are run, in that order; ``gpu_smoke.py`` goes before.
 
 It needs torch, transformers and accelerate, and nothing has to be installed of this project:
 ``python benchmarks/bench_gpu.py memory`` runs from a copy of the repository. Where there is no git,
@@ -18,11 +18,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def main() -> int:
-    """Run parts; the exit code. Ranks find the project by the path as this process does."""
+def find_project() -> None:
+    """Let this process and its ranks find the project, which need not be installed."""
     sys.path.insert(0, str(ROOT))
     known = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     os.environ["PYTHONPATH"] = os.pathsep.join(known)
+
+
+def main() -> int:
+    """Run parts; the exit code."""
+    find_project()
     from gpu.program import main as run
 
     return run()

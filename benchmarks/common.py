@@ -1,6 +1,6 @@
 """What every benchmark shares: its goals, its table, its result file.
 
-Standard library only: a machine that is lent for its GPU has no more than training needs.
+Standard library only: a machine with a GPU may have no more than training needs.
 """
 
 import json

@@ -58,6 +58,55 @@ def search(results: Iterable[Result]) -> list[str]:
     return ["Not run."]
 
 
+def allocator(results: Iterable[Result]) -> list[str]:
+    """Predicted against torch's CUDA allocator, without a GPU; its goals, and classes of settings.
+
+    Reserved memory is shown over the allocated peak of the same settings.
+    """
+    for one in results:
+        if one["name"] == "cuda-allocator":
+            return [*markdown.goals(one), "", *_allocator_table(one["rows"])]
+    return ["Not run."]
+
+
+def _allocator_table(rows: Rows) -> list[str]:
+    by_class: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["outcome"] == "ok":
+            by_class.setdefault((row["model"], _sharing(row)), []).append(row)
+    head = ("model", "ranks split", "settings", "allocated, GiB", "dry run off by, at most",
+            "arithmetic", "reserved over allocated")  # fmt: skip
+    return table(head, [
+        (model, shared, len(own), _range([row["allocated_bytes"] / GIB for row in own]),
+         *(_most(own, way) for way in WAYS),
+         _range([row["reserved_bytes"] / row["allocated_bytes"] for row in own]))
+        for (model, shared), own in sorted(by_class.items())
+    ])  # fmt: skip
+
+
+def _most(rows: Rows, way: str) -> str:
+    """How far off the worst prediction of a way is."""
+    off = [abs(row[way]["error"]) for row in rows if row[way]]
+    return f"{max(off):.2%}" if off else "none"
+
+
+def _sharing(row: Mapping[str, Any]) -> str:
+    """How ranks share the model, and whether layers are checkpointed."""
+    words = [row["sharding"]]
+    if row["tp_size"] > 1:
+        words.append(f"tp {row['tp_size']}")
+    if row["cpu_offload"]:
+        words.append("offloaded")
+    if row["activation_checkpointing"] != "none":
+        words.append("checkpointing")
+    return ", ".join(words)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
 def cards(results: Sequence[Result]) -> list[str]:
     """All that cards have shown; what is missing, where none has."""
     if not results:

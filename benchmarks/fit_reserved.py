@@ -8,15 +8,20 @@ catalogue's, and writes nothing.
 
 The table's own coarseness: nvidia-smi is read once a second and averaged over the GPUs of a run,
 while the allocated peak is rank 0's.
+
+Of several ranks without FSDP1 the constants are quantiles of what torch's CUDA allocator shows
+without a GPU (``results/cuda-allocator.json``), where both figures are its own. The same file says
+how far dry runs and arithmetic are off, which is printed too.
 """
 
 import csv
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import show
+from common import RESULTS, show
 
 from tuner.cost.constants import default_costs
 
@@ -100,10 +105,56 @@ def rows(runs: Sequence[Tuning]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+Found = Sequence[Mapping[str, Any]]
+
+
+def allocator_rows() -> Found:
+    """What torch's allocator showed without a GPU, of settings that ended well."""
+    path = RESULTS / "cuda-allocator.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["outcome"] == "ok"]
+
+
+def of_class(rows: Found) -> dict[str, list[float]]:
+    """Reserved over allocated bytes by the constants that they are fitted to."""
+    found: dict[str, list[float]] = {"reserved_several": [], "reserved_checkpointed": []}
+    for row in rows:
+        sharded = row["sharding"] != "ddp" and row["tp_size"] == 1
+        full = sharded and row["activation_checkpointing"] == "full"
+        share = row["reserved_bytes"] / row["allocated_bytes"]
+        found["reserved_checkpointed" if full else "reserved_several"].append(share)
+    return found
+
+
+def allocator_fits(rows: Found) -> list[dict[str, Any]]:
+    """The fit beside the catalogue."""
+    catalogue = default_costs().device
+    return [
+        {"constant": f"{name}_{end}", "runs": len(shares),
+         "fit": quantile(shares, share), "catalogue": catalogue[f"{name}_{end}"]}
+        for name, shares in of_class(rows).items()
+        for end, share in QUANTILES.items()
+    ]  # fmt: skip
+
+
+def over_predicted(rows: Found) -> list[dict[str, Any]]:
+    """Allocated over predicted bytes, by how they were predicted."""
+    found = []
+    for way in ("dry_run", "arithmetic"):
+        shares = [1 / (1 + row[way]["error"]) for row in rows if row[way]]
+        ends = {"10%": quantile(shares, 0.1), "90%": quantile(shares, 0.9)}
+        found.append(
+            {"by": way, "runs": len(shares), "least": min(shares), **ends, "most": max(shares)}
+        )
+    return found
+
+
 def main() -> None:
     """Fit, and print."""
     runs = tunings()
     show("reserved over allocated", rows(runs))
+    show("the same, torch's allocator without a GPU", allocator_fits(allocator_rows()))
+    show("allocated over predicted, there", over_predicted(allocator_rows()))
     print(f"least beside the allocated peak: {least_outside_mib(runs):.0f} MiB")
 
 

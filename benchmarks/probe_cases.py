@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tuner.catalog.models import read
+from tuner.catalog.models import entry, read
 from tuner.cluster import Cluster, parse_cluster
 from tuner.framework import Framework, framework
 from tuner.measurement import Fidelity
@@ -205,4 +205,9 @@ def _question(workload: Workload, cluster: Cluster) -> Question:
 @cache
 def _model(name: str) -> ModelConfig:
     own = {"moe": MOE, "tiny": TINY}
-    return read_model_config(own[name], name) if name in own else read(name)
+    if name in own:
+        return read_model_config(own[name], name)
+    name, _, layers = name.partition(":")  # such as llama-3.2-1b:4, of which 4 layers are taken
+    if not layers:
+        return read(name)
+    return read_model_config({**entry(name)["config"], "num_hidden_layers": int(layers)}, name)

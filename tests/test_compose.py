@@ -277,14 +277,12 @@ def test_whatever_uses_the_database_is_stopped_before_it_is_changed() -> None:
 
 @pytest.mark.xdist_group("postgresql")
 def test_the_first_key_can_be_made_in_the_order_that_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In an empty database of PostgreSQL, which nothing migrates by itself."""
     text = PAGE.split("Before the deployments")[1]
     shown = re.findall(r"^```\n(.*?)^```$", text, flags=re.M | re.S)[0]
-    folder = tmp_path / "server"
-    folder.mkdir()
-    with postgresql_server(folder) as server:
+    with postgresql_server() as server:
         monkeypatch.setenv("TUNER_DB", server.get_uri())
         for line in shown.splitlines():
             _, *arguments = shlex.split(line, comments=True)

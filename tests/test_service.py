@@ -39,9 +39,9 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def database() -> Iterator[str]:
     """The address of an empty database of PostgreSQL."""
-    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as server:
+    with postgresql_server() as server:
         admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
         with admin.connect() as connection:
             connection.execute(text("CREATE DATABASE tuner"))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ServiceError,
         SpeedUnknownError,
         StoreError,
+        TrainsWronglyError,
         TunerError,
         UsageError,
     )
@@ -47,6 +48,7 @@ __all__ = [
     "SpeedUnknownError",
     "StoreError",
     "Suggestion",
+    "TrainsWronglyError",
     "TunerError",
     "UsageError",
     "predict",
@@ -60,7 +62,7 @@ _HOMES = {
     "asking.suggesting": ("suggest",),
     "errors": (
         "NothingFitsError", "ProbeError", "ServiceError", "SpeedUnknownError", "StoreError",
-        "TunerError", "UsageError",
+        "TrainsWronglyError", "TunerError", "UsageError",
     ),
     "quantity": ("Provenance", "Quantity"),
     "script.script": ("Launch", "Script", "read_script"),

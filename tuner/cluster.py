@@ -82,6 +82,9 @@ class Gpu:
     """Of a CPU rank, its machine's processor as the kernel names it; empty when not known."""
     cores: int = 0
     """Of a CPU rank, its machine's cores, which all ranks share; 0 when not known."""
+    compute_capability: str = ""
+    """Of a user's own NVIDIA GPU, such as ``8.6``. Empty where it is not known, and for GPUs of the
+    catalogue, which has their own (:func:`tuner.cost.attention.capability_of`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w][\w.+-]{0,63}", self.name):
@@ -98,6 +101,7 @@ class Gpu:
         ):
             _rate(self, rate, SLOWEST, FASTEST)
         self._check_processor()
+        self._check_capability()
 
     def _check_processor(self) -> None:
         name = self.processor
@@ -108,6 +112,15 @@ class Gpu:
         if self.device is not Device.CPU and (self.processor or self.cores):
             given = self.processor or self.cores
             raise UsageError("processor" if self.processor else "cores", given, "is of CPU ranks")
+
+    def _check_capability(self) -> None:
+        capability = self.compute_capability
+        if capability == "":
+            return
+        if not isinstance(capability, str) or not re.fullmatch(r"[1-9][0-9]?\.[0-9]", capability):
+            raise UsageError("compute_capability", capability, 'must look like "8.6"')
+        if self.device is Device.CPU:
+            raise UsageError("compute_capability", capability, "is of NVIDIA GPUs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +164,11 @@ class Cluster:
         return f"{self.gpus_per_node}x{self.gpu.name}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what is unknown of a CPU rank's machine is left out."""
+        """Plain JSON values; fields that few clusters have are left out where they say nothing: so
+        the identity of questions does not hang on them."""
         values = asdict(self)
         values["gpu"]["device"] = str(self.gpu.device)
-        for name in ("processor", "cores"):
+        for name in ("processor", "cores", "compute_capability"):
             if not values["gpu"][name]:
                 del values["gpu"][name]
         return values

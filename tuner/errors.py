@@ -6,6 +6,7 @@ TunerError                  something the user can act on; shown as one line
 │   ├── UnknownNameError    a catalogue name that does not exist, with the nearest names
 │   └── ModelConfigError    a config.json that cannot be read as data
 ├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
+├── TrainsWronglyError      settings fit, and all of them train something else (exit 4)
 ├── SpeedUnknownError       settings fit, but nothing says which is the fastest (exit 1)
 ├── OtherTermsError         a study is on other terms than were asked for (exit 1)
 ├── StoreError              the database cannot be used (exit 1)
@@ -93,6 +94,12 @@ class NothingFitsError(TunerError):
     """No settings of the space fit; the message says what would be needed."""
 
     exit_code = 3
+
+
+class TrainsWronglyError(TunerError):
+    """Memory suffices for settings, and all of them are known to train something else."""
+
+    exit_code = 4
 
 
 class SpeedUnknownError(TunerError):

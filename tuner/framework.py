@@ -304,7 +304,10 @@ def _checked(package: str, version: object, table: FrameworkVersions) -> str:
 
 def same_release(one: str, other: str) -> bool:
     """Whether two versions are one release: ``2.13.0+cpu`` and ``2.13.0`` are."""
-    return Version(Version(one).public) == Version(Version(other).public)
+    try:
+        return Version(Version(one).public) == Version(Version(other).public)
+    except InvalidVersion:  # of a build of somebody's own
+        return one == other
 
 
 def _release(package: str, version: object) -> str:

@@ -51,8 +51,14 @@ RAN = frozenset({Outcome.OK, Outcome.STOPPED_EARLY})
 BROKEN = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
 """Outcomes after which settings that had device memory enough did not run: they are closed."""
 
-CLOSES_CLASS = frozenset({Outcome.INVALID, Outcome.KNOB_INACTIVE, Outcome.WRONG_RESULT})
+TRAINS_WRONGLY = frozenset({Outcome.KNOB_INACTIVE, Outcome.WRONG_RESULT})
+"""Outcomes of settings that train something else than they say."""
+
+CLOSES_CLASS = frozenset({Outcome.INVALID, *TRAINS_WRONGLY})
 """Outcomes that say something about every micro-batch size of the same class."""
+
+BEGINNING = frozenset({"start", "build"})
+"""Phases in which a crash says little of settings: files, packages and networks are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +168,11 @@ class Measurement:
     """How it ended."""
     detail: str = ""
     """One line for people: what happened, where."""
+    phase: str = ""
+    """What the rank that failed was doing: start, build, forward, ...; empty where that is not
+    known, or none failed."""
+    knob: str = ""
+    """The knob that did not act, of ``knob_inactive``."""
     memory: Memory | None = None
     """Memory, when steps were done."""
     step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
@@ -181,6 +192,9 @@ class Measurement:
     """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
     recomputed_layers: int | None = None
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
+    attention: Mapping[str, int] = field(default_factory=dict)
+    """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
+    flash, efficient or math; none where that is not noted, or transformers does it itself."""
     losses: tuple[float, ...] = ()
     """Mean loss of each optimizer step, in order."""
     gradient_norms: tuple[float, ...] = ()
@@ -194,7 +208,9 @@ class Measurement:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of python, torch, accelerate, transformers, ... in the ranks."""
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    """What the ranks ran on."""
+    """What rank 0, or the one that failed, ran on; with what its GPU ran at after the last step."""
+    notes: tuple[str, ...] = ()
+    """What may have made its times longer than the settings do, for people: throttled GPUs."""
     wall_s: float = 0.0
     """From the first rank's start to the last one's end."""
     device_s: float = 0.0
@@ -220,7 +236,7 @@ class Measurement:
         known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
         known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
         known["emulation"] = known.get("emulation") and _emulation(known["emulation"])
-        for name in ("losses", "gradient_norms", "lost_devices"):
+        for name in ("losses", "gradient_norms", "lost_devices", "notes"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

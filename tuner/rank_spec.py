@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from tuner.cluster import Cluster
+from tuner.cluster import Cluster, Device
+from tuner.cost.attention import attention_of
+from tuner.cost.shards import COMPUTE_BYTES
 from tuner.settings import Settings
 from tuner.workload import Workload
 
@@ -27,4 +29,13 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),
+        "attention_backends": attention_backends(workload, cluster),
     }
+
+
+def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
+    """Calls of attention that are computed operator by operator, as the probe program is told."""
+    if cluster.gpu.device is not Device.CUDA:
+        return {}
+    compute = COMPUTE_BYTES[workload.precision]
+    return attention_of(workload.model, compute, cluster.gpu).by_operators()

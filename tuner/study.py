@@ -143,6 +143,11 @@ class Question:
         return _hash(values)
 
     @property
+    def program(self) -> str:
+        """What a probe runs: SHA-256, in hex, of the user's script; empty for the probe program."""
+        return "" if self.script is None else _hash(self.script.as_dict())
+
+    @property
     def kind(self) -> str:
         """SHA-256 of what must be equal for a measurement to say something of another question:
         the stack in its versions, GPU, node and links, and the number format; and the script.

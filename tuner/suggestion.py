@@ -16,6 +16,11 @@ MOST_ALTERNATIVES = 5
 
 NOT_CHECKED = "not_checked"
 """Verdict of the guard: that the settings train the same as others was not looked into."""
+KNOBS_PASSED = "knobs_passed"
+"""Verdict of the guard: each knob's value was seen to train the same, the settings were not."""
+UNCHECKED = "unchecked"
+"""Verdict of the guard on predicted settings: no step of them has run, and nothing like them was
+trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

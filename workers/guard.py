@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.framework import installed_versions
+from tuner.guard.counts import blamed_by_counts
 from tuner.guard.twin import Twin, family_of, stack_of, twin_of
 from tuner.guard.usual import usual_cases
 from tuner.guard.verdict import Verdict, deviations, judge, ruling_of
@@ -113,16 +114,18 @@ def _verdict(
     """What a twin and its reference have found."""
     twin = asked.twin
     found, reference = (all_found[t.key(versions)] for t in (twin, twin.reference))
+    knob = blamed_by_counts(twin.settings, twin.cluster.world_size, found)
     outcome, detail, worst = found.outcome, found.detail, None
     if reference.outcome is not Outcome.OK and outcome in (Outcome.OK, Outcome.NON_FINITE):
         outcome = Outcome.CRASHED  # what one process cannot train shows nothing of the settings
         detail = f"one process could not train it: {reference.outcome} {reference.detail}"
     elif outcome is Outcome.OK:
-        outcome, detail = judge(twin, found, reference)
+        outcome, detail, knob = judge(twin, found, reference)
         worst = max(step.relative for step in deviations(found, reference))
     worst = worst if worst is not None and math.isfinite(worst) else None
     verdict = verdict_on(asked, outcome, detail, versions)
-    return replace(verdict, worst=worst, versions={**versions, **stack_of(found.versions)})
+    ran = {**versions, **stack_of(found.versions)}
+    return replace(verdict, worst=worst, knob=knob, versions=ran)
 
 
 def verdict_on(asked: Asked, outcome: Outcome, detail: str, versions: Mapping[str, str]) -> Verdict:
@@ -137,6 +140,8 @@ def verdict_on(asked: Asked, outcome: Outcome, detail: str, versions: Mapping[st
         detail=detail,
         structure=twin.structure,
         settings=twin.settings.as_dict(),
+        ranks=twin.cluster.world_size,
+        precision=str(twin.workload.precision),
         versions=versions,
         notes=twin.notes,
     )

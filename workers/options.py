@@ -9,6 +9,7 @@ from tuner.measurement import Fidelity
 from workers.device_locks import default_lock_path
 from workers.launchers.local import series_argv
 from workers.launchers.site import LocalSite, Site
+from workers.measuring.device_check import CheckedDevices
 from workers.measuring.folders import default_probes_folder
 
 PROBE_DEADLINE_S = 600.0
@@ -37,6 +38,8 @@ class Options:
     """Where probes run."""
     deadline_s: float = PROBE_DEADLINE_S
     """Seconds for one probe."""
+    checked: CheckedDevices = field(default_factory=CheckedDevices)
+    """GPUs that were looked at, by all workers of this process."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv
     """The command of a rank of the probes that are ordered in a folder."""
     cold: bool = False

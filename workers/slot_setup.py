@@ -55,6 +55,7 @@ def device_slots(
             argv=options.argv,
             folder=options.folder,
             keep=not options.cold,
+            checked=options.checked,
         )
         slots.append(
             place_for(

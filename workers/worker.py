@@ -204,8 +204,8 @@ class Worker:
         """End a study of which nothing more is to be probed, after a look at its finalists."""
         if self._guard_finalists(study):
             return None  # what failed is not suggested, and another may lead now
-        if plan.nothing_fits:
-            return self._finish(study, StudyState.FAILED, f"{plan.reason}: {plan.nothing_fits}")
+        if plan.failure:
+            return self._finish(study, StudyState.FAILED, plan.failure)
         return self._finish(study, StudyState.DONE, plan.reason)
 
     def _guard_finalists(self, study: Study) -> bool:

@@ -13,9 +13,11 @@ from tuner.export import FORMATS, why_not
 from tuner.script.launching import tuned_name
 from tuner.space.dead import show
 from tuner.study import OPEN, Study
-from tuner.suggestion import NOT_CHECKED, Candidate, Guard, Suggestion
+from tuner.suggestion import KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Candidate, Guard, Suggestion
 
 GUARD_PASSED = "passed"
+_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
+"""Verdicts after which settings may be right or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Answer:
     why_none: str
     """Why there is no answer of the fidelity that was asked for; empty where there is."""
     kind: str
-    """Of that: ``nothing_fits``, ``speed_unknown`` or ``no_result``; empty where there is one."""
+    """Of that, as :data:`api.answers.KINDS` has it, or ``no_result``; empty where there is one."""
     per: str
     """What a rank is to its user."""
     settings: tuple[tuple[str, str], ...]
@@ -148,7 +150,7 @@ def _guard_text(guard: Guard) -> str:
 def _guard_mark(guard: Guard) -> str:
     if guard.verdict == GUARD_PASSED:
         return "passed"
-    return "unknown" if guard.verdict == NOT_CHECKED else "failed"
+    return "unknown" if guard.verdict in _UNKNOWN else "failed"
 
 
 def _tabs(study: Study, suggestion: Suggestion, best: Candidate) -> Iterator[Tab]:

@@ -44,6 +44,7 @@ _TONES = {
     "logits_and_loss": 7,
     "ddp_buckets": 3,
     "library_workspaces": 8,
+    "unsplit_blocks": 8,
     "temporaries": 9,
     OUTSIDE: 9,
 }

@@ -10,7 +10,7 @@ from api.pages.drawings import memory_bar
 from tuner.answering.words import range_text, rank_word, speed_text
 from tuner.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
 from tuner.planner import speed_of
-from tuner.planner.probes import step_time_of
+from tuner.planner.probes import attention_text, clocks_text, step_time_of
 from tuner.planner.repricing import at_todays_rates
 from tuner.planner.words import describe
 from tuner.sizes import size_text
@@ -167,10 +167,16 @@ def _facts(study: Study, probe: Probe, found: Measurement | None) -> Iterator[Fa
             "optimizer",
             (f"stepped {found.optimizer_steps} times of {found.expected_optimizer_steps}"),
         )
+    if found.attention:
+        yield "attention", attention_text(study, found)
     if found.versions:
         yield "versions", ", ".join(f"{name} {one}" for name, one in found.versions.items())
-    if found.hardware:
-        yield "hardware", ", ".join(f"{name} {one}" for name, one in found.hardware.items())
+    hardware = {name: one for name, one in found.hardware.items() if name != "clocks"}
+    if hardware:
+        yield "hardware", ", ".join(f"{name} {one}" for name, one in hardware.items())
+    if clocks := clocks_text(found):
+        yield "clocks", clocks
+    yield from (("note", note) for note in found.notes)
     yield "cost", f"{duration_text(found.wall_s)}, {found.device_s:,.0f} device-seconds"
 
 

@@ -20,14 +20,14 @@ from tuner.space import enumerate_space
 
 
 class Part(StrEnum):
-    """Parts, in the order in which they are run."""
+    """Parts, in the order in which they are run: where probes went wrong, the first says so."""
 
+    WARM = "warm"  # probes in a process that has had others, against one process each
     MEMORY = "memory"  # predicted against emulated peaks, under the card's own size
-    SEED = "seed"  # the rows of transformers issue 29425, under the 80 GiB of its cards
     RECOMPUTE = "recompute"  # tp_recompute_allgather on and off: memory saved, time paid
+    SEED = "seed"  # the rows of transformers issue 29425, under the 80 GiB of its cards
     TIME = "time"  # predicted against emulated computing
     GRID = "grid"  # all settings of one question, as a table to replay
-    WARM = "warm"  # probes in a process that has had others, against one process each
 
 
 class Way(StrEnum):

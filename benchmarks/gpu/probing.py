@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from probe_cases import spec_of
+from probe_cases import Case, spec_of
 
 from gpu.cases import GpuCase, Way
 from tuner.catalog.versions import meets
@@ -45,7 +46,7 @@ class Probed:
 
 def why_not_here(found: GpuCase) -> str:
     """Why this machine cannot run a case; empty if it can."""
-    if why := _why_no_8bit(found):
+    if why := why_no_8bit(found.case):
         return why
     try:
         return why_not_emulated(found.case.cluster)
@@ -53,15 +54,15 @@ def why_not_here(found: GpuCase) -> str:
         return str(error)
 
 
-def _why_no_8bit(found: GpuCase) -> str:
+def why_no_8bit(case: Case) -> str:
     """Why 8-bit AdamW does not run; empty where it is not asked for, or does."""
-    workload, settings = found.case.workload, found.case.settings
+    workload, settings = case.workload, case.settings
     if workload.optimizer is not Optimizer.ADAMW_8BIT:
         return ""
     version = dry_run_versions().get(EIGHT_BIT_PACKAGE)
     if version is None:
         return f"{EIGHT_BIT_PACKAGE} is not installed here"
-    splits = is_fsdp(settings, found.case.cluster) or settings.tp_size > 1
+    splits = is_fsdp(settings, case.cluster) or settings.tp_size > 1
     if workload.precision is Precision.BF16 and splits and meets(version, NO_BF16_DTENSORS):
         return f"{EIGHT_BIT_PACKAGE} {version} cannot step on bf16 DTensors ({NOT_IMPLEMENTED})"
     return ""
@@ -81,18 +82,49 @@ def prober(way: Way) -> Iterator[Callable[[GpuCase, float], Probed]]:
 
 
 def _probe(found: GpuCase, ranks: WarmRanks, deadline_s: float) -> Probed:
-    case = found.case
-    spec = spec_of(
-        case, Fidelity.EMULATED, found.steps, counts=found.counts, limit_bytes=found.limit_bytes
+    return probe(
+        found.case,
+        ranks,
+        steps=found.steps,
+        counts=found.counts,
+        limit_bytes=found.limit_bytes,
+        deadline_s=deadline_s,
     )
-    kind = kind_of(case.cluster, Fidelity.EMULATED)
-    probed = ranks.measure(kind, spec, deadline_s=deadline_s, pause=_pause)
+
+
+def probe(
+    case: Case,
+    ranks: WarmRanks,
+    *,
+    fidelity: Fidelity = Fidelity.EMULATED,
+    steps: Mapping[str, Any],
+    counts: tuple[int, ...] = (),
+    limit_bytes: int | None = None,
+    deadline_s: float,
+) -> Probed:
+    """Run a case.
+
+    Args:
+        case: what to run.
+        ranks: on which.
+        fidelity: on all ranks of its cluster, or as rank 0 alone.
+        steps: fields of the spec that say how many steps are run.
+        counts: accumulation counts that are run; by default the settings' own.
+        limit_bytes: what one rank may allocate; by default what the cluster's card leaves.
+        deadline_s: seconds after which it is ended with the outcome timeout.
+    """
+    spec = spec_of(case, fidelity, steps, counts=counts, limit_bytes=limit_bytes)
+    probed = ranks.measure(
+        kind_of(case.cluster, fidelity), spec, deadline_s=deadline_s, pause=_pause
+    )
+    found = probed.measurement
     first = probed.records[0] if probed.records else None
     alone = first.emulation if isinstance(first, RankRecord) else None
-    priced = with_communication(
-        probed.measurement, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
-    )
-    checked = check_knobs(case.question, case.settings, priced)
+    if fidelity is Fidelity.EMULATED:
+        found = with_communication(
+            found, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
+        )
+    checked = check_knobs(case.question, case.settings, found)
     return Probed(measurement=checked, **_typical(alone))
 
 

@@ -20,6 +20,7 @@ from api import submissions as module
 from api.app import create_app
 from api.settings import Settings
 from tests.api.studies import PREDICTED, TINY, WORKLOAD
+from tests.profiles import examples
 from tuner.model.fields import ARCHITECTURES
 from tuner.store import open_store
 
@@ -183,10 +184,7 @@ def check(response: Any) -> None:
 
 def hostile(count: int) -> Callable[..., Callable[..., None]]:
     limits = settings(
-        max_examples=count,
-        deadline=None,
-        derandomize=True,
-        database=None,
+        max_examples=examples(count),
         suppress_health_check=list(HealthCheck),
     )
     return lambda test: limits(given(config=HOSTILE)(test))

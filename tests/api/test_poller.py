@@ -370,8 +370,10 @@ def test_all_waiting_ends_when_the_service_does(store: Store, study_id: str) -> 
     poller = Poller(store, 0.01)
 
     async def work() -> list[list[int]]:
-        listening = [asyncio.create_task(ids_of(poller, study_id)) for _ in range(3)]
-        await asyncio.sleep(0.1)
+        seen: list[list[int]] = [[], [], []]
+        listening = [asyncio.create_task(ids_of(poller, study_id, seen=one)) for one in seen]
+        while not all(seen):
+            await asyncio.wait(listening, timeout=0.01)
         poller.stop()
         return await asyncio.gather(*listening)
 

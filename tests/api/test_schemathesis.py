@@ -20,6 +20,7 @@ from sqlalchemy import delete, text
 from api.app import create_app
 from api.settings import Settings
 from tests.api.studies import MEASURED, PREDICTED
+from tests.profiles import examples
 from tuner.store import open_store
 from tuner.store.keys import Keys
 from tuner.store.records import Scope
@@ -112,17 +113,15 @@ def explore(folder: Path, sequences: int) -> Sent:
         run_state_machine_as_test(
             Machine,
             settings=settings(
-                max_examples=sequences,
+                max_examples=examples(sequences),
                 stateful_step_count=STEPS,
-                deadline=None,
-                derandomize=True,
-                database=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )
     return sent
 
 
+@pytest.mark.hypothesis
 def test_two_hundred_requests_find_no_mistake(tmp_path: Path) -> None:
     sent = explore(tmp_path, 32)
     assert sent.count >= 200
@@ -130,6 +129,7 @@ def test_two_hundred_requests_find_no_mistake(tmp_path: Path) -> None:
     assert sent.statuses.keys() >= {200, 202, 404, 422}
 
 
+@pytest.mark.hypothesis
 @pytest.mark.slow
 def test_two_thousand_requests_find_no_mistake(tmp_path: Path) -> None:
     sent = explore(tmp_path, 250)

@@ -24,9 +24,9 @@ Trouble = Callable[[Store], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def server() -> Iterator[PostgresServer]:
     """A PostgreSQL server that may be stopped."""
-    with postgresql(tmp_path_factory.mktemp("postgresql")) as found:
+    with postgresql() as found:
         yield found
 
 

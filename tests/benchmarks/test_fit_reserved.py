@@ -41,3 +41,28 @@ def test_runs_that_reserve_more_move_the_constants_of_their_ranks(fit) -> None:
 def test_full_devices_are_left_out(fit) -> None:
     full = fit.Tuning(gpus=2, nvidia_smi_mib=77_000, allocated_bytes=2**30)
     assert fit.usable([full], alone=False) == []
+
+
+def test_the_catalogue_has_what_torchs_allocator_shows(fit) -> None:
+    for row in fit.allocator_fits(fit.allocator_rows()):
+        assert row["catalogue"] == pytest.approx(row["fit"], abs=0.006), row["constant"]
+
+
+def test_settings_are_told_apart_by_sharding_and_checkpointing(fit) -> None:
+    def row(sharding: str, tp_size: int, checkpointing: str, share: float) -> dict:
+        return {"sharding": sharding, "tp_size": tp_size, "activation_checkpointing": checkpointing,
+                "allocated_bytes": 100, "reserved_bytes": 100 * share}  # fmt: skip
+
+    found = fit.of_class([
+        row("full_shard", 1, "full", 4.0), row("full_shard", 1, "none", 1.0),
+        row("full_shard", 2, "full", 2.0), row("ddp", 1, "full", 3.0),
+    ])  # fmt: skip
+    assert found == {"reserved_checkpointed": [4.0], "reserved_several": [1.0, 2.0, 3.0]}
+
+
+def test_the_interval_of_dry_runs_holds_what_torchs_allocator_shows(fit) -> None:
+    dry_run, arithmetic = fit.over_predicted(fit.allocator_rows())
+    figures = fit.default_costs().memory
+    for row, (low, high) in ((dry_run, figures.dry_run), (arithmetic, figures.arithmetic)):
+        assert low <= row["10%"] <= row["90%"] <= high
+    assert dry_run["runs"] >= 40

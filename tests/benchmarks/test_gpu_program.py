@@ -1,4 +1,4 @@
-"""The GPU benchmark as it is run on a lent machine, in small, on CPU ranks."""
+"""The GPU benchmark as it is run where only the training stack is, in small, on CPU ranks."""
 
 import json
 import os

@@ -183,3 +183,33 @@ def test_without_rates_the_part_about_time_goes_on(
     assert run.file.rows
     assert not any((row["computing"] or {}).get("calibrated_s") for row in run.file.rows)
     assert "no measured rates: rank 0 ended" in capsys.readouterr().err
+
+
+def test_another_run_goes_on_from_the_file_of_the_one_before(started, run_part) -> None:
+    """The first run's time is up in its second case; the file is opened again for the next."""
+    run, _ = started("grid", 500.0)
+    usual = run.prober
+
+    @contextmanager
+    def prober(way):
+        done = []
+
+        def probe(found, deadline_s):
+            if done:
+                raise TimeoutError
+            done.append(found.key)
+            return tried(found, deadline_s)
+
+        with usual(way) as tried:
+            yield probe
+
+    assert run_part(replace(run, prober=prober)) == 1
+    first = list(run.file.rows)
+    assert len(first) == 1
+    again, seen = started("grid", 500.0)
+    assert again.file.rows == first
+    assert run_part(again) == 0
+    assert len(seen) == 1
+    assert first[0]["key"] not in seen
+    assert again.file.rows[0] == first[0]
+    assert [one["rows"] for one in again.file.runs] == [1, 1]

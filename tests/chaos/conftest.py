@@ -10,9 +10,9 @@ from tests.chaos.processes import Member
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def server() -> Iterator[PostgresServer]:
     """A PostgreSQL server of the test's own, with an empty database at the schema."""
-    with postgresql(tmp_path_factory.mktemp("postgresql")) as found:
+    with postgresql() as found:
         yield found
 
 

@@ -90,7 +90,7 @@ class PostgresServer:
 
 
 @contextmanager
-def postgresql(folder: Path) -> Iterator[PostgresServer]:
-    """A server in an empty folder, until left; skips the test where there is none to start."""
-    with postgresql_server(folder) as server:
+def postgresql() -> Iterator[PostgresServer]:
+    """A server, until left; skips the test where there is none to start."""
+    with postgresql_server() as server:
         yield PostgresServer(server)

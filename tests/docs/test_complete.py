@@ -139,6 +139,7 @@ def test_every_target_of_the_makefile_is_explained() -> None:
         "suggest",
         "test",
         "test-all",
+        "test-long",
         "check",
         "docs",
         "bench",

@@ -8,7 +8,7 @@ from tests.docs import reference
 from tests.docs.command_line import command_of
 from tests.docs.pages import text
 from tuner.cli.commands import COMMANDS, GROUPS
-from tuner.errors import NothingFitsError, ProbeError, UsageError
+from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, UsageError
 
 NAMES = [*COMMANDS, *(f"{group} {name}" for group, (_, own) in GROUPS.items() for name in own)]
 
@@ -31,5 +31,6 @@ def test_every_command_has_every_option_in_it(name: str) -> None:
 @pytest.mark.parametrize("page", ["docs/cli.md", "docs/troubleshooting.md"])
 def test_every_exit_code_is_told(page: str) -> None:
     told = re.findall(r"^\| (\d|128 \+ N) \|", text(page), flags=re.M)
-    known = {0, ProbeError.exit_code, UsageError.exit_code, NothingFitsError.exit_code}
+    errors = ProbeError, UsageError, NothingFitsError, TrainsWronglyError
+    known = {0, *(error.exit_code for error in errors)}
     assert told == [*map(str, sorted(known)), "128 + N"]

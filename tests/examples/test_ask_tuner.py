@@ -34,7 +34,7 @@ def test_an_answer_is_written(
     run: Ask, service: Service, folder: Path, working: Callable[..., None]
 ) -> None:
     working()
-    found = run(*ASK, "60")
+    found = run(*ASK, "200")
     assert found.returncode == 0, found.stderr
     assert found.stdout == ""
     assert "is answered; its settings are in tuned.env" in found.stderr
@@ -42,7 +42,7 @@ def test_an_answer_is_written(
     study = service.store.studies()[0]
     assert shown.stdout.split() == [study.id, "measured"]
     assert (folder / "tuned.env").stat().st_mode & 0o444 == 0o444  # other users of a pod read it
-    again = run(*ASK[:3], "accelerate", "accelerate.yaml", "60")
+    again = run(*ASK[:3], "accelerate", "accelerate.yaml", "200")
     assert again.returncode == 0, again.stderr
     assert "num_processes: 2" in (folder / "accelerate.yaml").read_text()
 
@@ -87,7 +87,7 @@ def test_a_service_that_is_down(run: Ask) -> None:
 def test_a_key_that_is_wrong(run: Ask, tmp_path: Path, key: str, said: str) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text(key)
-    found = run(*ASK, "60", TUNER_KEY_FILE=str(wrong))
+    found = run(*ASK, "200", TUNER_KEY_FILE=str(wrong))
     assert found.returncode == 1
     assert said in found.stderr
     assert key == "" or key not in found.stderr
@@ -113,7 +113,7 @@ def test_the_key_is_on_no_command_line(
 def test_what_is_wrong_with_a_question_is_said(run: Ask, question: Path) -> None:
     body = json.loads(question.read_text())
     question.write_text(json.dumps({**body, "cluster": "8 x"}))
-    found = run(*ASK, "60")
+    found = run(*ASK, "200")
     assert found.returncode == 1
     assert "refused (status 422): cluster: got '8 x'" in found.stderr
 
@@ -122,7 +122,7 @@ def test_a_study_without_an_answer_says_why(
     run: Ask, folder: Path, working: Callable[..., None]
 ) -> None:
     working(cancel=True)
-    found = run(*ASK, "60")
+    found = run(*ASK, "200")
     assert found.returncode == 1
     assert "has no measured answer" in found.stderr
     assert not (folder / "tuned.env").exists()
@@ -239,7 +239,7 @@ def test_what_is_no_answer_is_not_written(
 def test_what_passes_is_waited_for(run: Ask, folder: Path, between: Any) -> None:
     states = [(502, SIGN_IN, 0), (200, SIGN_IN, 0), (200, STATE, 50), (200, STATE, 0)]
     exports = [(503, SIGN_IN, 0), (200, ANSWER, 900), (200, ANSWER, 0)]
-    found = run(*ASK, "60", TUNER_URL=between(states, exports))
+    found = run(*ASK, "200", TUNER_URL=between(states, exports))
     assert found.returncode == 0, found.stderr
     assert (folder / "tuned.env").read_bytes() == ANSWER
 
@@ -247,7 +247,7 @@ def test_what_passes_is_waited_for(run: Ask, folder: Path, between: Any) -> None
 @pytest.mark.usefixtures("question")
 def test_an_answer_that_cannot_be_written_is_none(run: Ask, folder: Path, between: Any) -> None:
     url = between([(200, STATE, 0)], [(200, ANSWER, 0)])
-    found = run(*ASK[:4], "nowhere/tuned.env", "60", TUNER_URL=url)
+    found = run(*ASK[:4], "nowhere/tuned.env", "200", TUNER_URL=url)
     assert found.returncode == 1
     assert "nowhere/tuned.env cannot be written: " in found.stderr
     assert "is answered" not in found.stderr

@@ -257,6 +257,16 @@ def test_a_table_may_name_a_kind_and_state_its_own_network() -> None:
     assert cluster.inter_node == Link(bytes_per_s=5e9, latency_s=2e-5)
 
 
+def test_a_compute_capability_is_told_where_it_is_stated() -> None:
+    """Catalogue GPUs have none of their own, so that their questions stay the same."""
+    gpu = {**INLINE["gpu"], "compute_capability": "8.6"}
+    cluster = Cluster.from_dict({**INLINE, "gpu": gpu})
+    assert cluster.as_dict()["gpu"]["compute_capability"] == "8.6"
+    assert Cluster.from_dict(cluster.as_dict()) == cluster
+    for other in (Cluster.from_dict(INLINE), parse_cluster("8xh100-80gb")):
+        assert "compute_capability" not in other.as_dict()["gpu"]
+
+
 def test_a_table_may_describe_its_own_gpu() -> None:
     cluster = Cluster.from_dict(INLINE)
     assert cluster.name == "2x4xmine"
@@ -288,6 +298,11 @@ def test_a_table_may_describe_its_own_gpu() -> None:
         ({"gpu": {"name": "m", "memory_bytes": GIB, "device": "tpu"}}, "cluster.gpu.device"),
         ({"gpu": {"name": "m", "memory_bytes": GIB, "device": []}}, "cluster.gpu.device"),
         ({"gpu": {"name": "m", "memory_bytes": GIB, "flops": 1}}, "cluster.gpu.flops"),
+        ({"gpu": {**INLINE["gpu"], "compute_capability": 8.6}}, "cluster.gpu.compute_capability"),
+        (
+            {"gpu": {**INLINE["gpu"], "compute_capability": "sm86"}},
+            "cluster.gpu.compute_capability",
+        ),
         ({"intra_node": 5}, "cluster.intra_node"),
         ({"intra_node": {"bytes_per_s": 0}}, "cluster.intra_node.bytes_per_s"),
         ({"intra_node": {"bytes_per_s": 1e-320}}, "cluster.intra_node.bytes_per_s"),

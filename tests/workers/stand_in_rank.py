@@ -3,8 +3,9 @@
     python -P stand_in_rank.py OUT WATCH_FD SILENCE_S '{"0": ["ok"], "1": ["hang"]}'
 
 Each rank carries out its list of words; a rank that is not named does what "*" does. Where OUT
-holds orders it follows them as they come: "0@2" and "*@2" are for the second one alone. Ranks that
-see the GPU of that name do what "GPU-a" says.
+holds orders it follows them as they come: "0@2" and "*@2" are for the second probe alone. Ranks
+that see the GPU of that name do what "GPU-a" says. A look at devices finds them well, unless
+"0@check" or "*@check" says otherwise.
 """
 
 import json
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.probe.orders import SPEC, header, orders
+from workers.probe.orders import SPEC, checked_device, header, orders
 from workers.probe.watch import watch_supervisor
 
 RANK = int(os.environ["RANK"])
@@ -90,6 +91,9 @@ def act(word: str, out: Path) -> None:
         (out / "child.pid").write_text(str(child.pid))
     elif name in ("ready", "cut", "spent", "begin", "end"):
         leave(name, out)
+    elif name == "shortage":
+        record(out, "oom", oom=json.loads(argument))
+        follow_no_more(out, 10)
     elif name == "exit":
         os._exit(int(argument))
     elif name == "signal":
@@ -153,10 +157,16 @@ def main() -> None:
         watch_supervisor(int(watch_fd), float(silence_s))
     words = json.loads(script)
     place = OUT
-    for number, place in enumerate(places(), 1):
+    number = 0
+    for place in places():
+        is_check = (place / SPEC).exists() and checked_device(place / SPEC) != ""
+        number += not is_check
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = (f"{RANK}@{number}", f"*@{number}", gpu, str(RANK), "*")
-        for word in next((words[name] for name in names if name in words), []):
+        if is_check:
+            names = (f"{RANK}@check", "*@check")
+        usual = ["ok"] if is_check else []
+        for word in next((words[name] for name in names if name in words), usual):
             act(word, place)
     if record_path(place).exists():
         follow_no_more(place, 0)

@@ -16,7 +16,7 @@ from tuner.measurement import Outcome
 from tuner.rank_spec import rank_spec
 from tuner.settings import parse_settings
 from tuner.study import Question
-from workers.launchers.local import check_argv, series_argv
+from workers.launchers.local import series_argv
 from workers.measuring.warm import Kind, Probed, WarmRanks
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
@@ -122,10 +122,9 @@ def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
     preloaded: Preloaded,
     alive: Callable[[str], list[psutil.Process]],
 ) -> None:
-    breaks = BREAKS.format(fault="lose_device")
+    programs = iter((BREAKS.format(fault="lose_device"), GONE))
     with WarmRanks(
-        argv=lambda place: preloaded(in_place(series_argv(place), breaks)),
-        check_argv=lambda place, device: preloaded(in_place(check_argv(place, device), GONE)),
+        argv=lambda place: preloaded(in_place(series_argv(place), next(programs))),
         folder=tmp_path,
     ) as ranks:
         found = measure(ranks, spec).measurement
@@ -138,8 +137,7 @@ def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
         with pytest.raises(ProbeError) as raised:
             measure(ranks, spec)
         assert str(raised.value) == (
-            "a device was lost, and is not there again:"
-            " rank 0's: RuntimeError: No CUDA GPUs are available"
+            "a device was lost, and is not there again: RuntimeError: No CUDA GPUs are available"
         )
         assert not alive(str(tmp_path))
     assert not list(tmp_path.iterdir())

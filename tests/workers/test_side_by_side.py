@@ -123,6 +123,27 @@ def test_probes_run_at_once_and_never_two_on_one_device(store, question, work, n
     assert any(overlap(*pair) for pair in combinations(every, 2))
 
 
+def test_gpus_that_cannot_be_used_fail_a_study_and_no_probe_of_it(store, question, work) -> None:
+    study = store.ask(question, emulated(max_probes=5))
+    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+        work(study.id, {**SHORT, "*@check": ["crashed"]})
+    study = store.study(study.id)
+    assert study.state is StudyState.FAILED
+    assert "no probe can be run" in study.reason
+    assert set(outcomes(study)) <= {None, Outcome.CANCELLED}
+    # asked again, on GPUs that are well now: nothing was ruled out
+    study = store.ask(question, emulated(max_probes=3))
+    assert work(study.id, SHORT) == 0
+    assert Outcome.OK in outcomes(store.study(study.id))
+
+
+def test_gpus_of_which_one_serves_others_are_queued_again(store, question, work) -> None:
+    study = store.ask(question, emulated(max_probes=5))
+    with pytest.raises(ProbeError, match="no probe can be run"):
+        work(study.id, {**SHORT, "*@check": ["crashed"]}, serves=True)
+    assert store.study(study.id).state is StudyState.QUEUED
+
+
 def test_what_ran_at_once_is_charged_once_and_for_all_devices(store, question, work) -> None:
     study = store.ask(question, emulated(max_probes=3))
     assert work(study.id, THREE) == 0
@@ -302,7 +323,8 @@ def test_probes_may_end_early_beside_others(store, question, work, monkeypatch) 
     write = warm_module.write_spec
 
     def noted(folder: Path, spec: Mapping[str, Any]) -> Path:
-        limits.append(spec["give_up_above_s"])
+        if "check" not in spec:
+            limits.append(spec["give_up_above_s"])
         return write(folder, spec)
 
     monkeypatch.setattr(warm_module, "write_spec", noted)

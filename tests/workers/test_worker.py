@@ -419,11 +419,11 @@ def test_a_cancelled_study_ends_its_probe(store, question, work, tmp_path, monke
 
 
 @dataclass(frozen=True)
-class Lent(LocalSite):
+class Allotted(LocalSite):
     """This machine, for some seconds more."""
 
     left_s: float = 0.0
-    name: str = "this loan"
+    name: str = "this allocation"
 
 
 @pytest.mark.parametrize(("left_s", "code"), [(29.0, INTERRUPTED), (3600.0, 0)])
@@ -433,11 +433,11 @@ def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
     study = store.ask(question, Terms())
     enter(store, study)
     stop = StopRequest()
-    assert work(study.id, OK, stop=stop, site=Lent(left_s=left_s), queued_only=True) == code
+    assert work(study.id, OK, stop=stop, site=Allotted(left_s=left_s), queued_only=True) == code
     state = ProbeState.DONE if code == 0 else ProbeState.QUEUED
     assert [probe.state for probe in store.study(study.id).probes] == [state]
     if code:
-        assert stop.wait(0) == "the time of this loan ends before another probe could"
+        assert stop.wait(0) == "the time of this allocation ends before another probe could"
 
 
 def test_probes_take_as_long_as_the_longest_that_ran(store, question, work) -> None:

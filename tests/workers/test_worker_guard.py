@@ -47,6 +47,9 @@ class FakeGuard:
             ruling=rulings.get(outcome, Ruling.NOT_CHECKED),
             outcome=outcome,
             detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
+            settings=one.twin.settings.as_dict(),
+            ranks=one.twin.cluster.world_size,
+            precision=str(one.twin.workload.precision),
             versions=installed_versions(),
         )
 

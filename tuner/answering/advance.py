@@ -82,8 +82,8 @@ def end_of(study: Study, *, here: bool = True) -> tuple[StudyState, str] | None:
     """
     plan = next_probe(study)
     if isinstance(plan, Stop):
-        if plan.nothing_fits:
-            return StudyState.FAILED, f"{plan.reason}: {plan.nothing_fits}"
+        if plan.failure:
+            return StudyState.FAILED, plan.failure
         return StudyState.DONE, plan.reason
     if not isinstance(plan, ProbeRequest) or not here:
         return None

@@ -5,16 +5,24 @@ from dataclasses import replace
 
 from tuner import planner
 from tuner.answering.advance import advance_from_cache, conclude, end_of
-from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError, TunerError
+from tuner.errors import (
+    NothingFitsError,
+    ProbeError,
+    SpeedUnknownError,
+    TrainsWronglyError,
+    TunerError,
+)
 from tuner.measurement import Fidelity
 from tuner.planner import (
     Stop,
     answer,
     next_probe,
     what_is_needed,
+    what_is_wrong,
     why_no_speed,
 )
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
+from tuner.planner.plans import TRAINS_WRONGLY
 from tuner.quantity import Provenance
 from tuner.store import Store
 from tuner.study import OPEN, Question, Study, StudyState, Terms
@@ -74,7 +82,7 @@ def closed_as_probed(store: Store, study: Study) -> Study | None:
     if study.state is not StudyState.QUEUED or not study.probes:
         return None
     plan = next_probe(study)
-    if not isinstance(plan, Stop) or plan.nothing_fits:
+    if not isinstance(plan, Stop) or plan.failure:
         return None
     moved = store.move(
         study.id,
@@ -142,6 +150,7 @@ def require_best(study: Study, suggestion: Suggestion) -> Candidate:
 
     Raises:
         NothingFitsError: there are none, for want of memory.
+        TrainsWronglyError: there are none, for all that fit train something else.
         SpeedUnknownError: some fit, but no speed is known.
         ProbeError: there are none, because no probe had a result.
     """
@@ -157,7 +166,8 @@ def is_forecast(study: Study, suggestion: Suggestion) -> bool:
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
-    """Why a study has no best settings: nothing fits, no speed is known, or nothing ran.
+    """Why a study has no best settings: nothing fits, all that does trains something else, no speed
+    is known, or nothing ran.
 
     Of one that was to be measured or emulated, these are best settings of that fidelity; there may
     be predicted ones.
@@ -169,6 +179,8 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
     """
     if study.terms.fidelity is not Fidelity.PREDICTED:
         return _why_unprobed(study, suggestion)
+    if wrong := what_is_wrong(study):
+        return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
     why = " ".join(suggestion.explanation[:2]) or study.reason
     if shown:
         why = _in_short(study) or " ".join(suggestion.explanation[1:2]) or why
@@ -180,7 +192,13 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
 
 
 def _why_unprobed(study: Study, suggestion: Suggestion) -> TunerError:
-    """Why nothing was measured, or emulated, that fits."""
+    """Why nothing was measured, or emulated, that fits and trains what it should."""
+    wrong = planner.what_trained_wrongly(study)
+    if wrong or (suggestion.best is None and (wrong := what_is_wrong(study))):
+        if is_forecast(study, suggestion):  # settings that were not tried are not known to be wrong
+            seen = f"what was {study.terms.fidelity} and fits trains something else"
+            return TrainsWronglyError(f"{seen}: {wrong}. What is suggested is predicted.")
+        return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
     why = planner.why_unprobed(study)
     why += " What is suggested is predicted." if is_forecast(study, suggestion) else ""
     if {"oom", "ok"} & suggestion.probes.keys():

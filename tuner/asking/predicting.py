@@ -61,6 +61,8 @@ class Prediction:
     """The weakest of the memory's and the speed's."""
     reason: str
     """Why they do not fit, or why a figure is unknown; empty where all is well."""
+    trains_wrongly: str = ""
+    """Why they train something else, where that was seen in these versions; else empty."""
     notes: tuple[str, ...] = ()
     """What a reader should know of the figures."""
     plain: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -88,6 +90,7 @@ class Prediction:
             step_time_s=Quantity.from_dict(answer["step_time_s"]),
             provenance=Provenance(answer["provenance"]),
             reason=answer["reason"],
+            trains_wrongly=answer["trains_wrongly"],
             notes=tuple(answer["notes"]),
             plain=answer,
         )

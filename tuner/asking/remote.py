@@ -21,6 +21,7 @@ from tuner.errors import (
     ServiceError,
     SpeedUnknownError,
     StoppedError,
+    TrainsWronglyError,
     TunerError,
     UsageError,
 )
@@ -36,6 +37,7 @@ from tuner.suggestion import Suggestion
 KINDS: Mapping[str, type[TunerError]] = {
     "nothing_fits": NothingFitsError,
     "speed_unknown": SpeedUnknownError,
+    "trains_wrongly": TrainsWronglyError,
 }
 """The error of each reason for which there is no answer; of others, that nothing ran."""
 

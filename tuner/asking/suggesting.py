@@ -95,6 +95,7 @@ def suggest(
     Raises:
         UsageError: an argument is wrong; nothing was written then.
         NothingFitsError: no settings fit. ``error.suggestion`` is what is known nevertheless.
+        TrainsWronglyError: some fit, and all of them train something else; the same.
         SpeedUnknownError: some fit, and nothing says which is the fastest; the same.
         ProbeError: no probe had a result (the same), or none could be run.
         ServiceError: the service cannot be reached, or refused.

@@ -33,6 +33,8 @@ class Finding:
     """Of the packages that made the dry run; empty when there is none."""
     calibration: Calibration | None = field(default=None, hash=False)
     """Rates measured on devices like the cluster's, where there are any."""
+    wrong: str = ""
+    """Why the settings train something else, where that was seen; else empty."""
 
 
 def prediction_of(case: Case, finding: Finding) -> Prediction:
@@ -52,7 +54,8 @@ def prediction_of(case: Case, finding: Finding) -> Prediction:
 
 
 def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
-    """What is added to the case: ``fits``, ``memory``, speed, ``provenance``, ``reason``, ...
+    """What is added to the case: ``fits``, ``memory``, speed, ``provenance``, ``reason``,
+    ``trains_wrongly``, ...
 
     When the case's dry run failed, or its memory is not covered, nothing of it is known, and
     ``reason`` says why.
@@ -64,7 +67,8 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
     else:
         answer = _predicted(case, found)
         notes = [*notes_of(case, finding, found), *_padding(case)]
-    return {**answer, "notes": notes, "canonical": _knobs(case.settings)}
+    found_wrong = {"trains_wrongly": finding.wrong}
+    return {**answer, **found_wrong, "notes": notes, "canonical": _knobs(case.settings)}
 
 
 def unknown(reason: str) -> dict[str, Any]:
@@ -86,6 +90,7 @@ def unknown(reason: str) -> dict[str, Any]:
         "step_time_s": nothing,
         "provenance": str(Provenance.UNKNOWN),
         "reason": reason,
+        "trains_wrongly": "",
         "notes": [],
         "canonical": None,
     }

@@ -27,7 +27,11 @@ from tuner.dryrun import (
     plan_dry_runs,
 )
 from tuner.errors import ProbeError
+from tuner.guard.counts import path_of
+from tuner.guard.faults import Faults, checks_of
+from tuner.guard.verdict import Verdict
 from tuner.settings import Settings
+from tuner.study import Question
 from tuner.workload import Workload
 
 MOST_OF_A_MODEL = 6
@@ -58,6 +62,9 @@ class Cache(Protocol):
 
     def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
         """The rates that were measured on devices like the cluster's."""
+
+    def guards(self, question: Question) -> Mapping[str, Verdict]:
+        """The verdicts that may say something of a question's settings, by key."""
 
 
 class Runner(Protocol):
@@ -102,6 +109,7 @@ class DryRuns:
         self._plans = _Plans(dry_run_versions() if versions is None else versions)
         self._known: dict[str, Finding] = {}
         self._rates: dict[tuple[Cluster, str], Calibration | None] = {}
+        self._faults: dict[tuple[Any, ...], Faults] = {}
         self._looked_up: set[str] = set()
         self._chosen: dict[str, DryRunPlan] = {}
         self._spent: Counter[str] = Counter()  # by model
@@ -136,7 +144,24 @@ class DryRuns:
     def of(self, case: Case) -> Finding:
         """What is known of a case that was prepared; waits for its dry run if one is made."""
         found, rates = self._dry_run_of(case), self._calibration_of(case)
-        return found if rates is None else replace(found, calibration=rates)
+        wrong = self._wrong_of(case)
+        if rates is None and not wrong:
+            return found
+        return replace(found, calibration=rates, wrong=wrong)
+
+    def _wrong_of(self, case: Case) -> str:
+        """Why a case trains something else, as verdicts that are kept show."""
+        question, workload = case.question, case.question.workload
+        model = workload.model.fingerprint
+        key = question.framework, model, workload.precision, workload.optimizer
+        if key not in self._faults:
+            kept = self._cache.guards(question).values()
+            self._faults[key] = Faults(checks_of(question, kept))
+        faults = self._faults[key]
+        if not faults.any:
+            return ""
+        wrong = faults.wrong(path_of(case.settings, question.cluster.world_size))
+        return wrong.why if wrong else ""
 
     def _calibration_of(self, case: Case) -> Calibration | None:
         """The rates of a case's devices; looked up once in a command."""

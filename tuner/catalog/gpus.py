@@ -15,6 +15,9 @@ SAME_MEMORY = 0.02
 ECC_MEMORY = 0.10
 """Relative difference that is still the same GPU: error correction takes 6.25% of GDDR6."""
 
+CUDA_SHARE = 0.99
+"""Of a GPU's memory, what CUDA offers where that is not known: the least of the known kinds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
@@ -38,6 +41,10 @@ class GpuKind:
     """Names under which drivers report it."""
     memory_bytes: int
     """Memory that the driver reports as total."""
+    compute_capability: str
+    """Of an NVIDIA GPU, such as ``8.6``; empty for others."""
+    cuda_bytes: int
+    """What CUDA offers of it to processes."""
     bf16_flops_per_s: float | None
     """Matrix rate in bf16; ``None`` without bf16 matrix units."""
     fp16_flops_per_s: float
@@ -53,7 +60,8 @@ class GpuKind:
     host_bytes_per_s: float
     """Peak of the link to the host's memory, in one direction."""
     sources: Mapping[str, str]
-    """The document of each figure: memory, rates, memory_bandwidth, intra, inter, host, latency."""
+    """The document of each figure: memory, capability (where there is one), rates,
+    memory_bandwidth, intra, inter, host, latency."""
     note: str = ""
     """What else one should know."""
 
@@ -101,6 +109,19 @@ def is_published_memory(kind: GpuKind, memory_bytes: int) -> bool:
     return _near(memory_bytes, kind.memory_bytes, SAME_MEMORY)
 
 
+def cuda_bytes(name: str, memory_bytes: int) -> int:
+    """Bytes that CUDA offers of a GPU's memory: the driver keeps some for itself.
+
+    Args:
+        name: of the GPU, which need not be one of the catalogue.
+        memory_bytes: that its driver reports as total.
+    """
+    kind = gpu_kinds().get(name)
+    if kind is not None and kind.memory_bytes == memory_bytes:
+        return kind.cuda_bytes
+    return int(CUDA_SHARE * memory_bytes)
+
+
 def _near(value: int, published: int, tolerance: float) -> bool:
     return abs(value - published) <= tolerance * published
 
@@ -118,6 +139,8 @@ def _kind(name: str, row: Mapping[str, Any], documents: Mapping[str, Any]) -> Gp
         title=row["title"],
         driver_names=tuple(row["driver_names"]),
         memory_bytes=row["memory_mib"] * MIB,
+        compute_capability=row.get("compute_capability", ""),
+        cuda_bytes=int(row.get("cuda_mib", CUDA_SHARE * row["memory_mib"]) * MIB),
         bf16_flops_per_s=None if bf16 is None else bf16 * 1e12,
         fp16_flops_per_s=row["fp16_tflops"] * 1e12,
         fp32_flops_per_s=row["fp32_tflops"] * 1e12,

@@ -40,7 +40,15 @@ class Checked:
     @property
     def fits(self) -> bool | None:
         """Whether it fits; ``None`` where nothing is known."""
-        return self.prediction.fits if self.seen is None else self.seen.figures.fits
+        seen = self._seen_to_fit
+        return self.prediction.fits if seen is None else seen.fits
+
+    @property
+    def _seen_to_fit(self) -> Figures | None:
+        """What probes say of whether it fits: nothing where they closed it for what it trains."""
+        if self.seen is None or (self.trains_wrongly and not self.seen.figures.is_over_limit):
+            return None
+        return self.seen.figures
 
     @property
     def allocated_gib(self) -> Quantity:
@@ -68,12 +76,18 @@ class Checked:
     @property
     def reason(self) -> str:
         """Why it does not fit, or why nothing is known; empty where it fits."""
-        if self.seen is None:
+        figures = self._seen_to_fit
+        if figures is None:
             return self.prediction.reason
-        figures = self.seen.figures
         if figures.fits is not False:
             return ""
         return figures.detail or f"it needs {figures.memory_gib.value or 0:.2f} GiB of a device"
+
+    @property
+    def trains_wrongly(self) -> str:
+        """Why it trains something else, where that was seen; else empty."""
+        wrong: str = self.prediction.plain["trains_wrongly"]
+        return wrong
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -96,6 +110,7 @@ class Checked:
             "step_time_s": self.step_time_s.as_dict(),
             "provenance": str(self.provenance),
             "reason": self.reason,
+            "trains_wrongly": self.trains_wrongly,
             "notes": list(self.notes),
             "seen": seen
             and {

@@ -13,7 +13,8 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``tuner`` with ``arguments``, by default the process's own; the exit code.
 
-    0 answered, 1 failed, 2 usage, 3 nothing fits; 128 and the signal's number when stopped.
+    0 answered, 1 failed, 2 usage, 3 nothing fits, 4 what fits trains
+    something else; 128 and the signal's number when stopped.
     Errors are one line on stderr; with ``--json`` stdout also gets one object, ``{"error": ...}``.
     With ``TUNER_DEBUG=1`` the traceback comes first.
     """

@@ -14,7 +14,10 @@ It runs a few real training steps with candidate settings, and answers from what
 """
 LONGEST_SHORT = 63
 """Characters of a command's line in a list of them: as many as a terminal of 80 columns has."""
-EXIT_CODES = "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits in memory."
+EXIT_CODES = (
+    "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits in memory, 4 what fits trains"
+    " something else."
+)
 """Of every command; a signal's are 128 and its number, 130 for Ctrl-C."""
 
 

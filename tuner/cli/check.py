@@ -18,7 +18,7 @@ from tuner.cli.case_options import CheckAsked
 from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.watch import watch_of
-from tuner.errors import NothingFitsError, ProbeError, TunerError
+from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError
 from tuner.framework import parse_stated_versions
 from tuner.measurement import Fidelity
 from tuner.planner.words import describe
@@ -30,7 +30,8 @@ from tuner.workload import choice
 
 
 def run(asked: CheckAsked) -> int:
-    """Answer; the exit code: 0 it fits, 3 it does not, 1 nothing is known of it.
+    """Answer; the exit code: 0 it fits, 3 it does not, 4 it trains something else, 1 nothing is
+    known of it.
 
     Raises:
         UsageError: the file or an option is wrong, or something is missing.
@@ -95,9 +96,13 @@ def _settings(text: str | None) -> dict[str, Any]:
 
 def _why_not(checked: Checked) -> TunerError | None:
     """Why the configuration should not be used; ``None`` for one that fits."""
+    if checked.fits is False:
+        return NothingFitsError(f"this does not fit: {checked.reason}")
+    if wrong := checked.trains_wrongly:
+        return TrainsWronglyError(f"this trains something else: {wrong}")
     if checked.fits is None:
         return ProbeError(f"nothing is known of these settings: {checked.reason}")
-    return None if checked.fits else NothingFitsError(f"this does not fit: {checked.reason}")
+    return None
 
 
 def _show(console: Console, path: str, checked: Checked) -> None:

@@ -82,8 +82,8 @@ def check(asked: CheckAsked) -> int:
 
     It reads what accelerate, the Trainer, DeepSpeed or nanotron are started with, or what tuner
     export wrote as json; what the file does not say goes into options. What was measured of the
-    very settings is shown before what is predicted. Exit code 0: it fits, 3: it does not, 1:
-    nothing is known of it, 2: something is missing or wrong.
+    very settings is shown before what is predicted. Exit code 0: it fits, 3: it does not, 4: it is
+    known to train something else, 1: nothing is known of it, 2: something is missing or wrong.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import speed_of
-from tuner.planner.probes import step_time_of
+from tuner.planner.probes import attention_text, clocks_text, step_time_of
 from tuner.planner.repricing import at_todays_rates
 from tuner.sizes import size_number, size_text, size_unit
 from tuner.space.dead import show
@@ -24,6 +24,8 @@ _FIDELITIES = {
 }
 """What stands behind figures that are not measured."""
 
+MOST_NOTES = 5
+"""Notes on a study's probes that are shown; a hot node has one for each."""
 LOG_LINES = 12
 """Lines that are shown of the end of a rank's log."""
 
@@ -53,6 +55,17 @@ def show_logs(console: Console, probe: Probe) -> None:
             console.print(Text("\n".join(f"  {line}" for line in lines), style="dim"))
 
 
+def show_notes(console: Console, study: Study) -> None:
+    """What may have made times of a study's probes longer than their settings do."""
+    noted = [(p.id, note) for p in study.probes if p.measurement for note in p.measurement.notes]
+    for number, note in noted[:MOST_NOTES]:
+        console.print(Text(f"Probe #{number}: {note}."))
+    if len(noted) > MOST_NOTES:
+        console.print(Text(f"{len(noted) - MOST_NOTES} more such notes: --json has them."))
+    if noted:
+        console.print()
+
+
 def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
     settings = probe.request.settings.as_dict()
     yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
@@ -63,8 +76,15 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
     yield from _memory_facts(study, probe, measurement)
     yield from _time_facts(study, probe, measurement)
+    if measurement.attention:
+        yield "attention", attention_text(study, measurement)
+    yield from [("clocks", clocks)] if (clocks := clocks_text(measurement)) else []
+    yield from (("note", note) for note in measurement.notes)
     versions = ", ".join(f"{name} {version}" for name, version in measurement.versions.items())
     yield from [("versions", versions)] if versions else []
+    allocator, configured = (measurement.hardware.get(n) for n in ("allocator", "allocator_conf"))
+    if configured or allocator not in (None, "native"):
+        yield "allocator", f"{allocator}, configured as {configured or 'usual'}"
     yield "cost", f"{duration_text(measurement.wall_s)}, {measurement.device_s:.0f} device-seconds"
 
 

@@ -104,6 +104,14 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {text}" for name, text in found.versions.items())
     memory = size_text(found.device_memory_bytes)
     yield "device", f"{found.device or 'unknown'}, {memory}, {found.cores} CPU cores"
+    if found.gpus:
+        first = found.gpus[0]
+        driver = first.get("driver") or "unknown"
+        built = f"CUDA {first['cuda']}" if first.get("cuda") else "no CUDA"
+        yield "driver", f"{driver}; torch {first.get('torch')} is built for {built}"
+        free = (gpu for gpu in found.gpus if "free_bytes" in gpu)
+        sizes = [f"{size_text(g['free_bytes'])} of {size_text(g['total_bytes'])}" for g in free]
+        yield "free", ", ".join(sizes) or "unknown"
     for one in found.fidelities:
         yield one.name, f"{'yes' if one.possible else 'no'}: {one.why}"
 

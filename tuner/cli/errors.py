@@ -30,7 +30,9 @@ def report(error: Exception, *, as_json: bool) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """1 failed, 2 usage, 3 nothing fits; 128 and the signal's number when stopped."""
+    """1 failed, 2 usage, 3 nothing fits, 4 what fits trains something else; 128 and the signal's
+    number when stopped.
+    """
     return error.exit_code if isinstance(error, TunerError) else USAGE
 
 

@@ -45,6 +45,7 @@ def run(
         UsageError: there is no such study or format, the format cannot express the answer, or the
             path cannot be written.
         NothingFitsError: the study found that nothing fits.
+        TrainsWronglyError: it found that all that fits trains something else.
         ProbeError: the study has no answer.
     """
     path = None if path_text is None else read_path("write", path_text)

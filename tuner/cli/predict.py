@@ -20,7 +20,13 @@ from tuner.cli.console import stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.watch import watch_of
 from tuner.cost.explain import compared_classes
-from tuner.errors import NothingFitsError, ProbeError, TunerError, UsageError
+from tuner.errors import (
+    NothingFitsError,
+    ProbeError,
+    TrainsWronglyError,
+    TunerError,
+    UsageError,
+)
 from tuner.framework import parse_stated_versions
 from tuner.units import count_text, read_share, read_size, read_whole
 from tuner.workload import choice
@@ -35,7 +41,8 @@ OF_ALL = ("cases", "dry_runs", "json", "db")
 
 
 def run(asked: PredictAsked) -> int:
-    """Answer; the exit code: 0, or 3 for a single case that does not fit.
+    """Answer; the exit code: 0, or for a single case 3 if it does not fit, and 4 if it is known to
+    train something else.
 
     Raises:
         UsageError: an option is wrong, or the file cannot be read; nothing was answered then.
@@ -126,9 +133,13 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
 def _why_not(answer: Mapping[str, Any]) -> TunerError | None:
     """Why the settings should not be used; ``None`` for those that fit."""
     reason = answer["reason"]
+    if answer["fits"] is False:
+        return NothingFitsError(f"these settings do not fit: {reason}")
+    if wrong := answer["trains_wrongly"]:
+        return TrainsWronglyError(f"these settings train something else: {wrong}")
     if answer["fits"] is None:
         return ProbeError(f"nothing is known of these settings: {reason}")
-    return None if answer["fits"] else NothingFitsError(f"these settings do not fit: {reason}")
+    return None
 
 
 def _values(asked: PredictAsked) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tuner.answering.launch import with_launch
 from tuner.cli.console import facts_grid, stdout_console
-from tuner.cli.details import show_logs
+from tuner.cli.details import show_logs, show_notes
 from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.model.unknown import shown_question
@@ -59,6 +59,7 @@ def _show(console: Console, study: Study, suggestion: Suggestion) -> None:
     console.print(facts_grid(_facts(study)))
     console.print()
     show_evidence(console, study, suggestion)
+    show_notes(console, study)
     show_answer(console, study, suggestion)
     for probe in study.probes:
         show_logs(console, probe)

@@ -69,10 +69,14 @@ def probes_table(
 
 
 def common_text(rows: Sequence[Row], knobs: Sequence[str]) -> str:
-    """The knobs that are not shown and have one value in all rows, as a line below the table."""
+    """The knobs that are not shown and act alike in all rows, as a line below the table."""
     texts = [knob_texts(row.settings) for row in rows]
-    values = {knob: {one[knob] for one in texts} - {"-"} for knob in KNOBS if knob not in knobs}
-    same = [f"{knob} {found.pop()}" for knob, found in values.items() if len(found) == 1]
+    values = {knob: {one[knob] for one in texts} for knob in KNOBS if knob not in knobs}
+    same = [
+        f"{knob} {found.pop()}"
+        for knob, found in values.items()
+        if len(found - {"-"}) == len(found) == 1
+    ]
     return f"everywhere: {', '.join(same)}" if same else ""
 
 

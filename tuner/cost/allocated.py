@@ -6,6 +6,7 @@ from typing import Protocol
 
 from tuner.cluster import Cluster
 from tuner.cost.axes import is_fsdp
+from tuner.cost.blocks import UNSPLIT, unsplit_bytes
 from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs
 from tuner.cost.memory import step_memory
@@ -89,13 +90,12 @@ class AllocatedTensors:
         more = self.by_phase[self.phase] - sum(least.values())
         return {**least, rest: least.get(rest, 0.0) + more}
 
-    def with_script(self, extra: Mapping[Phase, Mapping[Category, float]]) -> "AllocatedTensors":
-        """The same with what a script holds in each phase."""
-        added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
+    def with_more(self, more: Mapping[str, Mapping[str, float]]) -> "AllocatedTensors":
+        """The same with bytes by category that each phase holds beside."""
         return replace(
             self,
-            by_phase={p: size + sum(added[p].values()) for p, size in self.by_phase.items()},
-            breakdowns={p: _added(known, added[p]) for p, known in self.breakdowns.items()},
+            by_phase={p: size + sum(more[p].values()) for p, size in self.by_phase.items()},
+            breakdowns={p: _added(known, more[p]) for p, known in self.breakdowns.items()},
         )
 
 
@@ -114,7 +114,13 @@ def allocated_tensors(
     tensors = _torch_bytes(workload, settings, cluster, framework, costs, profile)
     extra = script_bytes(workload, settings, framework, script)
     held = any(size for sizes in extra.values() for size in sizes.values())
-    return tensors.with_script(extra) if held else tensors
+    if held:
+        added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
+        tensors = tensors.with_more(added)
+    unsplit = unsplit_bytes(workload, settings, cluster, tensors.by_phase)
+    if not any(unsplit.values()):
+        return tensors
+    return tensors.with_more({str(phase): {UNSPLIT: size} for phase, size in unsplit.items()})
 
 
 def is_piped(framework: Framework | FrameworkName) -> bool:

@@ -75,10 +75,10 @@ def copies_beside_s(
     """Seconds of copies on a rank that is alone, in the place of gathers that computing hides.
 
     ``workers/probe/group.py`` fills a gathered tensor with one kernel, which reads this rank's part
-    and writes the whole, at the memory's bandwidth. Kernels of matrices leave no room beside them
-    on an SM (registers, shared memory), so such a copy takes its time from computing although it
-    has a stream of its own. A reduction copies one part of many, which is little. On a CPU all
-    copies are in line with computing, and timed.
+    and writes the whole in elements of 16 bytes, nearly at the memory's bandwidth. Kernels
+    of matrices leave no room beside them on an SM (registers, shared memory), so such a copy takes
+    its time from computing although it has a stream of its own. A reduction copies one part of
+    many, which is little. On a CPU all copies are in line with computing, and timed.
 
     Args:
         collectives: of one step.

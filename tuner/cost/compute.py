@@ -4,11 +4,11 @@ from functools import lru_cache
 from math import exp
 
 from tuner.cluster import Cluster
+from tuner.cost.attention import Backend, attention_of
 from tuner.cost.constants import Costs
 from tuner.cost.shards import COMPUTE_BYTES, layer_variants
 from tuner.cost.stages import Stage, counts
 from tuner.model import ModelConfig
-from tuner.model.layers import has_capped_scores
 from tuner.settings import Checkpointing, Settings
 from tuner.workload import Precision, Workload
 
@@ -24,18 +24,59 @@ def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
 
 
 @lru_cache(maxsize=64)
-def attended_keys(workload: Workload) -> float:
+def attended_keys(workload: Workload, cluster: Cluster) -> float:
     """Keys that each query of transformers' attention is multiplied with, averaged over layers.
 
     Half of the sequence where a kernel skips what is after the query. A window does not make them
     fewer: it comes as a mask (``sdpa_mask`` in ``transformers/masking_utils.py``), which flash
     attention does not take (``check_for_attn_mask`` in ATen's ``sdp_utils_cpp.h``), and the kernel
-    that takes one goes through all keys. So do capped scores, computed operator by operator.
+    that takes one goes through all keys. So do scores that are computed operator by operator.
     """
-    model, tokens = workload.model, workload.sequence_length
-    layers = layer_variants(model, tokens)
-    whole = sum(has_capped_scores(model) or layer.masked for layer in layers)
-    return tokens * (whole + (len(layers) - whole) / 2) / len(layers)
+    tokens, spelled_out = workload.sequence_length, (Backend.EAGER, Backend.MATH)
+    whole = sum(
+        layer.masked or backend in spelled_out
+        for layer, backend in zip(
+            layer_variants(workload.model, tokens), layer_backends(workload, cluster), strict=True
+        )
+    )
+    layers = workload.model.layers
+    return tokens * (whole + (layers - whole) / 2) / layers
+
+
+@lru_cache(maxsize=64)
+def layer_backends(workload: Workload, cluster: Cluster) -> tuple[Backend, ...]:
+    """What computes attention in each layer of transformers' model."""
+    compute = COMPUTE_BYTES[workload.precision]
+    attention = attention_of(workload.model, compute, cluster.gpu)
+    layers = layer_variants(workload.model, workload.sequence_length)
+    return tuple(attention.of(masked=layer.masked) for layer in layers)
+
+
+@lru_cache(maxsize=64)
+def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: bool) -> float:
+    """Traffic of one score of attention, averaged over layers; kernels that are fused have none."""
+    width, backends = COMPUTE_BYTES[workload.precision], layer_backends(workload, cluster)
+    each = {
+        Backend.EAGER: _capped_bytes_per_score(width, again=again),
+        Backend.MATH: _math_bytes_per_score(width, again=again),
+    }
+    return sum(each.get(backend, 0) for backend in backends) / len(backends)
+
+
+def _math_bytes_per_score(width: int, *, again: bool) -> int:
+    """The same as :func:`_capped_bytes_per_score` of torch's own operators, which are in fp32.
+
+    Forward (``_scaled_dot_product_attention_math`` in ``attention.cpp``): the product writes
+    scores; the mask's addition reads and writes them, and so does softmax; ``_safe_softmax`` looks
+    for rows without a key, which reads scores and writes and reads a byte of each, and fills these,
+    which reads and writes probabilities; the second product reads them. A copy of them in a
+    narrower input's precision is made too, and not used. Backward: one product reads probabilities,
+    one writes their gradient; softmax as in capped attention; two products read what it leaves.
+    """
+    copied = 4 + width if width < 4 else 0
+    forward = 4 + 2 * 4 + 2 * 4 + (4 + 1 + 1) + 2 * 4 + 4 + copied
+    backward = 2 * 4 + 6 * 4 + 2 * 4
+    return (1 + again) * forward + backward
 
 
 def _capped_bytes_per_score(width: int, *, again: bool) -> int:
@@ -100,9 +141,8 @@ def stage_compute_s(
         narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
-    if has_capped_scores(model):
-        each = _capped_bytes_per_score(width, again=again > 1)
-        layer_s += each * model.heads * workload.sequence_length * tokens / rate
+    each = _bytes_per_score(workload, cluster, again=again > 1)
+    layer_s += each * model.heads * workload.sequence_length * tokens / rate
     logits = tokens * model.vocab_size
     head_s = 6 * model.hidden_size * logits / (peak * t.matmul_efficiency)
     head_s += t.logit_traffic * logits / rate

@@ -122,11 +122,39 @@ class DeviceCosts(Table):
     """Their 10% quantile."""
     reserved_fsdp1_high: float
     """Their 90% quantile."""
+    reserved_several_factor: float
+    """The same of several ranks; median of what torch's allocator shows without a GPU."""
+    reserved_several_low: float
+    """Their 10% quantile."""
+    reserved_several_high: float
+    """Their 90% quantile."""
+    reserved_checkpointed_factor: float
+    """The same under FSDP2 with activation checkpointing."""
+    reserved_checkpointed_low: float
+    """Their 10% quantile."""
+    reserved_checkpointed_high: float
+    """Their 90% quantile."""
 
     @property
     def reserved(self) -> Reserved:
-        """Of one rank alone, and of all but FSDP1."""
+        """Of one rank alone."""
         return Reserved(self.reserved_factor, self.reserved_low, self.reserved_high)
+
+    @property
+    def reserved_several(self) -> Reserved:
+        """Of several ranks, but for the two that follow."""
+        return Reserved(
+            self.reserved_several_factor, self.reserved_several_low, self.reserved_several_high
+        )
+
+    @property
+    def reserved_checkpointed(self) -> Reserved:
+        """Of FSDP2 alone with activation checkpointing."""
+        return Reserved(
+            self.reserved_checkpointed_factor,
+            self.reserved_checkpointed_low,
+            self.reserved_checkpointed_high,
+        )
 
     @property
     def reserved_fsdp1(self) -> Reserved:

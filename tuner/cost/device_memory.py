@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from tuner.cluster import Cluster, Device, Gpu
 from tuner.cost.axes import axis_sizes, is_fsdp
-from tuner.cost.constants import Costs, default_costs
+from tuner.cost.constants import Costs, DeviceCosts, Reserved, default_costs
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import Provenance, Quantity
-from tuner.settings import Settings
+from tuner.settings import Checkpointing, Settings
 
 WORKSPACES = "library_workspaces"
 """What they are called among the categories of memory at the peak."""
@@ -79,8 +79,7 @@ def device_terms(
         figures.communicator_high_bytes,
     )
     communicators = each.scaled(communicator_count(settings, cluster))
-    fsdp1 = _uses_fsdp1(settings, cluster, framework)
-    reserved = figures.reserved_fsdp1 if fsdp1 else figures.reserved
+    reserved = _reserved(settings, cluster, framework, figures)
     taken = allocated_bytes + (context.value or 0.0) + (communicators.value or 0.0)
     left = max(0.0, cluster.gpu.memory_bytes - taken)
     free = [min(left, (factor - 1) * allocated_bytes) for factor in reserved]
@@ -122,6 +121,23 @@ def communicator_count(settings: Settings, cluster: Cluster) -> int:
     data = (sizes.shard, sizes.replicate) if sizes.is_fsdp else (sizes.dp,)
     groups = [size for size in (*data, sizes.tp, settings.pp_size) if size > 1]
     return len(groups) + (cluster.world_size > 1 and cluster.world_size not in groups)
+
+
+def _reserved(
+    settings: Settings,
+    cluster: Cluster,
+    framework: Framework | FrameworkName,
+    figures: DeviceCosts,
+) -> Reserved:
+    """Reserved over allocated bytes, of settings like these."""
+    if _uses_fsdp1(settings, cluster, framework):
+        return figures.reserved_fsdp1
+    if cluster.world_size == 1:
+        return figures.reserved
+    checkpointed = settings.activation_checkpointing is Checkpointing.FULL
+    if is_fsdp(settings, cluster) and settings.tp_size == 1 and checkpointed:
+        return figures.reserved_checkpointed
+    return figures.reserved_several
 
 
 def _uses_fsdp1(settings: Settings, cluster: Cluster, framework: Framework | FrameworkName) -> bool:

@@ -19,6 +19,7 @@ CATEGORY_WORDS: Mapping[str, str] = {
     "ddp_buckets": "DDP's buckets",
     "temporaries": "temporaries",
     "library_workspaces": "cuBLAS's workspaces",
+    "unsplit_blocks": "blocks larger than their tensors",
 }
 """How a category is called in a sentence."""
 

@@ -4,14 +4,15 @@ Sizes are bytes per sequence. Under tensor parallelism a rank holds ``1 / tp_siz
 between the blocks, and all of it with ``1 / tp_size`` of the channels inside attention and MLP.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.cluster import Device
+from tuner.cost.attention import Attention, Backend, leaves_groups
 from tuner.cost.graph import Graph, Program
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.layers import has_capped_scores
 
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
 """Model types whose norms multiply by their weight in fp32."""
@@ -36,6 +37,8 @@ class LayerKey(NamedTuple):
     recompute: bool
     """Whether backward gathers activations again (``tp_recompute_allgather``)."""
     device: Device
+    attention: Attention
+    """What computes attention."""
 
 
 @lru_cache(maxsize=4096)
@@ -214,16 +217,23 @@ class _Layer:
             straight = q, k
             q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
             self.graph.hold(*straight)
-        dropout = self.fields.get("attention_dropout") or self.fields.get("attn_pdrop")
-        attend = self._joined if self.model.model_type in _JOINED else self._fused
-        if has_capped_scores(self.model):
-            attend = self._capped
-        elif dropout and self.key.device is Device.CPU:
-            attend = self._unfused
-        attended = attend(q, k, v)
+        attended = self._attend()(q, k, v)
         out = self._row(attended, self.queries, self.architecture.output_bias)
         self.graph.hold(x, q, k, v)
         return out
+
+    def _attend(self) -> Callable[[int, int, int], int]:
+        backend = self.key.attention.of(masked=self.sliding)
+        if backend is Backend.EAGER:
+            return self._capped
+        if backend is Backend.MATH:
+            return self._math
+        if self._drops_out() and self.key.device is Device.CPU:
+            return self._unfused
+        return self._joined if self.model.model_type in _JOINED else self._fused
+
+    def _drops_out(self) -> bool:
+        return bool(self.fields.get("attention_dropout") or self.fields.get("attn_pdrop"))
 
     def _norms_queries(self) -> bool:
         return self._has(self.architecture.head_norms) or self.architecture.wide_norms
@@ -237,14 +247,20 @@ class _Layer:
         )
         return self._cast(turned, size)
 
-    def _repeated(self, x: int) -> int:
-        """Keys or values for every query head, where the kernel does not do it itself."""
+    def _repeated(self, x: int, width: int | None = None) -> int:
+        """Keys or values for every query head, where the kernel does not do it itself.
+
+        They have elements of ``width`` bytes; by default those of matrix products.
+        """
         if self.keys == self.queries:
             return x
-        return self.graph.op(self.c * self.tokens * self.queries, x)
+        return self.graph.op((width or self.c) * self.tokens * self.queries, x)
 
     def _fused(self, q: int, k: int, v: int) -> int:
-        """Flash attention keeps its inputs, its output, and one fp32 per head and token.
+        """A fused kernel keeps its inputs, its output, and one fp32 per head and token.
+
+        cuDNN's and the efficient one keep what flash attention keeps; what cuDNN's backward takes
+        beside it is not known, and not counted.
 
         With a window it takes a mask: each layer keeps it in the scores' precision, and keys and
         values are repeated for all query heads (transformers, ``use_gqa_in_sdpa``).
@@ -252,9 +268,11 @@ class _Layer:
         size, heads = self.c * self.tokens * self.queries, self.model.heads / self.tp
         first = self.graph.next
         mask = 0.0
-        if self.sliding:
+        if self.sliding or not leaves_groups(self.model):
             k, v = self._repeated(k), self._repeated(v)
-            first, mask = self.graph.next, self.c * self.tokens**2
+            first = self.graph.next
+        if self.sliding:
+            mask = self.c * self.tokens**2
         outputs = (size, 4 * self.tokens * heads, mask)
         given = (self.memory.get(t, t) for t in (q, k, v))
         saves = (*given, first, first + 1, first + 2)
@@ -295,6 +313,47 @@ class _Layer:
         graph.hold(*repeated)
         self.returned = (narrow,)
         return joined
+
+    def _math(self, q: int, k: int, v: int) -> int:
+        """Attention by torch's operators (``_scaled_dot_product_attention_math`` in
+        ``aten/src/ATen/native/transformers/attention.cpp``), in fp32 whatever comes in.
+
+        Kept are queries and keys as they were multiplied, the probabilities, and the values. What
+        is not grouped is copied for the products, for its heads lie beside each other. The mask is
+        added out of place, as it is wherever a mode looks on; ``_safe_softmax`` marks scores in a
+        byte each, and softmax's backward has a buffer (``softmax_backward_cuda_out`` in
+        ``SoftMax.cu``). The mask itself, one for all heads, is not counted.
+        """
+        graph, wide, scores = self.graph, 4 * self.tokens * self.queries, 4 * self._scores()
+        repeats = leaves_groups(self.model) and not self.sliding
+        if not repeats:
+            k, v = self._repeated(k), self._repeated(v)
+        given = k, v
+        if self.c < 4:
+            less = wide * self.keys / self.queries if repeats else wide
+            q, k, v = (graph.op(size, x) for size, x in ((wide, q), (less, k), (less, v)))
+        scaled, held = graph.op(wide, q), (q, k, v)
+        if repeats:
+            k, v = self._repeated(k, 4), self._repeated(v, 4)
+        turned = graph.op(wide, k)
+        queries = graph.op(wide, scaled)
+        keys = turned if repeats else graph.op(wide, turned)
+        raw = graph.op(scores, queries, keys, saves=(queries, keys))
+        graph.hold(turned)
+        masked = graph.op(scores, raw, passes=True)
+        soft = graph.op(
+            scores, masked, output_saved=True, forward_work=scores / 4, backward_work=scores
+        )
+        weights = soft
+        if self._drops_out():
+            index = graph.next + 1
+            weights = graph.ops((scores, scores / 4), soft, saves=(index,))[0]
+        values = v if repeats else graph.op(wide, v)
+        out = graph.op(wide, weights, values, saves=(weights, values))
+        if self.c < 4:
+            out = graph.op(wide * self.c / 4, out, forward_work=self.c * scores / 4)
+        graph.hold(*given, *held, k, v, scaled, weights)
+        return graph.op(wide * self.c / 4, out)
 
     def _unfused(self, q: int, k: int, v: int) -> int:
         """CPU's attention with dropout: in fp32, with its weights, a mask and their product."""

@@ -19,9 +19,10 @@ from tuner.cost.step_time import step_notes, step_time
 from tuner.framework import Framework, FrameworkName
 from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.settings import Settings
+from tuner.sizes import size_text
 from tuner.workload import Workload
 
-__all__ = ["HEADROOM", "Prediction", "Profile", "predict", "unknown_prediction"]
+__all__ = ["HEADROOM", "Prediction", "Profile", "predict", "unknown_prediction", "with_overhead"]
 
 HEADROOM = 0.05
 """Share of the device's memory that is left free, unless the caller says otherwise."""
@@ -169,6 +170,39 @@ def _predicted(
         notes=(*_border(needed, limit), *stalls, *_rates_note(rates, cluster)),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
+    )
+
+
+def with_overhead(found: Prediction, overhead_bytes: int) -> Prediction:
+    """A prediction with other bytes outside the allocator, as they were seen on such devices.
+
+    What is unknown stays so, and so does what is refused whatever it needs.
+    """
+    more = overhead_bytes - found.context_bytes - found.communicator_bytes
+    if not more or found.needed_bytes.value is None:
+        return found
+    before = _too_large(found.needed_bytes, found.limit_bytes)
+    needed = _shifted(found.needed_bytes, more)
+    if not found.why.startswith(before) or found.fits == bool(before):
+        return found
+    now = _too_large(needed, found.limit_bytes)
+    rest = found.why.removeprefix(before).removeprefix("; ")
+    border = _border(found.needed_bytes, found.limit_bytes)
+    communicators = min(found.communicator_bytes, overhead_bytes)
+    return replace(
+        found,
+        context_bytes=overhead_bytes - communicators,
+        communicator_bytes=communicators,
+        device_bytes=_shifted(found.device_bytes, more),
+        needed_bytes=needed,
+        fits=not now,
+        why="; ".join(filter(None, (now, rest))),
+        notes=(
+            *_border(needed, found.limit_bytes),
+            *(note for note in found.notes if note not in border),
+            "context and communicators are counted as in probes on these devices:"
+            f" {size_text(overhead_bytes)}",
+        ),
     )
 
 

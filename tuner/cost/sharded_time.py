@@ -83,7 +83,7 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     """
     again = settings.activation_checkpointing is Checkpointing.FULL
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
-    keys = attended_keys(workload)
+    keys = attended_keys(workload, cluster)
     gpu = stage_compute_s(workload, settings, cluster, costs, _LAYER, keys=keys)
     gpu /= 4 if again else 3
     host = costs.time.torch_host_s / 3

@@ -6,6 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from tuner.cluster import Cluster, Device
+from tuner.cost.attention import attention_of
 from tuner.cost.axes import is_fsdp, shard_ranks
 from tuner.cost.graph import Program
 from tuner.cost.layer_graph import LayerKey, layer_program
@@ -26,6 +27,10 @@ REDUCE_BYTES = {ReduceDtype.BF16: 2, ReduceDtype.FP32: 4}
 
 STATE_BYTES_8BIT = 2 * (1 + 4 / 256)
 """torchao's 8-bit AdamW: two moments of a byte, and an fp32 scale for each block of 256."""
+
+STEP_BYTES_8BIT = 2 * (4 + 4 / 256)
+"""Of its step on CUDA, per element of the parameter that is updated: both moments in fp32, and new
+scales (``single_param_adam`` in torchao/optim/adam.py, as inductor compiles it)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,7 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
         tp_size=settings.tp_size,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
+        attention=attention_of(workload.model, compute, cluster.gpu),
     )
     return _shards(key, shard_ranks(settings, cluster), settings.pp_size)
 

@@ -9,10 +9,18 @@ passed in one go, for memory in between is a straight line.
 
 from functools import lru_cache
 
-from tuner.cluster import Cluster
+from tuner.cluster import Cluster, Device
 from tuner.cost.categories import Phase
 from tuner.cost.layer_graph import WIDE_NORMS, dropout_mask
-from tuner.cost.shards import NEAR_ENDS, Layer, Span, copies_whole, layer_variants, state_bytes
+from tuner.cost.shards import (
+    NEAR_ENDS,
+    STEP_BYTES_8BIT,
+    Layer,
+    Span,
+    copies_whole,
+    layer_variants,
+    state_bytes,
+)
 from tuner.cost.tape import (
     ACTIVATIONS,
     DDP_BUCKETS,
@@ -366,8 +374,15 @@ class _Step(Wrapping):
             tape.fixed(GRADIENTS_SHARDED, -self.reduce * self.parts.shard)
 
     def _update(self) -> None:
-        """AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part."""
+        """AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part.
+
+        On CUDA the 8-bit one holds both moments of one parameter in fp32. On CPUs no probe sees
+        what its compiled step makes.
+        """
         own = self.parts.shard if self.fsdp else self.parts.whole
+        eight_bit = self.workload.optimizer is Optimizer.ADAMW_8BIT
+        if self.on_device and eight_bit and self.cluster.gpu.device is Device.CUDA:
+            self.tape.fixed(TEMPORARIES, STEP_BYTES_8BIT * self.parts.largest)
         if not self.on_device or self.workload.optimizer is not Optimizer.ADAMW:
             return
         copies = own if copies_whole(self.workload, self.cluster) else 2 * self.parts.largest

@@ -9,11 +9,11 @@ from typing import Any
 from tuner.cluster import Cluster, Device
 from tuner.dryrun.depths import at_depth, depths_of
 from tuner.framework import Framework, FrameworkName, releases_of
-from tuner.rank_spec import rank_spec
+from tuner.rank_spec import attention_backends, rank_spec
 from tuner.settings import Settings, Sharding
 from tuner.workload import Optimizer, Workload
 
-FORMAT = 2
+FORMAT = 3
 """Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when
 the dry-run program comes to other figures, so that no old ones are taken for new."""
 MICRO_BATCH_SIZES = ((1, 2),)
@@ -86,7 +86,8 @@ def plan_dry_runs(
 
     Args:
         workload: its global batch size is of no meaning here.
-        cluster: its links and its kind of GPU are of no meaning here.
+        cluster: its links are of no meaning here, and of its kind of GPU only how torch computes
+            attention on it.
         framework: what trains.
         settings: in canonical form (:func:`tuner.space.check_settings`).
         versions: releases, by package, of what is run; usually :func:`dry_run_versions`.
@@ -162,6 +163,7 @@ def _key(
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node if hybrid else None,
         "device": str(cluster.gpu.device),
+        "attention": attention_backends(workload, cluster),
         "settings": settings.as_dict(),
         "versions": {package: versions[package] for package in _packages(workload)},
     }

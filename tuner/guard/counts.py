@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.cluster import Cluster, Device
 from tuner.cost.categories import Phase
 from tuner.cost.collectives import step_collectives
 from tuner.cost.memory import WEIGHT_BYTES
 from tuner.cost.shards import shards
-from tuner.measurement import Collective, Measurement
+from tuner.guard.twin import smallest_factor
+from tuner.measurement import Collective, Measurement, Outcome
 from tuner.settings import Checkpointing, Settings, Sharding
 from tuner.sizes import size_text
 from tuner.workload import Workload
@@ -18,6 +20,9 @@ Kind = tuple[str, str, str]
 """Operator, mesh axis and phase of a collective."""
 Counts = Counter[Kind]
 """Calls of one optimizer step."""
+
+Path = tuple[tuple[str, Any], ...]
+"""The knobs that act in settings, with their values: what settings of one path have in common."""
 
 _SEEN_IN = {Phase.LOSS: Phase.FORWARD}
 """Phases that a running step does not tell apart."""
@@ -54,6 +59,43 @@ class Acted:
     """The value that it acted as if it had."""
     why: str
     """What was seen."""
+
+
+def path_of(settings: Settings, ranks: int) -> Path:
+    """The knobs that act in settings on so many ranks, with their values.
+
+    Tensor parallelism is told by its smallest prime factor, as twins have it. Wherever gradients
+    accumulate, ``sync_each_batch`` is told to the stack, which steps by it: also on one
+    data-parallel rank, where there is nothing to be reduced.
+    """
+    parallel = settings.data_parallel_size(ranks) > 1
+    values: dict[str, Any] = {"activation_checkpointing": settings.activation_checkpointing}
+    if settings.pp_size > 1:
+        values["pp_size"] = settings.pp_size
+    if settings.tp_size > 1:
+        values["tp_size"] = smallest_factor(settings.tp_size)
+        values["tp_recompute_allgather"] = settings.tp_recompute_allgather
+    if parallel:
+        values["sharding"] = settings.sharding
+    if settings.cpu_offload:
+        values["cpu_offload"] = True
+    if settings.gradient_accumulation_steps > 1:
+        values["sync_each_batch"] = settings.sync_each_batch
+    return tuple(sorted(values.items()))
+
+
+def blamed_by_counts(settings: Settings, ranks: int, found: Measurement) -> str:
+    """The knob that a probe's counts show to be wrong; empty where they show none.
+
+    An optimizer that steps more or less often than it has to takes a micro-batch for a step, which
+    is what ``sync_each_batch`` decides.
+    """
+    if found.outcome is Outcome.KNOB_INACTIVE:
+        return found.knob
+    miscounted = found.optimizer_steps != found.expected_optimizer_steps
+    is_wrong = found.outcome is Outcome.WRONG_RESULT and miscounted
+    acts = "sync_each_batch" in dict(path_of(settings, ranks))
+    return "sync_each_batch" if is_wrong and acts else ""
 
 
 def inactive_knob(

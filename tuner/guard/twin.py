@@ -18,7 +18,7 @@ from tuner.settings import Settings, Sharding
 from tuner.study import Question
 from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
 
-GUARD_FORMAT = 2
+GUARD_FORMAT = 3
 """Of what a twin is, of the program that trains it and of how it is judged.
 
 Verdicts of another are of no use. A test holds the digest of all these sources beside it, and says
@@ -114,7 +114,7 @@ def twin_of(question: Question, settings: Settings, precision: Precision | None 
     if question.framework.name is FrameworkName.NANOTRON or settings.pp_size > 1:
         raise NoTwinError("nanotron is not run here, so nothing of it is trained")
     world_size = question.cluster.world_size
-    tp = _smallest_factor(settings.tp_size)
+    tp = smallest_factor(settings.tp_size)
     parallel = settings.data_parallel_size(world_size) > 1
     nodes = DATA_RANKS if settings.sharding is Sharding.HYBRID_SHARD else 1
     cluster = _processes(nodes, tp * (DATA_RANKS if parallel else 1))
@@ -141,6 +141,17 @@ def twin_of(question: Question, settings: Settings, precision: Precision | None 
         ),
         notes=(*notes, *_left_out(question.workload, settings)),
     )
+
+
+def key_of_probe(
+    study_id: str, program: str, settings: Settings, versions: Mapping[str, str]
+) -> str:
+    """SHA-256, in hex, of what a study's probes of a class have in common, which is kept as the
+    verdict on a twin is."""
+    accumulates = settings.gradient_accumulation_steps > 1
+    settings_class = settings.settings_class.as_dict()
+    probed = [study_id, program, settings_class, accumulates, stack_of(versions)]
+    return _hash([GUARD_FORMAT, *probed])
 
 
 def family_of(question: Question) -> str:
@@ -193,7 +204,8 @@ def _reduce_dtype(workload: Workload, precision: Precision | None) -> ReduceDtyp
     return workload.reduce_dtype if own else None
 
 
-def _smallest_factor(number: int) -> int:
+def smallest_factor(number: int) -> int:
+    """The smallest prime factor of a number above 1; 1 of 1."""
     return next((n for n in range(2, number) if number % n == 0), number)
 
 

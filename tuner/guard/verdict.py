@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.guard.counts import caused, counted, difference, inactive_knob
 from tuner.guard.ruling import Ruling
@@ -70,6 +70,16 @@ class Verdict:
     """What was trained, in words."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The twin's (``Settings.as_dict``)."""
+    ranks: int = 1
+    """That trained."""
+    precision: str = ""
+    """Number format of the twin; empty of a probe, whose counts do not depend on it."""
+    knob: str = ""
+    """The knob that is to blame by what was counted; empty where counts show none."""
+    program: str = ""
+    """What was run, as :attr:`tuner.study.Question.program` has it."""
+    study: str = ""
+    """The study whose probe it is of, in the place of a twin."""
     worst: float | None = None
     """The largest relative difference of all compared steps; ``None`` where none was compared."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +109,18 @@ class Verdict:
         return cls(**{**known, "notes": tuple(known["notes"])})
 
 
-def judge(twin: Twin, found: Measurement, reference: Measurement) -> tuple[Outcome, str]:
+class Judgement(NamedTuple):
+    """What a twin's training shows."""
+
+    outcome: Outcome
+    """As of a probe."""
+    detail: str = ""
+    """Why, in one line."""
+    knob: str = ""
+    """The knob that is to blame by what was counted; empty where counts show none."""
+
+
+def judge(twin: Twin, found: Measurement, reference: Measurement) -> Judgement:
     """The outcome of a twin, and why.
 
     Collectives that differ from the list and that no other value of a knob explains are told and
@@ -111,18 +132,21 @@ def judge(twin: Twin, found: Measurement, reference: Measurement) -> tuple[Outco
         reference: what one process found.
     """
     if found.outcome is not Outcome.OK:
-        return found.outcome, found.detail
+        return Judgement(found.outcome, found.detail)
     workload, settings, cluster = twin.workload, twin.settings, twin.cluster
     if dead := inactive_knob(workload, settings, cluster, found):
-        return Outcome.KNOB_INACTIVE, f"{dead.knob} acts as {show(dead.value)}: {dead.why}"
+        detail = f"{dead.knob} acts as {show(dead.value)}: {dead.why}"
+        return Judgement(Outcome.KNOB_INACTIVE, detail, dead.knob)
     other = difference(caused(workload, settings, cluster), counted(found.collectives))
     tolerance = TOLERANCE[workload.precision]
     worst = first_deviation(found, reference, tolerance)
     if worst is None:
-        return Outcome.OK, f"it communicates otherwise than is priced: {other}" if other else ""
-    return Outcome.WRONG_RESULT, (
+        why = f"it communicates otherwise than is priced: {other}" if other else ""
+        return Judgement(Outcome.OK, why)
+    return Judgement(
+        Outcome.WRONG_RESULT,
         f"{worst.quantity} of optimizer step {worst.step} is off by {worst.relative:.1e} of one"
-        f" process's, {tolerance:.0e} at most"
+        f" process's, {tolerance:.0e} at most",
     )
 
 

@@ -35,18 +35,21 @@ class Capability:
     """On what, or why not."""
 
 
-def capabilities(here: Cluster | None, missing: Sequence[str]) -> Iterator[Capability]:
+def capabilities(
+    here: Cluster | None, missing: Sequence[str], unusable: str = ""
+) -> Iterator[Capability]:
     """What can be done on a machine, the weakest first.
 
     Args:
         here: the machine, as a cluster; ``None`` where it cannot be told.
         missing: packages that probes need and that are not installed.
+        unusable: why its GPUs cannot be used, as processes on them found.
     """
     without = f"{', '.join(missing)} is not installed" if missing else ""
     predicted = f"by arithmetic alone: {without}" if missing else "dry runs, for any cluster"
     yield Capability(name=Fidelity.PREDICTED, possible=True, why=predicted)
-    if missing or here is None:
-        why = without or "no device is known"
+    if missing or here is None or unusable:
+        why = without or unusable or "no device is known"
         for name in (Fidelity.EMULATED, Fidelity.MEASURED):
             yield Capability(name=name, possible=False, why=why)
         return

@@ -1,6 +1,9 @@
 """What this machine can do for the product, and what is wrong with it. Imports nothing heavy."""
 
+import json
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,12 +18,14 @@ from tuner.framework import (
     same_release,
     version_notes,
 )
+from tuner.guard.counts import path_of
+from tuner.guard.faults import Faults, check_of
 from tuner.guard.ruling import Ruling
 from tuner.guard.twin import STACK, stack_of
 from tuner.guard.verdict import Verdict
 from tuner.machine import memory_bytes, usable_cores
 from tuner.machine.capabilities import Capability, capabilities
-from tuner.settings import Checkpointing, Sharding
+from tuner.settings import Checkpointing, Settings, Sharding
 from tuner.space.dead import show
 
 CHECKED: Mapping[str, tuple[Any, ...]] = {
@@ -40,6 +45,22 @@ LEFT_OPEN: Mapping[str, str] = {"cpu_offload": "not seen to act on a CPU, only t
 """What twins, which run on CPU processes, cannot show of a knob."""
 FRAMEWORKS = (FrameworkName.TORCH, FrameworkName.ACCELERATE, FrameworkName.TRAINER)
 """Those that are probed here."""
+LOOK_S = 300.0
+"""For processes on all GPUs to import torch from a slow file system, and to look."""
+LEAST_SHM_BYTES = 2**30
+"""Of /dev/shm, as of ``workers/probe/check.py``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLook:
+    """What processes found on the GPUs."""
+
+    gpus: tuple[Mapping[str, Any], ...] = ()
+    """By GPU: torch, cuda (that torch is built for), driver, free_bytes, total_bytes, shm_bytes."""
+    why_unusable: str = ""
+    """The reason why no probe can be run on them; empty if there is none."""
+    in_use: bool = False
+    """Whether they were not looked at, since probes of a worker run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +72,17 @@ class KnobCheck:
     value: str
     """The value."""
     verdict: Ruling
-    """The worst of the guard's verdicts on settings with it."""
+    """``failed`` where it is to blame for a failure; else ``passed`` where a twin with it did."""
     passed: int
     """Twins with it that trained what one process trains."""
     failed: int
-    """Twins with it that did not."""
+    """Twins that did not, and for which it is to blame."""
     models: tuple[str, ...]
     """Their architectures."""
     date: str | None
     """Of the last of them, UTC in ISO 8601."""
     why: str
-    """Of the first that failed."""
+    """Of the first failure for which it is to blame."""
     left_open: str = ""
     """What no twin shows of it."""
 
@@ -120,6 +141,8 @@ class Diagnosis:
     """Of the installed versions."""
     problems: tuple[Problem, ...]
     """The serious ones first."""
+    gpus: tuple[Mapping[str, Any], ...] = ()
+    """As of :class:`GpuLook`; none where there are no GPUs, or they were not looked at."""
 
     @property
     def is_sound(self) -> bool:
@@ -136,6 +159,7 @@ def diagnose(
     *,
     versions: Mapping[str, str] | None = None,
     cluster: Callable[[], Cluster] = local_cluster,
+    look: Callable[[], GpuLook] | None = None,
 ) -> Diagnosis:
     """Look at this machine.
 
@@ -143,26 +167,54 @@ def diagnose(
         verdicts: all that are kept; those of other versions are left out.
         versions: of the installed packages, by default of this Python.
         cluster: finds the local cluster.
+        look: has processes look at the GPUs, where there are GPUs and torch; :func:`look_at_gpus`
+            unless given.
     """
     known = installed_versions() if versions is None else dict(versions)
     place, trouble = _place(cluster)
     missing = [package for package in STACK if package not in known]
     here = [v for v in verdicts if _is_of(known, v)]
-    checks = tuple(_checks(here))
-    problems = [*_missing(missing), *_of_devices(trouble), *_of_guard(checks, missing)]
-    problems += _of_versions(known, missing)
+    blamed = _blamed(here)
+    checks = tuple(_checks(here, blamed))
     is_gpu = place is not None and place.gpu.device is Device.CUDA
+    seen = (look or look_at_gpus)() if is_gpu and "torch" in known else GpuLook()
+    problems = [*_missing(missing), *_of_devices(trouble), *_of_gpus(seen)]
+    unblamed = [one for (knob, _), ones in blamed.items() if not knob for one in ones]
+    problems += [*_of_guard(checks, unblamed, missing), *_of_versions(known, missing)]
     return Diagnosis(
         versions={"python": platform.python_version(), **known},
         device=place.name if place else "",
         devices=place.world_size if place else 0,
         device_memory_bytes=place.gpu.memory_bytes if place and is_gpu else memory_bytes(),
         cores=usable_cores(),
-        fidelities=tuple(capabilities(place, missing)),
+        fidelities=tuple(capabilities(place, missing, seen.why_unusable)),
         guard=checks,
         rules=() if missing else tuple(_rules(known)),
         problems=tuple(sorted(problems, key=lambda problem: not problem.serious)),
+        gpus=seen.gpus,
     )
+
+
+def look_at_gpus() -> GpuLook:
+    """Starts a process on each GPU, as probes are started, which says whether torch can use it."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "workers.look"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return GpuLook(why_unusable=f"the GPUs cannot be looked at: {error}")
+    try:
+        told = json.loads(done.stdout)
+        gpus = tuple(gpu for gpu in told["gpus"] if gpu)
+        return GpuLook(gpus=gpus, why_unusable=told["why_unusable"], in_use=told["in_use"])
+    except (ValueError, KeyError, TypeError):
+        words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
+        return GpuLook(why_unusable=f"the GPUs cannot be looked at: {words}")
 
 
 def _place(cluster: Callable[[], Cluster]) -> tuple[Cluster | None, str]:
@@ -173,19 +225,32 @@ def _place(cluster: Callable[[], Cluster]) -> tuple[Cluster | None, str]:
 
 
 def _is_of(versions: Mapping[str, str], verdict: Verdict) -> bool:
-    """Whether a verdict is on the stack of these versions."""
+    """Whether a verdict is on the stack of these versions, and of no script of a user's."""
+    if verdict.program:
+        return False
     stack, theirs = stack_of(versions), stack_of(verdict.versions)
     return stack.keys() == theirs.keys() and all(
         same_release(version, theirs[package]) for package, version in stack.items()
     )
 
 
-def _checks(verdicts: Sequence[Verdict]) -> Iterator[KnobCheck]:
+def _blamed(verdicts: Sequence[Verdict]) -> Mapping[tuple[str, Any], Sequence[Verdict]]:
+    """The verdicts that failed by the knob and value that are to blame, as studies take them; by an
+    empty name those that blame none."""
+    reached = [v for v in verdicts if v.ruling is not Ruling.NOT_CHECKED and v.settings]
+    by_check = {check_of(verdict, ""): verdict for verdict in reached}
+    failures = Faults(by_check).failures
+    return {blamed: [by_check[check] for check, _ in ones] for blamed, ones in failures.items()}
+
+
+def _checks(
+    verdicts: Sequence[Verdict], blamed: Mapping[tuple[str, Any], Sequence[Verdict]]
+) -> Iterator[KnobCheck]:
     for knob, values in CHECKED.items():
         for value in values:
             of_value = [v for v in verdicts if _has(v, knob, value)]
             passed = [v for v in of_value if v.ruling is Ruling.PASSED]
-            failed = [v for v in of_value if v.ruling is Ruling.FAILED]
+            failed = blamed.get((knob, value), ())
             verdict = Ruling.PASSED if passed else Ruling.NOT_CHECKED
             yield KnobCheck(
                 knob=knob,
@@ -202,20 +267,11 @@ def _checks(verdicts: Sequence[Verdict]) -> Iterator[KnobCheck]:
 
 def _has(verdict: Verdict, knob: str, value: object) -> bool:
     """Whether a twin had a knob at a value, where the knob is live."""
-    settings = verdict.settings
-    if settings.get(knob) != value:
+    if not verdict.settings:
         return False
-    if knob == "tp_recompute_allgather":
-        return bool(settings["tp_size"] > 1)
-    if knob == "sync_each_batch":
-        return settings["gradient_accumulation_steps"] > 1 and _is_parallel(verdict)
-    return knob != "sharding" or _is_parallel(verdict)
-
-
-def _is_parallel(verdict: Verdict) -> bool:
-    """A twin with tensor parallelism under ddp has no data-parallel ranks."""
-    settings = verdict.settings
-    return bool(settings["tp_size"] == 1 or settings["sharding"] != Sharding.DDP)
+    acts = dict(path_of(Settings.from_dict(verdict.settings), verdict.ranks))
+    is_seen = knob != "sync_each_batch" or "sharding" in acts  # else nothing is reduced
+    return is_seen and knob in acts and acts[knob] == value
 
 
 def _rules(versions: Mapping[str, str]) -> Iterator[VersionRule]:
@@ -247,7 +303,30 @@ def _of_devices(trouble: str) -> Iterator[Problem]:
         yield Problem(what=trouble, mend="name the cluster with --cluster", serious=True)
 
 
-def _of_guard(checks: Sequence[KnobCheck], missing: Sequence[str]) -> Iterator[Problem]:
+def _of_gpus(seen: GpuLook) -> Iterator[Problem]:
+    if seen.why_unusable:
+        yield Problem(
+            what=seen.why_unusable,
+            mend="until then no probe is run on these GPUs; docs/troubleshooting.md says more",
+            serious=True,
+        )
+    if seen.in_use:
+        yield Problem(
+            what="probes run on the GPUs, which were not looked at",
+            mend="ask again when they are done",
+        )
+    shm_bytes = min((gpu["shm_bytes"] for gpu in seen.gpus if gpu.get("shm_bytes")), default=None)
+    if len(seen.gpus) > 1 and shm_bytes is not None and shm_bytes < LEAST_SHM_BYTES:
+        yield Problem(
+            what=f"{shm_bytes / 2**20:.0f} MiB is the size of /dev/shm, and NCCL needs about 1 GiB"
+            " with several GPUs",
+            mend="docker run --shm-size=1g, or --ipc=host",
+        )
+
+
+def _of_guard(
+    checks: Sequence[KnobCheck], unblamed: Sequence[Verdict], missing: Sequence[str]
+) -> Iterator[Problem]:
     for check in checks:
         if check.verdict is Ruling.FAILED:
             yield Problem(
@@ -255,7 +334,14 @@ def _of_guard(checks: Sequence[KnobCheck], missing: Sequence[str]) -> Iterator[P
                 mend="it is not suggested in these versions; other versions may be right",
                 serious=True,
             )
-    if not missing and all(check.verdict is Ruling.NOT_CHECKED for check in checks):
+    for one in unblamed:
+        yield Problem(
+            what=f"{one.structure} trains wrongly here, and no one knob is known to be why:"
+            f" {one.detail}",
+            mend="such settings are not suggested in these versions; other versions may be right",
+            serious=True,
+        )
+    if not (missing or unblamed) and all(check.verdict is Ruling.NOT_CHECKED for check in checks):
         yield Problem(
             what="no knob was checked with the installed versions",
             mend="tuner doctor --run checks them in a minute or two",

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +14,31 @@ from tuner.errors import UsageError
 
 NVIDIA_SMI = (
     "nvidia-smi",
-    "--query-gpu=uuid,name,memory.total",
+    "--query-gpu=uuid,name,memory.total,mig.mode.current",
     "--format=csv,noheader,nounits",
 )
+LISTING = ("nvidia-smi", "-L")
 TIMEOUT_S = 20.0
 """Seconds to wait for ``nvidia-smi``; without persistence mode it first wakes every GPU."""
 MEMORY_STEP_BYTES = 64 * 2**20
 """Total memory is rounded down to this: it moves by some MiB between boots of one machine, and a
 question about it should stay the same question."""
+OF_A_GPU = frozenset({4, 8, 10, 14, 15, 16, 17, 18})
+"""Exit codes of ``nvidia-smi`` that are of a GPU which is there: no permission, no power cable, no
+interrupt, a corrupted infoROM, a GPU that is lost or wants a reset, one that the operating system
+keeps back, a driver of another version than the library (``nvmlReturn_t`` in nvml.h, and the return
+values in nvidia-smi(1)). The others it also gives on machines without a GPU."""
+LEAST_OF_SLICE = 0.95
+"""Of the memory in a slice's name: a 1g.10gb shows 9.5 GiB, larger ones a little more (``nvidia-smi
+mig -lgip`` in NVIDIA's MIG user guide)."""
+_FAULT = re.compile(
+    r"GPU is lost|GPU requires reset|Unable to determine the device handle|mismatch"
+    r"|Insufficient Permissions",
+    re.IGNORECASE,
+)
+"""Words of ``nvidia-smi`` for GPUs that are there and cannot be used."""
+_SLICE = re.compile(r"MIG (\S+) +Device +\d+: +\(UUID: (MIG-[^)]+)\)")
+"""A slice in ``nvidia-smi -L``, below its GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +111,34 @@ def this_machine() -> Machine:
     )
 
 
-def visible_gpus(environment: Mapping[str, str] | None = None) -> tuple[ReportedGpu, ...]:
-    """The NVIDIA GPUs that processes started here would see; none without ``nvidia-smi``.
+def visible_gpus(
+    environment: Mapping[str, str] | None = None, root: Path = Path("/")
+) -> tuple[ReportedGpu, ...]:
+    """Reads the NVIDIA GPUs that processes started here would see from ``nvidia-smi``.
 
     ``CUDA_VISIBLE_DEVICES`` of ``environment`` (by default this process's) is honoured.
 
+    Args:
+        environment: of the processes.
+        root: where ``dev`` and ``proc`` are found, which tell GPUs that ``nvidia-smi`` does not.
+
     Raises:
-        UsageError: the driver does not answer, reports no memory, or shows slices of GPUs.
+        UsageError: the driver does not answer or fails on a machine that has GPUs, a GPU is lost or
+            has no memory size, or is cut into slices; or the variable names none that is there.
     """
     values = os.environ if environment is None else environment
-    gpus = tuple(_reported(line) for line in _nvidia_smi().splitlines() if line.strip())
     visible = values.get("CUDA_VISIBLE_DEVICES")
-    return gpus if visible is None else tuple(_chosen(gpus, visible))
+    if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
+        return ()  # hidden, whatever state they are in
+    rows = [_row(line) for line in _nvidia_smi(root).splitlines() if line.strip()]
+    chosen = rows if visible is None else list(_chosen(rows, visible))
+    if rows and not chosen:
+        raise UsageError(
+            "CUDA_VISIBLE_DEVICES", visible, f"must name one of the {len(rows)} GPUs that are here"
+        )
+    if any(row.is_sliced for row in chosen):
+        raise _sliced(rows, chosen)
+    return tuple(_reported(row) for row in chosen)
 
 
 def usable_cores() -> int:
@@ -149,53 +183,138 @@ def memory_bytes(root: Path = Path("/")) -> int:
     return max(limit - limit % MEMORY_STEP_BYTES, MEMORY_STEP_BYTES)
 
 
-def _nvidia_smi() -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One GPU in the words of ``nvidia-smi``."""
+
+    line: str
+    uuid: str
+    name: str
+    memory: str
+    is_sliced: bool
+
+
+def _nvidia_smi(root: Path = Path("/")) -> str:
+    there = _gpus_of_kernel(root)
     try:
         done = subprocess.run(
             NVIDIA_SMI, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
-    except OSError:
+    except OSError as error:
+        if there:
+            raise _failing(
+                f"there is {there}, and no nvidia-smi ({error.strerror or error}): install the"
+                " driver's programs; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            ) from error
         return ""  # not installed: no NVIDIA GPU
     except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            "cluster", "local", f"nvidia-smi did not answer within {TIMEOUT_S:.0f} s"
-        ) from error
+        raise _failing(f"nvidia-smi did not answer within {TIMEOUT_S:.0f} s") from error
+    if done.returncode == 0:
+        return done.stdout
+    words = " ".join(f"{done.stdout} {done.stderr}".split())[:300]
     # It also fails where its library is installed without a GPU, as in many container images.
-    return done.stdout if done.returncode == 0 else ""
+    if there or done.returncode in OF_A_GPU or _FAULT.search(words):
+        raise _failing(f"nvidia-smi fails with exit code {done.returncode}: {words or 'no words'}")
+    return ""
 
 
-def _reported(line: str) -> ReportedGpu:
-    uuid, _, kind = line.partition(",")
-    name, _, memory = (part.strip() for part in kind.rpartition(","))
-    if not memory.isdecimal() or not name:
-        raise UsageError(
-            "cluster",
-            "local",
-            f"nvidia-smi reports {line.strip()!r}, without a memory size; describe the GPU in a"
-            " cluster file",
+def _gpus_of_kernel(root: Path) -> str:
+    """Where the kernel's driver shows a GPU; empty if it shows none."""
+    places = [root / "dev" / "nvidia0", *(root / "proc/driver/nvidia/gpus").glob("*")]
+    return next((f"/{place.relative_to(root)}" for place in places if place.exists()), "")
+
+
+def _failing(why: str) -> UsageError:
+    return UsageError("cluster", "local", why)
+
+
+def _row(line: str) -> _Row:
+    uuid, name, memory, mode, *_ = (*(part.strip() for part in line.split(",")), "", "", "", "")
+    return _Row(line=line.strip(), uuid=uuid, name=name, memory=memory, is_sliced=mode == "Enabled")
+
+
+def _reported(row: _Row) -> ReportedGpu:
+    if _FAULT.search(row.line):
+        raise _failing(
+            f"nvidia-smi reports {row.line!r}: restart the machine, or show other GPUs with"
+            " CUDA_VISIBLE_DEVICES"
         )
-    return ReportedGpu(name=name, memory_mib=int(memory), uuid=uuid.strip())
+    if not row.memory.isdecimal() or not row.name:
+        raise _failing(
+            f"nvidia-smi reports {row.line!r}, without a memory size; describe the GPU in a"
+            " cluster file"
+        )
+    return ReportedGpu(name=row.name, memory_mib=int(row.memory), uuid=row.uuid)
 
 
-def _chosen(gpus: tuple[ReportedGpu, ...], visible: str) -> Iterator[ReportedGpu]:
+def _chosen(rows: Sequence[_Row], visible: str) -> Iterator[_Row]:
     """As CUDA reads the variable: up to the first entry that names no GPU, or one of several.
 
     An entry may be the beginning of a UUID.
     """
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):
-            raise UsageError(
-                "cluster",
-                "local",
-                "slices of a GPU (MIG) have no published figures; describe them in a cluster file",
-            )
+            raise _of_slice(entry)
         if entry.startswith("GPU-"):
-            named = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+            named = [row for row in rows if row.uuid.startswith(entry)]
         else:
-            named = list(gpus[int(entry) :][:1]) if entry.isdecimal() else []
+            named = list(rows[int(entry) :][:1]) if entry.isdecimal() else []
         if len(named) != 1:
             return
         yield named[0]
+
+
+def _slices() -> tuple[tuple[str, str, str], ...]:
+    """The GPU's name, the profile (``1g.10gb``) and the id of every slice; none without a list."""
+    try:
+        listed = subprocess.run(
+            LISTING, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found, name = [], ""
+    for line in listed.splitlines():
+        if gpu := re.match(r"GPU \d+: (.*?) \(UUID", line):
+            name = gpu[1]
+        elif cut := _SLICE.search(line):
+            found.append((name, cut[1], cut[2]))
+    return tuple(found)
+
+
+def _sliced(rows: Sequence[_Row], chosen: Sequence[_Row]) -> UsageError:
+    """Of GPUs in MIG mode: a process sees no such GPU, and at most one of its slices."""
+    names = list(dict.fromkeys(row.name for row in chosen if row.is_sliced))
+    profiles = [profile for name, profile, _ in _slices() if name in names]
+    cut = f" into {', '.join(sorted(set(profiles)))}" if profiles else ", and has no slice"
+    whole = ",".join(row.uuid for row in rows if not row.is_sliced)
+    rest = f"; CUDA_VISIBLE_DEVICES={whole} shows the whole GPUs alone" if whole else ""
+    return _failing(
+        f"{', '.join(names)} is cut{cut} (MIG): slices are not probed, only predicted,"
+        f" {_described(names[0], profiles[0] if profiles else '')}{rest}"
+    )
+
+
+def _of_slice(entry: str) -> UsageError:
+    name, profile = next(
+        ((name, profile) for name, profile, uuid in _slices() if uuid.startswith(entry)), ("", "")
+    )
+    what = f"{entry} ({profile} of {name})" if profile else entry
+    return _failing(
+        f"CUDA_VISIBLE_DEVICES names {what}, a slice of a GPU (MIG): slices are not probed, only"
+        f" predicted, {_described(name, profile)}"
+    )
+
+
+def _described(gpu: str, profile: str) -> str:
+    """How to ask about a slice."""
+    size = re.search(r"(\d+)gb", profile)
+    memory_bytes = int(LEAST_OF_SLICE * int(size[1]) * 2**30) if size else 0
+    slug = re.sub(r"[^a-z0-9.]+", "-", f"{gpu} {profile}".lower()).strip("-")[:64] or "slice"
+    fields = f'gpu = {{name = "{slug}", memory_bytes = {memory_bytes or "..."}}}'
+    return (
+        "with --fidelity predicted --cluster FILE.toml, whose lines are: nodes = 1;"
+        f" gpus_per_node = 1; {fields}"
+    )
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

@@ -4,11 +4,16 @@ The planner keeps nothing between two calls. It reads the study's probes, says w
 under today's memory limit, and decides; whoever calls it enters the decision into the store.
 """
 
-from tuner.planner.answer import answer, is_answered, why_unprobed
+from tuner.planner.answer import answer, is_answered, what_trained_wrongly, why_unprobed
 from tuner.planner.guarding import to_guard
 from tuner.planner.next import next_probe
 from tuner.planner.plans import Stop, Wait
-from tuner.planner.predicted import has_predicted_answer, what_is_needed, why_no_speed
+from tuner.planner.predicted import (
+    has_predicted_answer,
+    what_is_needed,
+    what_is_wrong,
+    why_no_speed,
+)
 from tuner.planner.probes import fits, probe_as_dict
 from tuner.planner.timing import speed_of, step_time
 
@@ -25,6 +30,8 @@ __all__ = [
     "step_time",
     "to_guard",
     "what_is_needed",
+    "what_is_wrong",
+    "what_trained_wrongly",
     "why_no_speed",
     "why_unprobed",
 ]

@@ -55,6 +55,13 @@ def why_unprobed(study: Study) -> str:
     return " ".join(standing(study, learned(study, study.terms.fidelity)))
 
 
+def what_trained_wrongly(study: Study) -> str:
+    """Why none of what was measured or emulated and fits is the answer; empty where one is, or
+    nothing fitted."""
+    known = learned(study, study.terms.fidelity)
+    return "" if known.fitting else MemoryOutlook(known).what_is_wrong()
+
+
 def _probed_answer(whole: Study, known: Knowledge, choice: Choice[Finding]) -> Suggestion:
     study = known.study
     others = [f for f in known.fitting if f is not choice.best]

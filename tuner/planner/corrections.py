@@ -1,4 +1,5 @@
-"""What probes that ran steps say of predictions: how long steps took, and what did not run.
+"""What probes that ran steps say of predictions: how long steps took, what did not run, and what
+devices hold beside tensors.
 
 A prediction of the settings like those that were run is off by as much: their class by its own
 probes, all others by what is typical, so that the same error moves all of them together.
@@ -13,6 +14,7 @@ from statistics import median
 from tuner.measurement import PROBED, Fidelity
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import Knowledge, learned
+from tuner.planner.overheads import Overheads, overheads
 from tuner.settings import Settings
 from tuner.study import Study
 
@@ -27,6 +29,12 @@ class Corrections:
     """The same for classes of which no step was timed."""
     seen: Mapping[Fidelity, Knowledge] = field(default_factory=dict)
     """What probes of each fidelity taught, the stronger first."""
+    overheads: Overheads | None = None
+    """What devices held outside the allocator."""
+
+    def overhead_bytes(self, settings: Settings) -> int | None:
+        """Bytes outside the allocator of settings; ``None`` where none were seen."""
+        return self.overheads.of(settings) if self.overheads else None
 
     def factor(self, settings: Settings) -> float:
         """What the predicted seconds of a step are multiplied by."""
@@ -65,7 +73,10 @@ def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Correcti
             ratios[settings.settings_class].append(seconds / expected)
     factors = {key: median(found) for key, found in ratios.items()}
     return Corrections(
-        factors=factors, typical=median(factors.values()) if factors else 1.0, seen=seen
+        factors=factors,
+        typical=median(factors.values()) if factors else 1.0,
+        seen=seen,
+        overheads=overheads(study),
     )
 
 

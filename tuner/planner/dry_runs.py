@@ -6,7 +6,7 @@ from tuner.measurement import Fidelity
 from tuner.planner.budget import spent
 from tuner.planner.estimate import Estimate
 from tuner.planner.estimates import Forecast, forecast
-from tuner.planner.plans import Stop
+from tuner.planner.plans import TRAINS_WRONGLY, Stop
 from tuner.planner.ranking import choose_predicted
 from tuner.planner.spending import probes_of_asking
 from tuner.study import ProbeRequest, Study
@@ -22,13 +22,15 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
     """The class to dry-run next, as a probe of those of its settings that lead.
 
     Args:
-        study: with predicted probes only, all of them done.
+        study: with the probes of all fidelities; those that are predicted are done.
 
     Raises:
         UsageError: the question has no legal settings.
     """
     known = forecast(study)
-    leader = leading(known)
+    study, leader = known.study, leading(known)
+    if leader is None and known.what_is_wrong:
+        return _stop(known, TRAINS_WRONGLY)
     if leader is None and not known.refused:
         return Stop(reason=f"nothing is predicted of any settings: {'; '.join(known.uncovered)}")
     if leader is None:
@@ -58,7 +60,7 @@ def leading(known: Forecast) -> Estimate | None:
     """
     if known.refused and not known.profiles and _all_tried(known):
         return None
-    choice = choose_predicted(known.promising, known.study.terms.tolerance)
+    choice = choose_predicted(known.promising, known.study.terms.tolerance, known.checked)
     if choice:
         return choice.best
     return known.untimed[0] if known.untimed else known.smallest
@@ -132,6 +134,8 @@ def _stop(known: Forecast, reason: str) -> Stop:
         return Stop(reason=reason)
     if known.untimed:
         return Stop(reason=f"settings fit, but none is known to be the fastest: {known.unknown}")
+    if known.what_is_wrong:
+        return Stop(reason=TRAINS_WRONGLY, wrong=known.what_is_wrong)
     return Stop(reason="no settings are predicted to fit", nothing_fits=known.smallest_need())
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import inf
 
 from tuner.cost.categories import Basis
-from tuner.cost.prediction import Prediction
+from tuner.cost.prediction import Prediction, with_overhead
 from tuner.identity_keys import Same
 from tuner.planner.corrections import Corrections
 from tuner.quantity import Quantity
@@ -73,14 +73,19 @@ class Estimate:
 def corrected(found: Estimate, seen: Corrections) -> Estimate:
     """An estimate after what was seen of settings like these."""
     factor, why = seen.factor(found.settings), seen.why_not(found.settings)
-    return found if factor == 1.0 and not why else _off_by(Same(found), factor, why)
+    overhead = seen.overhead_bytes(found.settings)
+    if factor == 1.0 and not why and overhead is None:
+        return found
+    return _off_by(Same(found), factor, why, overhead)
 
 
 # One more probe changes what is known of few settings.
 @lru_cache(maxsize=8192)
-def _off_by(key: Same[Estimate], factor: float, why: str) -> Estimate:
+def _off_by(key: Same[Estimate], factor: float, why: str, overhead_bytes: int | None) -> Estimate:
     """An estimate that is off by a factor, and of settings that are no answer if there is a why."""
     found, prediction = key.value, key.value.prediction
+    if overhead_bytes is not None:
+        prediction = with_overhead(prediction, overhead_bytes)
     if factor != 1.0 and prediction.step_time_s.value is not None:
         prediction = replace(
             prediction,

@@ -4,7 +4,7 @@ A dry run says what its whole class needs, whatever the micro-batch size. So the
 by arithmetic, the class of the settings that lead is dry-run, and the space is ranked again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import predict
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
+from tuner.guard.faults import Wrong
 from tuner.identity_keys import Same
 from tuner.measurement import Fidelity
 from tuner.planner import verdicts
@@ -56,6 +57,12 @@ class Forecast:
     order."""
     uncovered: Mapping[str, tuple[Settings, ...]] = field(default_factory=dict)
     """Legal settings whose memory the cost model does not cover, by the reason."""
+    wrong: Mapping[Settings, Wrong] = field(default_factory=dict)
+    """Legal settings that train something else, or may well: they are no answers."""
+    wrong_ones: tuple[Estimate, ...] = ()
+    """What is predicted of these by arithmetic."""
+    checked: Callable[[Settings], bool] = lambda _: False
+    """Whether each of the settings' knobs was seen to train what it should."""
     left_out: tuple[Estimate, ...] = ()
     """Those of refused classes, by arithmetic that they do not hold to."""
 
@@ -110,6 +117,15 @@ class Forecast:
         """Whether nothing fits by far, so that dry runs of more classes would not change that."""
         known = self.estimates.values()
         return bool(known) and all(e.fits_by_no_means for e in known)
+
+    @cached_property
+    def what_is_wrong(self) -> str:
+        """Why all that is predicted to fit trains something else; empty where something does not,
+        or nothing would fit anyway."""
+        if any(e.may_fit for e in self.estimates.values()):
+            return ""
+        fitting = (e.settings for e in self.wrong_ones if e.may_fit)
+        return "; ".join(dict.fromkeys(self.wrong[one].why for one in fitting))
 
     @property
     def unknown(self) -> str:
@@ -193,14 +209,14 @@ def _forecast(key: Same[Study]) -> Forecast:
     known = dry_run_classes(study)
     asked = _asked(study, limit)
     every, uncovered = _by_arithmetic(asked)
-    wrong = verdicts.failed(study, _space(asked).legal)
+    wrong = verdicts.wrong_of(whole, _space(asked).legal)
     estimates = {
         e.settings: _with_dry_run(e, asked, known.profiles)
         for e in every
         if e.settings.settings_class not in known.refused and e.settings not in wrong
     }
     seen = Corrections()
-    if whole is not study:
+    if whole is not study or whole.past:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
         estimates = {s: corrected(e, seen) for s, e in estimates.items()}
     if study.past and not seen.factors:  # its own probes are nearer than those of others
@@ -216,6 +232,11 @@ def _forecast(key: Same[Study]) -> Forecast:
         accidents=known.accidents,
         estimates=estimates,
         uncovered=uncovered,
+        wrong=wrong,
+        wrong_ones=tuple(
+            _with_dry_run(e, asked, known.profiles) for e in every if e.settings in wrong
+        ),
+        checked=lambda settings: verdicts.is_checked(whole, settings),
         left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
     )
 

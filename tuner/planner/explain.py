@@ -8,7 +8,7 @@
 
 from collections.abc import Iterator
 
-from tuner.planner.explain_best import extrapolation, runner_up, tie, why_this
+from tuner.planner.explain_best import allocator, extrapolation, runner_up, tie, why_this
 from tuner.planner.explain_failures import (
     coverage,
     failures,
@@ -30,7 +30,7 @@ from tuner.planner.verdicts import wrong_ones
 def explain(known: Knowledge, choice: Choice[Finding]) -> tuple[str, ...]:
     """Sentences for people on an answer that was probed, most important first."""
     outlook = SpeedOutlook(known)
-    wrong = wrong_ones(known.study, known.space.legal)
+    wrong = wrong_ones(known.wrong)
     sentences = *_of_best(known, choice, outlook), *what_failed(known), *wrong
     return (*sentences, *what_is_left(known, outlook))
 
@@ -67,5 +67,6 @@ def _of_best(known: Knowledge, choice: Choice[Finding], outlook: SpeedOutlook) -
     yield from tie(known, choice)
     yield from runner_up(known, choice)
     yield from extrapolation(best)
+    yield from allocator(best)
     yield from knob_effects(known, best, outlook)
     yield from paid_for_itself(known, best, outlook)

@@ -55,6 +55,13 @@ def runner_up(known: Knowledge, choice: Choice[Finding]) -> Iterator[str]:
         )
 
 
+def allocator(best: Finding) -> Iterator[str]:
+    """How torch's allocator was configured for the answer's probes, if it was."""
+    hardware = [p.measurement.hardware for p in best.probes if p.measurement]
+    for conf in dict.fromkeys(one["allocator_conf"] for one in hardware if "allocator_conf" in one):
+        yield f"Its probes ran with PYTORCH_ALLOC_CONF={conf}: launch with the same."
+
+
 def extrapolation(best: Finding) -> Iterator[str]:
     """Whether the answer's time is of steps as long as it has them."""
     count = best.settings.gradient_accumulation_steps

@@ -181,10 +181,13 @@ class _Pairs:
             need = self.known.too_large.get(other)
             return 0.0, f"{text}, {_shortage(need) if need else 'no time was taken'}."
         change = change_between(best, found)
-        fits = ", which does not fit" if other in self.known.too_large else ""
+        beside = ", which does not fit" if other in self.known.too_large else ""
+        if wrong := self.known.wrong.get(other):
+            may = "may train" if wrong.is_unconfirmed else "trains"
+            beside += f", but {may} something else and is not suggested"
         return change.size, (
             f"{text}, a step takes {seconds_text(found.seconds)} ({change}) and needs"
-            f" {size_text(found.needed_bytes)}{fits}"
+            f" {size_text(found.needed_bytes)}{beside}"
             f" ({found.source} against {probes_text(best.probes)})."
         )
 

@@ -81,16 +81,19 @@ def _why(
     if something or not known.too_large:
         yield from why_predicted(foreseen, choice)
     else:
-        yield from wrong_ones(study, known.space.legal)
+        yield from wrong_ones(known.wrong)
     yield from what_is_left(known)
     yield from others_too(study, known)
 
 
 def standing(study: Study, known: Knowledge) -> Iterator[str]:
     """What the probes have shown of memory, why the study has ended, and how to go on."""
-    need = MemoryOutlook(known).smallest_need()
+    outlook = MemoryOutlook(known)
+    need = outlook.smallest_need()
     if not finished(known):
         yield f"Nothing was {study.terms.fidelity} yet: no probe is done."
+    elif why := outlook.what_is_wrong():
+        yield f"What was {study.terms.fidelity} and fits trains something else: {why}."
     elif need:
         yield f"None of the settings probed was seen to fit in {size_text(known.limit_bytes)}."
         yield f"{need[0].upper()}{need[1:]}."

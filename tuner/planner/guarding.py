@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 from tuner.guard.ruling import Ruling
 from tuner.guard.shrink import NoTwinError
-from tuner.guard.twin import STACK
+from tuner.guard.twin import STACK, stack_of
 from tuner.guard.verdict import Verdict
 from tuner.measurement import PROBED
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.ranking import choose, indistinguishable
-from tuner.planner.verdicts import known_verdicts, twins_of
+from tuner.planner.verdicts import is_checked, known_verdicts, twins_of
 from tuner.settings import Settings
 from tuner.study import Study
-from tuner.suggestion import Guard
+from tuner.suggestion import KNOBS_PASSED, Guard
 
 
 def guard_of(
@@ -28,6 +28,8 @@ def guard_of(
         date: when they were.
     """
     found, why = _verdicts(study, settings)
+    if why and is_checked(study, settings):
+        return _by_knob(study)
     if why:
         return Guard(versions=dict(versions), date=date, why=why)
     worst = max(found, key=lambda verdict: _ORDER.index(verdict.ruling))
@@ -38,19 +40,46 @@ def guard_of(
 
 
 def to_guard(known: Knowledge) -> list[Settings]:
-    """The finalists without a verdict on each of their twins: the answer, and what ties with it.
+    """The finalists without a verdict on each of their twins: the answer, what ties with it, and
+    what would be it if a knob's value were right that failed in another layout.
 
     Settings that have no twin are left out.
     """
     study, tolerance = known.study, known.study.terms.tolerance
     choice = choose(known.fitting, tolerance)
-    if choice is None or study.terms.fidelity not in PROBED:
+    if study.terms.fidelity not in PROBED:
         return []
-    finalists: list[Finding] = [choice.best, choice.fastest]
-    rivals = [f for f in known.fitting if f is not choice.best][:1]
-    finalists += [f for f in rivals if indistinguishable(choice.best, f, tolerance)]
+    finalists: list[Finding] = _to_confirm(known)
+    if choice is not None:
+        finalists += [choice.best, choice.fastest]
+        rivals = [f for f in known.fitting if f is not choice.best][:1]
+        finalists += [f for f in rivals if indistinguishable(choice.best, f, tolerance)]
     wanted = dict.fromkeys(f.settings for f in finalists)
     return [one for one in wanted if _is_open(study, one)]
+
+
+def _to_confirm(known: Knowledge) -> list[Finding]:
+    """The fastest finding that only an unconfirmed failure speaks against, if it is the fastest."""
+    found = (known.findings[one] for one in known.unconfirmed if one in known.findings)
+    timed = [
+        f for f in found if f.step_time.value is not None and f.settings not in known.too_large
+    ]
+    first = min(timed, key=lambda f: (f.seconds, str(f.settings)), default=None)
+    is_faster = not known.fitting or (first and first.seconds < known.fitting[0].seconds)
+    return [first] if first is not None and is_faster else []
+
+
+def _by_knob(study: Study) -> Guard:
+    """That other small models were trained with each of the settings' knobs, and none with all."""
+    stack = stack_of(study.question.framework.versions)
+    passed = [v.date for v in study.guards.values() if v.ruling is Ruling.PASSED and v.date]
+    return Guard(
+        verdict=KNOBS_PASSED,
+        versions=stack,
+        date=max(passed, default=None),
+        why="small twins with each of these values train what one process trains; one of these"
+        " settings and this model was not trained yet",
+    )
 
 
 _ORDER = (Ruling.PASSED, Ruling.NOT_CHECKED, Ruling.FAILED)

@@ -1,18 +1,27 @@
 """What a study's probes have taught about its settings, under today's memory limit."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from tuner.guard.counts import blamed_by_counts
+from tuner.guard.faults import Wrong
 from tuner.identity_keys import Same
-from tuner.measurement import BROKEN, CLOSES_CLASS, Fidelity, Measurement, Outcome
+from tuner.measurement import (
+    BEGINNING,
+    BROKEN,
+    CLOSES_CLASS,
+    Fidelity,
+    Measurement,
+    Outcome,
+)
 from tuner.planner.bounds import Family, family, heavier
 from tuner.planner.findings import Finding, findings_of
 from tuner.planner.repricing import repriced
 from tuner.planner.spending import probes_of_asking
 from tuner.planner.timing import step_time
-from tuner.planner.verdicts import failed
+from tuner.planner.verdicts import wrong_of
 from tuner.quantity import Quantity
 from tuner.settings import Settings
 from tuner.space import Space, enumerate_space
@@ -72,7 +81,10 @@ class Knowledge:
     closed: Mapping[Settings, str] = field(default_factory=dict)
     """Settings that failed for other reasons, with the outcome."""
     closed_classes: Mapping[Settings, str] = field(default_factory=dict)
-    """Classes that are refused or train wrongly, with the outcome."""
+    """Classes that are refused, or that train wrongly and no one knob is known to be why, with the
+    outcome."""
+    wrong: Mapping[Settings, Wrong] = field(default_factory=dict)
+    """Legal settings that train something else, or may well; they are closed too."""
     slow: Mapping[Settings, Slow] = field(default_factory=dict)
     """Settings that were ended before their steps were done."""
     failed: frozenset[Settings] = frozenset()
@@ -111,6 +123,16 @@ class Knowledge:
         return smallest is not None and settings.micro_batch_size >= smallest
 
     @cached_property
+    def unconfirmed(self) -> frozenset[Settings]:
+        """Settings with a knob's value that failed once, in another layout. One more probe may
+        show that only the layout was wrong; until then none of them is an answer."""
+        return frozenset(
+            settings
+            for settings, wrong in self.wrong.items()
+            if wrong.is_unconfirmed and self.closed.get(settings) == str(wrong.outcome)
+        )
+
+    @cached_property
     def infeasible(self) -> frozenset[Settings]:
         """Legal settings of which :meth:`is_infeasible` holds."""
         return frozenset(filter(self.is_infeasible, self.space.legal))
@@ -129,12 +151,15 @@ class Knowledge:
         return bool(self.fitting) and self.fitting[0].seconds < slow.step_time.value
 
     def candidates(self) -> list[Settings]:
-        """Legal settings that are worth a probe of their own: untried, and not ruled out."""
+        """Legal settings that may be worth a probe of their own: untried, and not ruled out.
+
+        Those of :attr:`unconfirmed` are among them.
+        """
         return [
             settings
             for settings in self.space.legal
             if settings not in self.findings
-            and settings not in self.closed
+            and (settings not in self.closed or settings in self.unconfirmed)
             and not self._is_too_slow(settings)
             and settings.settings_class not in self.closed_classes
             and settings not in self.infeasible
@@ -181,7 +206,10 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
     needs += [_need_of(f) for f in findings.values() if f.needed_bytes > limit]
     slow = _slow(probes, findings)
     needs += [need for p in probes if (need := _need_of_slow(p, limit))]
+    now = {probe.id for probe in probes_of_asking(study)}
     legal = frozenset(space.legal)
+    wrong = wrong_of(whole, space.legal)
+    closed = {one: str(found.outcome) for one, found in wrong.items()}
     return Knowledge(
         study=study,
         whole=whole,
@@ -189,13 +217,14 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
         limit_bytes=limit,
         findings={s: f for s, f in findings.items() if s in legal},
         too_large=_largest(needs),
-        closed={**_closed(study, probes, findings), **_by_guard(study, space.legal)},
-        closed_classes=_closed_classes(probes),
+        closed={**closed, **_closed(study, probes, findings)},
+        closed_classes=_closed_classes(study, probes),
+        wrong=wrong,
         slow=slow,
         failed=frozenset(
             p.request.settings
             for p in probes
-            if outcome_of(p) in BROKEN and p.request.settings not in findings
+            if _is_broken(p, now) and p.request.settings not in findings
         ),
         smallest_too_large=_smallest(needs),
         repetitions=_repetitions(study.probes),
@@ -260,7 +289,8 @@ def _closed(
     return {
         probe.request.settings: str(outcome)
         for probe in sorted(probes, key=lambda p: p.id)
-        if (outcome := outcome_of(probe)) in BROKEN
+        if (outcome := outcome_of(probe)) is not None
+        if _is_broken(probe, now)
         or (
             outcome in TEACHES_NOTHING
             and probe.id in now
@@ -269,16 +299,28 @@ def _closed(
     }
 
 
-def _by_guard(study: Study, legal: Iterable[Settings]) -> dict[Settings, str]:
-    """Settings whose twin trains something else than one process, whatever their probes say."""
-    return {one: str(verdict.outcome) for one, verdict in failed(study, legal).items()}
+def _is_broken(probe: Probe, now: Collection[int]) -> bool:
+    """Whether a probe shows that its settings do not run.
+
+    A crash before the model was there may be of the machine: it closes them for the asking it came
+    in, and says nothing to later ones.
+    """
+    found = probe.measurement
+    if found is None or found.outcome not in BROKEN:
+        return False
+    early = found.outcome is Outcome.CRASHED and found.phase in BEGINNING
+    return probe.id in now or not early
 
 
-def _closed_classes(probes: Iterable[Probe]) -> dict[Settings, str]:
+def _closed_classes(study: Study, probes: Iterable[Probe]) -> dict[Settings, str]:
+    """Classes of what failed; where that is one knob's, :attr:`Knowledge.wrong` has it."""
+    ranks = study.question.cluster.world_size
     return {
-        probe.request.settings.settings_class: str(outcome)
+        probe.request.settings.settings_class: str(found.outcome)
         for probe in sorted(probes, key=lambda p: p.id)
-        if (outcome := outcome_of(probe)) in CLOSES_CLASS
+        if (found := probe.measurement) is not None
+        and found.outcome in CLOSES_CLASS
+        and not blamed_by_counts(probe.request.settings, ranks, found)
     }
 
 

@@ -10,7 +10,7 @@ from tuner.planner.dry_runs import next_dry_run
 from tuner.planner.finals import finals, is_final
 from tuner.planner.knowledge import Knowledge, learned
 from tuner.planner.outlook import MemoryOutlook
-from tuner.planner.plans import Stop, Wait
+from tuner.planner.plans import TRAINS_WRONGLY, Stop, Wait
 from tuner.planner.search import Proposed, propose
 from tuner.planner.spending import probes_of_asking
 from tuner.planner.timing import first_counts
@@ -36,7 +36,7 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
     if pending := [p for p in study.probes if p.state is not ProbeState.DONE]:
         return (_company(whole, study, pending) if beside else None) or Wait()
     if study.terms.fidelity is Fidelity.PREDICTED:
-        return next_dry_run(study)
+        return next_dry_run(whole)
     if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
     known = learned(whole, study.terms.fidelity)
@@ -91,7 +91,10 @@ def _stop(known: Knowledge, proposed: Proposed | None) -> Stop:
 
 def _nothing(known: Knowledge, reason: str) -> Stop:
     """Nothing was seen to fit; that nothing does is said where all that is known is memory."""
-    needs = MemoryOutlook(known).smallest_need()
+    outlook = MemoryOutlook(known)
+    if not known.candidates() and (why := outlook.what_is_wrong()):
+        return Stop(reason=TRAINS_WRONGLY, wrong=why)
+    needs = outlook.smallest_need()
     otherwise = (s for s in (*known.tried, *known.closed) if not known.is_infeasible(s))
     if not needs or any(otherwise) or propose(known) is not None:
         return Stop(reason=f"{reason}; none of the settings probed gave a result that fits")

@@ -5,7 +5,8 @@ from statistics import median_low
 
 from tuner.cluster import Cluster
 from tuner.cost.memory import MemoryBound, memory_bound
-from tuner.planner.knowledge import Knowledge
+from tuner.measurement import RAN, TRAINS_WRONGLY
+from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.words import describe
 from tuner.settings import Settings
 from tuner.sizes import size_text
@@ -48,6 +49,22 @@ class MemoryOutlook:
             f" {describe(least.settings)} (probe #{least.probe_id}); the limit is"
             f" {size_text(self._known.limit_bytes)}"
         )
+
+    def what_is_wrong(self) -> str:
+        """Why settings that fit are no answer: those that were tried, or else, where nothing is
+        left to be tried, those that are expected to fit; empty where no such are known."""
+        known = self._known
+        steps_done = RAN | TRAINS_WRONGLY
+        ran = {p.request.settings for p in known.study.probes if outcome_of(p) in steps_done}
+        wrong = [one for one in known.wrong if one not in known.infeasible]
+        found = [one for one in wrong if one in ran]
+        if not found and not known.candidates():
+            found = [one for one in wrong if self._is_expected_to_fit(one)]
+        return "; ".join(dict.fromkeys(known.wrong[one].why for one in found))
+
+    def _is_expected_to_fit(self, settings: Settings) -> bool:
+        is_script = self._known.study.question.script is not None
+        return is_script or self.expected_bytes(settings) <= self._known.limit_bytes
 
     @cached_property
     def needed(self) -> dict[Settings, int]:

@@ -11,8 +11,17 @@ from tuner.planner.predicted_words import explain_prediction
 from tuner.planner.probes import outcomes
 from tuner.planner.ranking import Choice, choose_predicted, pareto
 from tuner.planner.spending import cost
+from tuner.planner.verdicts import known_verdicts
 from tuner.study import Study
-from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
+from tuner.suggestion import (
+    GIB,
+    MOST_ALTERNATIVES,
+    NOT_CHECKED,
+    UNCHECKED,
+    Candidate,
+    Guard,
+    Suggestion,
+)
 
 MOST_UNTIMED = 12
 """Classes that are listed where no speed is known, and none is best."""
@@ -79,11 +88,12 @@ def predicted_choice(known: Forecast) -> Choice[Estimate] | None:
     if leader is None:
         return None
     if known.is_settled(leader.settings):
-        return choose_predicted(known.promising, tolerance)
+        return choose_predicted(known.promising, tolerance, known.checked)
     dry_run = [e for e in known.fitting if e.is_dry_run]
     expected = [e for e in known.timed if e.may_fit]
     pools = (dry_run, known.fitting, expected)
-    return next((found for p in pools if (found := choose_predicted(p, tolerance))), None)
+    choices = (choose_predicted(pool, tolerance, known.checked) for pool in pools)
+    return next(filter(None, choices), None)
 
 
 def has_predicted_answer(study: Study) -> bool:
@@ -97,6 +107,11 @@ def has_predicted_answer(study: Study) -> bool:
 def why_no_speed(study: Study) -> str:
     """Why the speed of no settings is known; empty when it is of some."""
     return forecast(study).unknown
+
+
+def what_is_wrong(study: Study) -> str:
+    """Why all settings that are predicted to fit train something else; empty where some do not."""
+    return forecast(study).what_is_wrong
 
 
 def what_is_needed(study: Study, *, named: bool = True) -> str:
@@ -132,7 +147,10 @@ def _candidate(known: Forecast, found: Estimate) -> Candidate:
 
 def _guard(study: Study, found: Estimate) -> Guard:
     """The verdict that is kept; else with what, and when, the class was dry-run."""
-    if found.probe is None or found.probe.measurement is None:
-        return guard_of(study, found.settings, {}, None)
-    versions, date = found.probe.measurement.versions, found.probe.finished_at
-    return guard_of(study, found.settings, versions, date)
+    measurement = found.probe.measurement if found.probe else None
+    versions = measurement.versions if measurement else {}
+    date = found.probe.finished_at if found.probe else None
+    guard = guard_of(study, found.settings, versions, date)
+    was_tried = any(known_verdicts(study, found.settings))
+    unchecked = guard.verdict == NOT_CHECKED and not was_tried
+    return replace(guard, verdict=UNCHECKED) if unchecked else guard

@@ -50,7 +50,7 @@ def why_predicted(known: Forecast, choice: Choice[Estimate] | None) -> Iterator[
     """The same without what was measured or emulated."""
     yield from _of_best(known, choice) if choice else _of_nothing(known)
     yield from _failures(known)
-    yield from wrong_ones(known.study, known.space.legal)
+    yield from wrong_ones(known.wrong)
     yield from _grounds(known)
 
 
@@ -78,6 +78,12 @@ def _of_best(known: Forecast, choice: Choice[Estimate]) -> Iterator[str]:
 def _of_nothing(known: Forecast) -> Iterator[str]:
     if known.untimed:
         yield from _of_untimed(known)
+    elif known.what_is_wrong:
+        fit = sum(e.may_fit for e in known.wrong_ones)
+        yield (
+            f"{fit} of the {len(known.space.legal)} legal settings are predicted to fit in"
+            f" {size_text(known.limit_bytes)}, and all of them train something else."
+        )
     elif leading(known) is None and not known.refused:
         yield "Nothing is predicted of any settings."
     elif leading(known) is None:

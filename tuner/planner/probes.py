@@ -1,11 +1,13 @@
 """One probe as programs read it: what was tried and measured, and what follows from it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from tuner.cluster import Device
+from tuner.cost.compute import layer_backends
 from tuner.cost.prediction import predict
 from tuner.identity_keys import Same
 from tuner.measurement import Fidelity, Measurement, Outcome
@@ -52,6 +54,39 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
 @lru_cache(maxsize=2048)
 def _timed(key: Same[Measurement], accumulation: int) -> Quantity:
     return step_time([key.value], accumulation)
+
+
+def attention_text(study: Study, measurement: Measurement) -> str:
+    """The kernels that torch computed attention with, by layers, such as ``flash in 22 layers``.
+
+    Where the prediction was of others, it says so: then its memory and time are of another step.
+    """
+    question, seen = study.question, dict(measurement.attention)
+    said = _by_layers(seen)
+    if question.cluster.gpu.device is Device.CPU or not seen:
+        return said
+    expected = Counter(map(str, layer_backends(question.workload, question.cluster)))
+    return said if seen == expected else f"{said}; predicted was {_by_layers(expected)}"
+
+
+def _by_layers(layers: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{backend} in {count} layer{'' if count == 1 else 's'}"
+        for backend, count in sorted(layers.items())
+    )
+
+
+def clocks_text(measurement: Measurement) -> str:
+    """What a rank's GPU ran at right after the last timed step; empty where it is not known."""
+    clocks = measurement.hardware.get("clocks", {})
+    units = {"sm_mhz": "SM at {:.0f} MHz", "power_w": "{:.0f} W", "temperature_c": "{:.0f} °C"}
+    told = [form.format(clocks[name]) for name, form in units.items() if name in clocks]
+    if not told:
+        return ""
+    text = f"{', '.join(told)} after the last step"
+    text += ", when it was idle" if clocks.get("idle") else ""
+    reasons = ", ".join(clocks.get("throttle", ()))
+    return f"{text}; slowed by {reasons}" if reasons else text
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:

@@ -47,10 +47,15 @@ class Choice(Generic[R]):
     """The one with the shortest step; often the best itself."""
     tied: tuple[R, ...]
     """All that cannot be told apart from the fastest in speed, it included, fastest first."""
+    is_checked: bool = False
+    """Whether the best goes first because it was seen to train what it should, and the fastest was
+    not."""
 
     @property
     def reason(self) -> str:
         """Why the best goes before the fastest, where they are two."""
+        if self.is_checked:
+            return "that one's knobs were not seen to train what they should, and these were"
         if self.best.needed_bytes < self.fastest.needed_bytes * (1 - LIGHTER):
             spared = self.fastest.needed_bytes - self.best.needed_bytes
             return f"it needs {size_text(spared)} less memory"
@@ -70,20 +75,37 @@ def choose(fitting: Sequence[Finding], tolerance: float) -> Choice[Finding] | No
     return _choose(fitting, partial(indistinguishable, tolerance=tolerance))
 
 
-def choose_predicted(fitting: Sequence[R], tolerance: float) -> Choice[R] | None:
+def choose_predicted(
+    fitting: Sequence[R], tolerance: float, checked: Callable[[Settings], bool] = lambda _: False
+) -> Choice[R] | None:
     """As :func:`choose`, for predictions: two are tied when they differ by ``tolerance`` or less.
 
     Their intervals say nothing here. They are wide for what all settings have in common, such as
     the rate that a kernel reaches, and that moves all of them together.
+
+    Args:
+        fitting: predictions that fit, fastest first.
+        tolerance: as in :class:`tuner.study.Terms`.
+        checked: whether settings were seen to train what they should. Of those that are tied, they
+            go before the others: no step of any of them has run.
     """
-    return _choose(fitting, partial(near, tolerance=tolerance))
+    return _choose(fitting, partial(near, tolerance=tolerance), checked)
 
 
-def _choose(fitting: Sequence[R], same: Callable[[R, R], bool]) -> Choice[R] | None:
+def _choose(
+    fitting: Sequence[R],
+    same: Callable[[R, R], bool],
+    checked: Callable[[Settings], bool] = lambda _: False,
+) -> Choice[R] | None:
     if not fitting:
         return None
     fastest = fitting[0]
     tied = tuple(f for f in fitting if same(fastest, f))
+    if known := [f for f in tied if checked(f.settings)]:
+        found = _choose(known, same)
+        assert found is not None
+        preferred = not checked(fastest.settings)
+        return Choice(best=found.best, fastest=fastest, tied=tied, is_checked=preferred)
     sound = [f for f in tied if not any(_beats(other, f) for other in fitting)]
     lighter = [f for f in sound if f.needed_bytes < fastest.needed_bytes * (1 - LIGHTER)]
     if lighter:

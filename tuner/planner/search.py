@@ -46,7 +46,9 @@ class Search:
     NumPy and Optuna are imported by what is asked for, for they are slow to import.
     """
 
-    def __init__(self, known: Knowledge, pending: Collection[Settings] = ()) -> None:
+    def __init__(
+        self, known: Knowledge, pending: Collection[Settings] = (), *, confirms: bool = False
+    ) -> None:
         """A search.
 
         Args:
@@ -54,8 +56,11 @@ class Search:
             pending: settings of probes on their way. The next one is chosen as if each had taken
                 what is believed of it, so that it is not one more of the same (the "Kriging
                 believer" of Ginsbourger, Le Riche and Carraro 2010).
+            confirms: whether settings may be tried whose knob was wrong in another layout; one at
+                a time.
         """
         self._known = known
+        self._confirms = confirms and known.unconfirmed.isdisjoint(pending)
         self._pending = frozenset(pending)
 
     @cached_property
@@ -144,7 +149,8 @@ class Search:
         return Proposed(settings=settings, gain=found.gain, succeeds=found.succeeds)
 
     def _candidates(self) -> list[Settings]:
-        return [one for one in self._known.candidates() if one not in self._pending]
+        left = [one for one in self._known.candidates() if one not in self._pending]
+        return left if self._confirms else [s for s in left if s not in self._known.unconfirmed]
 
     def _lies(self) -> "list[Trial]":
         """What is believed of the probes on their way, told as if it had been seen."""
@@ -158,7 +164,8 @@ class Search:
         Each is waited for: it may show that others fit.
         """
         known, candidates = self._known, self._candidates()
-        if self._pending or known.fitting or len(known.tried) >= LAST_RESORTS:
+        tried = known.tried - known.wrong.keys()  # those fit, and say nothing of what is needed
+        if self._pending or known.fitting or len(tried) >= LAST_RESORTS:
             return None
         if not candidates:
             return None
@@ -169,4 +176,4 @@ class Search:
 
 def propose(known: Knowledge, pending: Collection[Settings] = ()) -> Proposed | None:
     """The settings to probe next, or ``None`` when none are worth it; see :class:`Search`."""
-    return Search(known, pending).propose()
+    return Search(known, pending, confirms=True).propose()

@@ -16,8 +16,9 @@ from tuner.settings import Settings
 def trials_of(known: Knowledge) -> list[Trial]:
     """One for each legal settings that was tried, by their place in the space.
 
-    What closes a class (refused, inactive, wrong) says nothing of others; it is just not proposed
-    again. Outcomes that teach nothing are left out.
+    What was refused, or was counted to train something else, says nothing of others; it is just not
+    proposed again. Outcomes that teach nothing are left out. Steps that ran tell the time of others
+    even where the settings were found to be wrong later.
     """
     at_least_s = _at_least_s(known)
     return [
@@ -64,6 +65,7 @@ def _trial(
             seconds=finding.step_time.value,
             error=_error(finding.step_time),
             need_bytes=max(finding.needed_bytes, need.bytes if need else 0),
+            is_wrong=settings in known.wrong,
         )
     if (slow := known.slow.get(settings)) is not None and slow.needed_bytes is not None:
         return Trial(

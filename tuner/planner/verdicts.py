@@ -1,11 +1,18 @@
-"""The verdicts of the guard that a study was read with, looked up by settings."""
+"""What is known to train something else, looked up by settings of a study.
 
-from collections.abc import Iterable, Iterator
+That is what the verdicts show that a study was read with, and what was counted in its own probes.
+"""
 
-from tuner.guard.ruling import Ruling
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+
+from tuner.guard.counts import blamed_by_counts, path_of
+from tuner.guard.faults import Check, Faults, Wrong, checks_of
 from tuner.guard.shrink import NoTwinError
 from tuner.guard.twin import Twin, twin_of
 from tuner.guard.verdict import Verdict
+from tuner.identity_keys import Same
+from tuner.measurement import PROBED, RAN, TRAINS_WRONGLY
 from tuner.planner.words import describe
 from tuner.settings import Settings
 from tuner.study import Question, Study
@@ -28,20 +35,52 @@ def twins_of(question: Question, settings: Settings) -> tuple[Twin, ...]:
     return tuple(twin_of(question, settings, one) for one in formats)
 
 
-def failed(study: Study, settings: Iterable[Settings]) -> dict[Settings, Verdict]:
-    """Those of the settings that were seen to train wrongly, or with a dead knob."""
-    if all(verdict.ruling is not Ruling.FAILED for verdict in study.guards.values()):
+def faults_of(study: Study) -> Faults:
+    """What was seen to train something else, in this study's versions.
+
+    Args:
+        study: with its probes of all fidelities.
+    """
+    return _faults(Same(study))
+
+
+@lru_cache(maxsize=8)
+def _faults(key: Same[Study]) -> Faults:
+    study = key.value
+    others = (v for v in study.guards.values() if v.study != study.id)
+    return Faults((*_probed(study), *checks_of(study.question, others)))
+
+
+def _probed(study: Study) -> Iterator[Check]:
+    """What was counted in the study's own probes."""
+    ranks = study.question.cluster.world_size
+    for probe in sorted(study.probes, key=lambda p: p.id):
+        found, settings = probe.measurement, probe.request.settings
+        if found is None or probe.request.fidelity not in PROBED:
+            continue
+        if found.outcome in RAN | TRAINS_WRONGLY:
+            yield Check(
+                path=path_of(settings, ranks),
+                outcome=found.outcome,
+                detail=found.detail,
+                knob=blamed_by_counts(settings, ranks, found),
+                source=f"probe #{probe.id}",
+                is_own=True,
+            )
+
+
+def wrong_of(study: Study, settings: Iterable[Settings]) -> dict[Settings, Wrong]:
+    """Those of the settings that must not be suggested: they train something else, or may well.
+
+    Args:
+        study: with its probes of all fidelities.
+        settings: legal ones of it.
+    """
+    faults, ranks = faults_of(study), study.question.cluster.world_size
+    if not faults.any:
         return {}
-    by_class: dict[tuple[Settings, bool], Verdict | None] = {}
-    found = {}
-    for one in settings:
-        kind = one.settings_class, one.gradient_accumulation_steps > 1
-        if kind not in by_class:
-            wrong = (v for v in known_verdicts(study, one) if v.ruling is Ruling.FAILED)
-            by_class[kind] = next(wrong, None)
-        if (verdict := by_class[kind]) is not None:
-            found[one] = verdict
-    return found
+    found = ((one, faults.wrong(path_of(one, ranks))) for one in settings)
+    return {one: wrong for one, wrong in found if wrong is not None}
 
 
 def known_verdicts(study: Study, settings: Settings) -> Iterator[Verdict]:
@@ -56,13 +95,17 @@ def known_verdicts(study: Study, settings: Settings) -> Iterator[Verdict]:
             yield verdict
 
 
-def wrong_ones(study: Study, legal: Iterable[Settings]) -> Iterator[str]:
-    """A sentence for each verdict that closes settings."""
-    found = failed(study, legal)
-    for verdict in dict.fromkeys(v.key for v in found.values()):
-        settings = [one for one, v in found.items() if v.key == verdict]
-        first = found[settings[0]]
+def is_checked(study: Study, settings: Settings) -> bool:
+    """Whether each knob's value was seen to train what it should, with some small model."""
+    if not study.guards or study.question.script is not None:
+        return False
+    return faults_of(study).is_checked(path_of(settings, study.question.cluster.world_size))
+
+
+def wrong_ones(found: Mapping[Settings, Wrong]) -> Iterator[str]:
+    """A sentence for each reason for which settings are not suggested."""
+    for why in dict.fromkeys(wrong.why for wrong in found.values()):
+        settings = [one for one, wrong in found.items() if wrong.why == why]
         yield (
-            f"{len(settings)} settings such as {describe(settings[0])} are not suggested: a small"
-            f" twin of theirs ended as {first.outcome}: {first.detail}."
+            f"{len(settings)} settings such as {describe(settings[0])} are not suggested: {why}."
         )

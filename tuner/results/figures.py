@@ -190,8 +190,10 @@ def _why_closed(known: Knowledge, found: Figures) -> str:
     """That something else than memory speaks against settings; empty where nothing does."""
     if closed := known.closed_classes.get(found.settings.settings_class):
         whose = "settings of its class"
+    elif wrong := known.wrong.get(found.settings):
+        return wrong.why
     elif closed := known.closed.get(found.settings):
-        whose = "it" if closed == found.outcome else "it, or a small twin of it,"
+        whose = "it"
     return f"{whose} ended as {closed}" if closed else ""
 
 

@@ -1,13 +1,15 @@
 """The way to the answer: each probe as it ended, and the fastest that was known then."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tuner.measurement import BROKEN, CLOSES_CLASS, Fidelity, Measurement, Outcome
+from tuner.guard.counts import blamed_by_counts
+from tuner.measurement import BROKEN, CLOSES_CLASS, TRAINS_WRONGLY, Fidelity, Measurement, Outcome
 from tuner.planner.probes import fits, step_time_of
 from tuner.planner.repricing import repriced
 from tuner.planner.spending import measured_so_far
 from tuner.planner.timing import speed_of, step_time
+from tuner.planner.verdicts import wrong_of
 from tuner.planner.words import describe
 from tuner.quantity import Quantity
 from tuner.settings import Settings
@@ -93,16 +95,23 @@ class _Fastest:
         self._speeds: dict[Settings, float] = {}
         self._closed: set[Settings] = set()
         self._closed_classes: set[Settings] = set()
+        self._wrong: frozenset[Settings] = frozenset()
+        self._told: list[Probe] = []
         self.speed: float | None = None
         """Tokens per second and rank; ``None`` where nothing is known to fit."""
 
     def add(self, probe: Probe, found: Measurement, own: Quantity) -> bool:
         """Tells of a probe, and of its own speed; whether its settings are the fastest now."""
         settings = probe.request.settings
-        if found.outcome in CLOSES_CLASS:
-            self._close(settings.settings_class)
+        self._told.append(probe)
+        if found.outcome in TRAINS_WRONGLY or self._wrong:  # another layout may open it again
+            self._look_for_wrong()
+        ranks = self.study.question.cluster.world_size
+        if found.outcome in CLOSES_CLASS and not blamed_by_counts(settings, ranks, found):
+            self._closed_classes.add(settings.settings_class)
         elif found.outcome in BROKEN:
             self._closed.add(settings)
+        self._forget_closed()
         self._probes[settings].append(probe)
         speed = self._speed_of(settings, own)
         before = self._speeds.pop(settings, None)
@@ -114,15 +123,22 @@ class _Fastest:
         self.speed = speed if self.speed is None else max(speed, self.speed)
         return speed == self.speed
 
-    def _close(self, settings_class: Settings) -> None:
-        """What closes a class takes others with it."""
-        self._closed_classes.add(settings_class)
-        for one in [s for s in self._speeds if s.settings_class == settings_class]:
-            del self._speeds[one]
-        self.speed = max(self._speeds.values(), default=None)
+    def _look_for_wrong(self) -> None:
+        """What the probes so far have shown to train something else."""
+        known = replace(self.study, probes=tuple(self._told), guards={})
+        tried = {probe.request.settings for probe in self.study.probes}
+        self._wrong = frozenset(wrong_of(known, tried))
+
+    def _forget_closed(self) -> None:
+        """What closes a knob's value or a class takes others with it."""
+        if closed := [one for one in self._speeds if self._is_closed(one)]:
+            for one in closed:
+                del self._speeds[one]
+            self.speed = max(self._speeds.values(), default=None)
 
     def _is_closed(self, settings: Settings) -> bool:
-        return settings in self._closed or settings.settings_class in self._closed_classes
+        closed = settings in self._closed or settings in self._wrong
+        return closed or settings.settings_class in self._closed_classes
 
     def _speed_of(self, settings: Settings, own: Quantity) -> float | None:
         """Of all probes of some settings together, as the answer has it; ``None`` of what does not

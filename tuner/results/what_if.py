@@ -14,7 +14,6 @@ from tuner.cost.prediction import Prediction, unknown_prediction
 from tuner.errors import UsageError
 from tuner.planner.estimate import Estimate
 from tuner.planner.predicted_words import basis_text, failure_text
-from tuner.planner.verdicts import failed
 from tuner.planner.words import describe, seconds_text
 from tuner.quantity import Provenance, Quantity, weakest
 from tuner.results.choices import Choices, choices
@@ -137,8 +136,8 @@ class Predictor:
         known = self.evidence.forecast
         if refused := known.refused.get(settings.settings_class):
             return f"their dry run failed: {failure_text(refused)}"
-        for verdict in failed(self.study, [settings]).values():
-            return f"a small twin of theirs ended as {verdict.outcome}: {verdict.detail}"
+        if wrong := known.wrong.get(settings):
+            return wrong.why
         return next(why for why, ones in known.uncovered.items() if settings in ones)
 
 

@@ -88,4 +88,5 @@ def best_log_seconds(prior: Prior, trials: Sequence[Trial]) -> float | None:
 
 def is_value(trial: Trial) -> bool:
     """Whether its seconds are what this search makes small."""
-    return trial.result is Result.RAN and not trial.indirect and trial.seconds is not None
+    is_answer = trial.result is Result.RAN and not (trial.indirect or trial.is_wrong)
+    return is_answer and trial.seconds is not None

@@ -96,6 +96,7 @@ def _frozen(prior: Prior, trial: Trial) -> FrozenTrial:
             "error": trial.error,
             "need_bytes": trial.need_bytes,
             "indirect": trial.indirect,
+            "is_wrong": trial.is_wrong,
         },
     )
 
@@ -110,6 +111,7 @@ def _told(found: FrozenTrial) -> Trial:
         error=told["error"],
         need_bytes=told["need_bytes"],
         indirect=told["indirect"],
+        is_wrong=told["is_wrong"],
     )
 
 

@@ -37,6 +37,8 @@ class Trial:
     indirect: bool = False
     """Whether it was run in another way than those of this search, so that it is no answer to it,
     and its time has an error that all such trials share."""
+    is_wrong: bool = False
+    """Whether it trains something else, so that it is no answer: its time tells of others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,8 @@ from typing import Any
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from tuner.measurement import TRIED_AGAIN, Measurement, Outcome, believable
+from tuner.measurement import TRAINS_WRONGLY, TRIED_AGAIN, Measurement, Outcome, believable
+from tuner.settings import parse_settings
 from tuner.store.clock import clock
 from tuner.store.devices import free
 from tuner.store.engine import one_line
@@ -27,7 +28,8 @@ from tuner.store.identity import WorkerIdentity
 from tuner.store.records import LEASE_S, AttemptState, Claim, EventKind
 from tuner.store.rows import measurement_row
 from tuner.store.tables import AttemptRow, MeasurementRow, ProbeRow, StudyRow
-from tuner.study import OPEN, PROBE_TRANSITIONS, ProbeState, StudyState
+from tuner.store.verdicts import keep_failure
+from tuner.study import OPEN, PROBE_TRANSITIONS, ProbeState, Question, StudyState
 
 MOST_LOSSES = 3
 """A probe whose worker was lost so often is closed: it may be what kills them."""
@@ -63,6 +65,9 @@ def record(session: Session, held: Claim, found: Measurement) -> bool:
     else:
         _finish(session, study, probe, attempt.id, found, now)
         _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
+        if found.outcome in TRAINS_WRONGLY:
+            question, tried = Question.from_dict(study.question), parse_settings(probe.settings)
+            keep_failure(session, study.id, question, tried, found)
     return True
 
 

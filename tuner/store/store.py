@@ -30,7 +30,7 @@ from tuner.store.rows import keep_dry_run, read_dry_runs
 from tuner.store.similar import MOST_SIMILAR, read_study_with_past, similar_studies
 from tuner.store.tables import StudyRow
 from tuner.store.transactions import Transactions
-from tuner.store.verdicts import keep_verdict, read_verdicts
+from tuner.store.verdicts import guards_of, keep_verdict, read_verdicts
 from tuner.study import (
     OPEN,
     STUDY_TRANSITIONS,
@@ -360,6 +360,11 @@ class Store:
         """The verdicts of one family, or of all, by key, oldest first."""
         with self.transactions.read() as session:
             return read_verdicts(session, family)
+
+    def guards(self, question: Question) -> "dict[str, Verdict]":
+        """The verdicts that may say something of a question's settings, by key."""
+        with self.transactions.read() as session:
+            return guards_of(session, question)
 
     def keep_verdict(self, verdict: "Verdict") -> None:
         """Keeps a verdict for all studies; one that was not reached replaces none that was."""

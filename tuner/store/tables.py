@@ -293,14 +293,14 @@ class DryRunRow(Base):
 
 
 class GuardRow(Base):
-    """What training a twin has shown, for any number of studies."""
+    """What training a twin has shown, or a probe that failed, for any number of studies."""
 
     __tablename__ = "guards"
 
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     """SHA-256, in hex, of all that the verdict depends on."""
     family: Mapped[str] = mapped_column(String(64), index=True)
-    """Of the model's structure and the versions: what one study reads."""
+    """Of the model's structure and the versions; empty of a probe's."""
     ruling: Mapped[Ruling] = mapped_column(_status(Ruling, "ruling"))
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
     """``Verdict.as_dict()``."""

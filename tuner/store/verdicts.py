@@ -1,41 +1,54 @@
 """Verdicts of the guard: their rows, and those that a study is read with."""
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tuner.guard.ruling import Ruling
+from tuner.measurement import PROBED, Measurement, Outcome
+from tuner.settings import Settings, parse_settings
 from tuner.store.clock import clock, iso
-from tuner.store.tables import GuardRow
+from tuner.store.tables import GuardRow, ProbeRow
 from tuner.study import Question
 
 if TYPE_CHECKING:
     from tuner.guard.verdict import Verdict
 
+MOST_PASSED = 100
+"""Verdicts on other models' twins that passed, with which a study is read."""
+MOST_STUDIES = 20
+"""Other studies whose good probes are looked up, of those whose probes trained something else."""
+
 
 def read_verdicts(session: Session, family: str | None = None) -> "dict[str, Verdict]":
     """The verdicts of a family, or of all, by key, oldest first; none of another format."""
-    from tuner.guard.verdict import Verdict
-
-    query = select(GuardRow).order_by(GuardRow.created_at, GuardRow.key)
-    rows = session.scalars(query if family is None else query.where(GuardRow.family == family))
-    found = {}
-    for row in rows:
-        with suppress(ValueError, KeyError, TypeError):  # another version's: it is found anew
-            found[row.key] = replace(Verdict.from_dict(row.record), date=iso(row.created_at))
-    return found
+    return _read(session, *([] if family is None else [GuardRow.family == family]))
 
 
 def guards_of(session: Session, question: Question) -> "dict[str, Verdict]":
-    """The verdicts that may say something of a question's settings, by key."""
+    """The verdicts that may say something of a question's settings, by key.
+
+    They are those on its own model's twins, and all others in these versions that failed, with
+    what passed beside them: what a knob does is no model's own. Of what else passed, they are the
+    newest.
+    """
+    from tuner.guard.faults import bears_on
     from tuner.guard.twin import family_of
 
     family = family_of(question)
-    return read_verdicts(session, family) if family else {}
+    found = read_verdicts(session, family) if family else {}
+    failed = _read(session, GuardRow.ruling == Ruling.FAILED)
+    failed = {key: one for key, one in failed.items() if bears_on(question, one)}
+    beside = {one.family for one in failed.values()} - {family, ""}
+    others = failed | _read(session, GuardRow.family.in_(sorted(beside))) if beside else failed
+    others |= _read(session, GuardRow.ruling == Ruling.PASSED, most=MOST_PASSED)
+    found |= {key: one for key, one in others.items() if bears_on(question, one)}
+    return found | {one.key: one for one in _good_probes(session, failed.values())}
 
 
 def keep_verdict(session: Session, verdict: "Verdict") -> None:
@@ -57,3 +70,74 @@ def keep_verdict(session: Session, verdict: "Verdict") -> None:
     )
     with suppress(IntegrityError), session.begin_nested():  # another was quicker
         session.add(new)
+
+
+def keep_failure(
+    session: Session, study_id: str, question: Question, settings: Settings, found: Measurement
+) -> None:
+    """Keep, for all studies, that a probe of one trained something else."""
+    from tuner.guard.counts import blamed_by_counts
+    from tuner.guard.twin import key_of_probe, stack_of
+    from tuner.guard.verdict import Verdict
+
+    ranks = question.cluster.world_size
+    versions = stack_of({**question.framework.versions, **found.versions})
+    verdict = Verdict(
+        key=key_of_probe(study_id, question.program, settings, versions),
+        family="",
+        ruling=Ruling.FAILED,
+        outcome=found.outcome,
+        model_type=question.workload.model.model_type,
+        detail=found.detail,
+        structure=f"a probe of {study_id}",
+        settings=settings.as_dict(),
+        ranks=ranks,
+        knob=blamed_by_counts(settings, ranks, found),
+        versions=versions,
+        program=question.program,
+        study=study_id,
+    )
+    keep_verdict(session, verdict)
+
+
+def _read(
+    session: Session, *where: ColumnElement[bool], most: int | None = None
+) -> "dict[str, Verdict]":
+    """Verdicts by key, oldest first; with ``most``, the newest of them."""
+    from tuner.guard.verdict import Verdict
+
+    newest = (GuardRow.created_at.desc(), GuardRow.key.desc())
+    rows = session.scalars(select(GuardRow).where(*where).order_by(*newest).limit(most)).all()
+    found = {}
+    for row in reversed(rows):
+        with suppress(ValueError, KeyError, TypeError):  # another version's: it is found anew
+            found[row.key] = replace(Verdict.from_dict(row.record), date=iso(row.created_at))
+    return found
+
+
+def _good_probes(session: Session, verdicts: "Iterable[Verdict]") -> "Iterator[Verdict]":
+    """What passed in the studies whose probes failed: it tells a knob from a layout."""
+    failed = {one.study: one for one in verdicts if one.study}
+    latest = list(failed)[-MOST_STUDIES:]
+    if not latest:
+        return
+    passed = (
+        select(ProbeRow.study_id, ProbeRow.settings)
+        .where(
+            ProbeRow.study_id.in_(latest),
+            ProbeRow.outcome == Outcome.OK,
+            ProbeRow.fidelity.in_(PROBED),
+        )
+        .distinct()
+        .order_by(ProbeRow.study_id, ProbeRow.settings)
+    )
+    for study_id, text in session.execute(passed):
+        yield replace(
+            failed[study_id],
+            key=f"{study_id} {text}",
+            ruling=Ruling.PASSED,
+            outcome=Outcome.OK,
+            detail="",
+            knob="",
+            settings=parse_settings(text).as_dict(),
+        )

@@ -75,7 +75,7 @@ class Why(StrEnum):
     ENDED = "ended"  # every rank ended by itself
     PEER_FAILED = "peer_failed"  # a rank failed, and others did not end in the grace after it
     DEADLINE = "deadline"  # the deadline passed
-    CANCELLED = "cancelled"  # cancel() was called, or whoever lent the devices takes them back
+    CANCELLED = "cancelled"  # cancel() was called, or the scheduler takes the devices back
     NODE_LOST = "node_lost"  # a node that ranks ran on is gone
     TAKEN_AWAY = "taken_away"  # somebody else ended the ranks, on devices that are still there
 

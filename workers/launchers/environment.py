@@ -49,17 +49,16 @@ def rank_environment(
     }
     if address:
         own["MASTER_ADDR"] = address
-    if job.device == "cuda":
-        own |= _visible_gpus(job)
-    elif job.nodes == 1 or is_loopback(address):
-        own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
+    # GPUs are chosen before python starts, since libraries may look for them where they are
+    # imported: a mesh of ranks that are not there must not be compared with the GPUs that are, and
+    # ranks on the CPU must not take memory of a GPU, as libraries do that only ask what it can
+    if job.device == "cpu":
+        own["CUDA_VISIBLE_DEVICES"] = ""
+        if job.nodes == 1 or is_loopback(address):
+            own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
+    elif job.visible:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(job.visible)
     return kept_environment(inherited) | own
-
-
-def _visible_gpus(job: Job) -> dict[str, str]:
-    # before python starts, since libraries may look for GPUs where they are imported: a mesh
-    # of ranks that are not there must not be compared with the GPUs that are
-    return {"CUDA_VISIBLE_DEVICES": ",".join(job.visible)} if job.visible else {}
 
 
 def is_loopback(address: str) -> bool:

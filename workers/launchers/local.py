@@ -142,11 +142,6 @@ def series_argv(directory: Path) -> tuple[str, ...]:
     return _program_argv(directory, "--series", "--rendezvous", RENDEZVOUS)
 
 
-def check_argv(directory: Path, device: str) -> tuple[str, ...]:
-    """The command of every rank of a look at devices, which are cpu or cuda."""
-    return _program_argv(directory, "--check", device)
-
-
 def _program_argv(directory: Path, *what: str) -> tuple[str, ...]:
     program = (sys.executable, "-P", "-m", "workers.probe", *what, "--out", str(directory))
     return (*program, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}")

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from tuner.cluster import Cluster
+from tuner.catalog.gpus import cuda_bytes
+from tuner.cluster import Cluster, Device
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import device_terms
 from tuner.cost.emulated import Rates, priced
@@ -80,7 +81,12 @@ def _with_communicators(memory: Memory, settings: Settings, cluster: Cluster) ->
 
 
 def card_bytes(settings: Settings, cluster: Cluster) -> int:
-    """What a GPU of the cluster leaves to the allocator beside context and communicators."""
+    """What a GPU of the cluster leaves to the allocator beside context and communicators.
+
+    Of what CUDA offers, which is less than the memory that the driver reports.
+    """
+    gpu = cluster.gpu
+    total = gpu.memory_bytes if gpu.device is Device.CPU else cuda_bytes(gpu.name, gpu.memory_bytes)
     terms = device_terms(settings, cluster, 0.0)
     beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
-    return max(1, int(cluster.gpu.memory_bytes - beside))
+    return max(1, int(total - beside))

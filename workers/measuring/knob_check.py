@@ -26,4 +26,5 @@ def check_knobs(question: Question, settings: Settings, measurement: Measurement
         return measurement
     asked = show(getattr(settings, found.knob))
     detail = f"{found.knob}={asked} acted as {show(found.value)}: {found.why}"
-    return replace(measurement, outcome=Outcome.KNOB_INACTIVE, detail=detail)
+    inactive = Outcome.KNOB_INACTIVE
+    return replace(measurement, outcome=inactive, detail=detail, knob=found.knob)

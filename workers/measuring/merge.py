@@ -8,7 +8,7 @@ hangs in it. So the earliest failure is the outcome, among those that are causes
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -25,6 +25,11 @@ CAUSES = frozenset(
 """What no failure of another rank brings about."""
 LOST = {Why.NODE_LOST: Outcome.DEVICE_LOST, Why.TAKEN_AWAY: Outcome.CRASHED}
 """Ends from outside of the ranks. One rank's own cause that was recorded before comes first."""
+SLOWED_BY = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+"""Throttle reasons that are the node's doing. A power cap is the rule under load, and hw_slowdown
+also appears whenever clocks change (nvml.h)."""
+CLOCK_SPREAD = 0.05
+"""Part of the fastest rank's SM clock by which the slowest's may be lower without a note."""
 LONGEST_DETAIL = 400
 """Characters; the whole message is in the log's tail."""
 
@@ -60,9 +65,11 @@ def merge(
     outcome, detail, guilty = _outcome(ended, records, known, deadline_s)
     evidence = next((r for r in known if r.rank == guilty), known[0] if known else None)
     complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
+    seen_in = next((r.phase for r in known if r.rank == guilty), "")
     return Measurement(
         outcome=outcome,
         detail=_one_line(detail),
+        phase="" if complete else seen_in,
         oom=_out_of_memory(evidence) if outcome is Outcome.OOM else None,
         lost_devices=_lost_devices(ended, known) if outcome is Outcome.DEVICE_LOST else (),
         log_tails={} if outcome in RAN else dict(log_tails),
@@ -165,7 +172,7 @@ def _shape(record: RankRecord) -> dict[int, int]:
 
 
 def _steps(records: Sequence[RankRecord]) -> dict[str, Any]:
-    """Memory and times of complete ranks: the worst of each."""
+    """Memory and times of complete ranks: the worst of each; and what slowed their GPUs."""
     memories = [record.memory for record in records if record.memory is not None]
     return {
         "memory": _memory(memories),
@@ -173,7 +180,31 @@ def _steps(records: Sequence[RankRecord]) -> dict[str, Any]:
             count: tuple(map(max, zip(*(r.step_times_s[count] for r in records), strict=True)))
             for count in records[0].step_times_s
         },
+        "notes": tuple(_clock_notes({r.rank: r.hardware.get("clocks", {}) for r in records})),
     }
+
+
+def _clock_notes(clocks: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """What the clocks of each rank's GPU, as they were after its last step, say of the node."""
+    for reason in SLOWED_BY:
+        if slowed := [rank for rank, one in clocks.items() if reason in one.get("throttle", ())]:
+            yield (
+                f"{_ranks(slowed)}: GPU slowed down after the last step ({reason}), so steps may"
+                " have taken longer than the settings need"
+            )
+    mhz = {
+        rank: one["sm_mhz"]
+        for rank, one in clocks.items()
+        if "sm_mhz" in one and not one.get("idle")
+    }
+    if not mhz:
+        return
+    slowest, fastest = min(mhz, key=mhz.__getitem__), max(mhz, key=mhz.__getitem__)
+    if mhz[slowest] < mhz[fastest] * (1 - CLOCK_SPREAD):
+        yield (
+            f"SM clocks differ by {1 - mhz[slowest] / mhz[fastest]:.0%}:"
+            f" {mhz[slowest]:.0f} MHz on rank {slowest}, {mhz[fastest]:.0f} MHz on rank {fastest}"
+        )
 
 
 def _memory(ranks: Sequence[RankMemory]) -> Memory:
@@ -198,6 +229,7 @@ def _findings(record: RankRecord) -> dict[str, Any]:
         "tracked_accumulation": record.tracked_accumulation,
         "reducing_micro_batches": record.reducing_micro_batches,
         "recomputed_layers": record.recomputed_layers,
+        "attention": record.attention,
         "losses": tuple(takewhile(math.isfinite, record.losses)),
         "gradient_norms": tuple(takewhile(math.isfinite, record.gradient_norms)),
         "optimizer_steps": record.optimizer_steps,

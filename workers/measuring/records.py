@@ -13,6 +13,8 @@ from workers.measuring.files import record_path
 FORMAT = 1
 LARGEST_BYTES = 64 * 2**20
 """Of a record; a whole one has some kilobytes."""
+CLOCKS = ("sm_mhz", "power_w", "temperature_c")
+"""Figures of ``clocks`` in a record's ``hardware``, each where ``nvidia-smi`` tells it."""
 REPORTED = frozenset(
     {
         *RAN,
@@ -95,6 +97,8 @@ class RankRecord:
     """Micro-batches of that step that reduced gradients."""
     recomputed_layers: int | None = None
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
+    attention: Mapping[str, int] = field(default_factory=dict)
+    """Layers of one forward pass by the kernel that torch computed their attention with."""
     losses: tuple[float, ...] = ()
     """One per optimizer step."""
     gradient_norms: tuple[float, ...] = ()
@@ -178,15 +182,25 @@ def _record(values: Mapping[str, Any]) -> RankRecord:
         recomputed_layers=None
         if (again := values.get("recomputed_layers")) is None
         else _whole(again),
+        attention={str(name): _whole(n) for name, n in values.get("attention", {}).items()},
         losses=_numbers(values["losses"]),
         gradient_norms=_numbers(values["gradient_norms"]),
         optimizer_steps=_whole(values["optimizer_steps"]),
         expected_optimizer_steps=_whole(values["expected_optimizer_steps"]),
         versions={str(name): str(version) for name, version in values["versions"].items()},
-        hardware=dict(values["hardware"]),
+        hardware=_hardware(values["hardware"]),
         emulation=None if (alone := values["emulation"]) is None else _emulation(alone),
         sequences=None if (trained := values.get("sequences")) is None else _whole(trained),
     )
+
+
+def _hardware(values: Mapping[str, Any]) -> dict[str, Any]:
+    clocks = values.get("clocks", {})
+    figures = _numbers([clocks[name] for name in CLOCKS if name in clocks])
+    reasons = clocks.get("throttle", [])
+    if not all(map(math.isfinite, figures)) or not all(isinstance(one, str) for one in reasons):
+        raise ValueError(f"clocks {clocks}")
+    return dict(values)
 
 
 def _emulation(values: Mapping[str, Any]) -> RankEmulation:

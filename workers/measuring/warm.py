@@ -13,8 +13,8 @@ from typing import Any, Self
 from tuner.errors import ProbeError
 from tuner.measurement import RAN, Fidelity, Measurement, Outcome
 from workers.launchers.base import Ended, Job, Launcher, RankEnd, Run, Why
-from workers.launchers.local import LocalLauncher, check_argv, series_argv
-from workers.measuring.device_check import CHECK_DEADLINE_S, why_unusable
+from workers.launchers.local import LocalLauncher, series_argv
+from workers.measuring.device_check import CHECK_DEADLINE_S, CheckedDevices, Look, look_of
 from workers.measuring.files import record_path, write_spec
 from workers.measuring.folders import default_probes_folder, make_folder, remove_folder
 from workers.measuring.merge import merge
@@ -53,6 +53,11 @@ class Kind:
     visible: tuple[str, ...] = ()
     """As there."""
 
+    @property
+    def devices(self) -> tuple[object, ...]:
+        """What tells its devices from others of the same launcher."""
+        return self.device, self.ranks, self.nodes, self.visible
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
@@ -69,17 +74,19 @@ class WarmRanks:
     """Ranks that run one probe after another, as a context; at its end none is left.
 
     They are started for the first probe, and anew after one that did not end well, one of
-    another kind, or one that left memory behind. Before the probe after one that lost a device, new
-    processes look at the devices: on one that is gone nothing more is run. While there is no probe
-    ranks are fed from a thread, and ended when they are idle for long.
+    another kind, or one that left memory behind. New ranks look at their devices before the first
+    probe on GPUs, and after a probe that lost one: where none can be run, that is no probe's
+    outcome. While there is no probe ranks are fed from a thread, and ended when they are idle for
+    long.
     """
 
     launcher: Launcher = field(default_factory=LocalLauncher)
     """Starts ranks."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv
     """The command of a rank, which follows the orders in a folder."""
-    check_argv: Callable[[Path, str], tuple[str, ...]] = check_argv
-    """The command of a rank that looks at its device, given a folder and cpu or cuda."""
+    checked: CheckedDevices | None = None
+    """GPUs that were looked at, here and by others of this process; those that were not are, before
+    the first probe. ``None`` to look after a lost device alone."""
     folder: Path = field(default_factory=default_probes_folder)
     """For the folders of runs."""
     keep: bool = True
@@ -131,8 +138,8 @@ class WarmRanks:
                 must not. Its ranks are ended then, and the outcome is ``cancelled``.
 
         Raises:
-            ProbeError: there is no place for its files, a rank cannot be killed, or a device that
-                was lost in a probe before is not there again.
+            ProbeError: there is no place for its files, a rank cannot be killed, or the devices
+                cannot be used; then nothing was found out about the spec.
         """
         with self._lock:
             try:
@@ -163,12 +170,12 @@ class WarmRanks:
         deadline_s: float,
         pause: Callable[[float], str],
     ) -> Probed:
-        if self._lost_a_device:
-            self._check_devices(kind, pause)
-        began = time.monotonic()  # that check is no probe's time
         if kind != self._kind or not self._usable():
             self._end()
-        order, run = self._give_order(kind, spec)
+        if self._run is None and self._wants_look(kind) and not self._look(kind, pause):
+            return _given_up()
+        began = time.monotonic()  # that look is no probe's time
+        order, run = self._give_order(kind, spec, is_last=not self.keep)
         ended = self._supervise(run, order, kind.ranks, began + deadline_s, pause)
         records = read_records(order, kind.ranks)
         measurement = merge(
@@ -181,32 +188,103 @@ class WarmRanks:
             self._end()
         self._lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
         remove_folder(order)
+        if self._may_be_others(kind, measurement) and not self._look(kind, pause):
+            return _given_up()
         return Probed(measurement=measurement, records=records)
 
-    def _check_devices(self, kind: Kind, pause: Callable[[float], str]) -> None:
-        """See whether the devices of ``kind`` are there.
+    def look(self, kind: Kind, pause: Callable[[float], str]) -> Look | None:
+        """Have ranks look at their devices, now or not at all; they stay for a probe.
+
+        Args:
+            kind: of the ranks.
+            pause: as of :meth:`measure`.
+
+        Returns:
+            What they found; ``None`` if it was given up.
 
         Raises:
-            ProbeError: one is not.
+            ProbeError: there is no place for their files, or a rank cannot be killed.
         """
-        place = make_folder(self.folder, "check")
-        try:
-            job = Job(
-                argv=self.check_argv(place, kind.device),
-                directory=place,
-                ranks=kind.ranks,
-                device=kind.device,
-                deadline_s=CHECK_DEADLINE_S,
-                nodes=kind.nodes,
-                sharing=kind.sharing,
-                visible=kind.visible,
-            )
-            why = why_unusable(self.launcher, job, pause)
-        finally:
-            remove_folder(place)
-        if why:
-            raise ProbeError(f"a device was lost, and is not there again: {why}")
-        self._lost_a_device = why is None
+        with self._lock:
+            try:
+                self._end()
+                found = self._looked(kind, pause)
+            except OSError as error:
+                self._end()
+                return Look(why_unusable=f"the ranks could not be started: {error}")
+            except BaseException:
+                self._end()
+                raise
+            self._idle_since = time.monotonic()
+            return found
+
+    def check(self, kind: Kind, pause: Callable[[float], str]) -> bool:
+        """Look at GPUs that were not looked at, for whoever runs other processes on them.
+
+        Returns:
+            Whether the devices are known to be well; otherwise the look was given up.
+
+        Raises:
+            ProbeError: no probe can be run on them.
+        """
+        with self._lock:
+            try:
+                return not self._wants_look(kind) or self._look(kind, pause)
+            except OSError as error:
+                raise ProbeError(f"the ranks could not be started: {error}") from error
+            finally:
+                self._end()
+
+    def _wants_look(self, kind: Kind) -> bool:
+        is_new = self.checked is not None and not self.checked.are_well(kind.devices)
+        return self._lost_a_device or (is_new and kind.device == "cuda")
+
+    def _may_be_others(self, kind: Kind, found: Measurement) -> bool:
+        """Whether memory may have run out because others had taken some of it meanwhile.
+
+        It cannot where tensors alone, without the context and communicators, would have gone over
+        what was allowed.
+        """
+        if self.checked is None or kind.device != "cuda" or found.oom is None:
+            return False
+        return found.oom.allocated_bytes + found.oom.requested_bytes <= found.oom.limit_bytes
+
+    def _look(self, kind: Kind, pause: Callable[[float], str]) -> bool:
+        """Have new ranks look at their devices; whether they did, and were not given up.
+
+        Raises:
+            ProbeError: no probe can be run on them.
+        """
+        found = self._looked(kind, pause)
+        if found is not None and found.why_unusable:
+            self._end()
+            again = "a device was lost, and is not there again: " if self._lost_a_device else ""
+            raise ProbeError(f"{again or 'no probe can be run: '}{found.why_unusable}")
+        if found is not None:
+            self._lost_a_device = False
+            if self.checked is not None:
+                self.checked.note(kind.devices)
+        return found is not None
+
+    def _looked(self, kind: Kind, pause: Callable[[float], str]) -> Look | None:
+        """What new ranks see of their devices; they stay, unless something is wrong with them."""
+        assert self._run is None
+        order, run = self._give_order(kind, {"check": kind.device}, is_last=False)
+        until, ended = time.monotonic() + CHECK_DEADLINE_S, None
+        paths = [record_path(order, rank) for rank in range(kind.ranks)]
+        while not all(path.exists() for path in paths) and (ended := run.poll()) is None:
+            if pause(POLL_S):
+                self._end()
+                return None
+            if time.monotonic() > until:
+                ended = replace(run.cancel(), why=Why.DEADLINE)
+                break
+        found = look_of(order, kind.ranks, ended, self._place)
+        if ended is not None or found.why_unusable:
+            self._end()
+        else:
+            remove_folder(order)
+        return found
 
     def _usable(self) -> bool:
         """Whether the ranks of the last probe are there, and none has left memory behind."""
@@ -214,7 +292,9 @@ class WarmRanks:
             return False
         return self._run.poll() is None
 
-    def _give_order(self, kind: Kind, spec: Mapping[str, Any]) -> tuple[Path, Run]:
+    def _give_order(
+        self, kind: Kind, spec: Mapping[str, Any], *, is_last: bool
+    ) -> tuple[Path, Run]:
         """Write the order, and start ranks where there are none: its folder, and the run."""
         if self._run is None:
             self._place, self._kind = make_folder(self.folder, "ranks"), kind
@@ -222,7 +302,7 @@ class WarmRanks:
         order = self._place / f"{self._orders:08d}"
         order.mkdir()
         write_spec(order, spec)
-        if not self.keep:
+        if is_last:
             (self._place / END).touch()
         if self._run is None:
             job = Job(
@@ -278,6 +358,11 @@ class WarmRanks:
                 log.warning("%s", error)
             finally:
                 self._lock.release()
+
+
+def _given_up() -> Probed:
+    detail = "it was given up while the devices were looked at"
+    return Probed(measurement=Measurement(outcome=Outcome.CANCELLED, detail=detail))
 
 
 def _is_well(record: RankRecord | BadRecord) -> bool:

@@ -1,14 +1,12 @@
-"""One rank of a probe, of several, one after the other, of a calibration, or of a device check.
+"""One rank of a probe, of several, one after the other, or of a calibration.
 
     python -P -m workers.probe --spec DIR/spec.json --out DIR --init-method file:///DIR/rendezvous
     python -P -m workers.probe --series --rendezvous file --out DIR
-    python -P -m workers.probe --check cuda --out DIR
 
 The first with ``--calibrate`` times the cases of the spec, and trains nothing. The second runs
 every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
 (``workers/probe/orders.py``); its ranks find each other by a file, or by rank 0's address
-where they are of several nodes (``workers/probe/rendezvous.py``). The third sees whether its device
-computes.
+where they are of several nodes (``workers/probe/rendezvous.py``).
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
 ``rank-NNNNN.json`` and exits with 0 (its steps are done), 10 (the record says what happened) or
@@ -23,12 +21,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.probe.orders import RECORDED
 from workers.probe.watch import watch_supervisor
 
 if TYPE_CHECKING:
     from workers.probe.record import Record
-
-RECORDED = 10
 
 
 def main() -> int:
@@ -37,7 +34,6 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--spec", type=Path)
     what.add_argument("--series", action="store_true")
-    what.add_argument("--check", choices=("cpu", "cuda"), help="see whether the device computes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init-method", default="env://")
     parser.add_argument(
@@ -65,10 +61,6 @@ def _run(options: argparse.Namespace) -> "Record":
         from workers.probe.series import run_series
 
         return run_series(options.out, options.rendezvous)
-    if options.check:
-        from workers.probe.check import check_device
-
-        return check_device(options.check, options.out)
     if options.calibrate:
         from workers.probe.calibrate.rank import calibrate_rank as run
     else:

@@ -64,7 +64,7 @@ class Alone:
     calls: dict[int, list[Call]] = field(default_factory=dict)
     """Of one step of each accumulation count."""
     _left_out: str = ""
-    _known: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    _known: dict[tuple[str, str, int, torch.dtype], float] = field(default_factory=dict)
 
     def computing_s(self) -> dict[int, list[float]]:
         """Seconds that each timed step computes, by accumulation count."""
@@ -94,7 +94,7 @@ class Alone:
         for count, calls in self.calls.items():
             seconds: dict[str, float] = defaultdict(float)
             for call in self._waited_for(calls):
-                kind = call.op, call.group, call.bytes
+                kind = call.op, call.group, call.bytes, call.dtype
                 if kind not in self._known:
                     self._known[kind] = self._copy_s(call)
                 seconds[call.phase] += self._known[kind]
@@ -132,10 +132,11 @@ class Alone:
             pieces *= 2
 
     def _piece_s(self, call: Call, each: int) -> float:
-        """Seconds of a gather or scatter of ``each`` bytes of every rank."""
+        """Seconds of a gather or scatter of ``each`` bytes of every rank, in the step's dtype."""
         group = group_of_name(call.group)
+        each = -(-each // call.dtype.itemsize)
         whole, part = (
-            torch.empty(size, dtype=torch.uint8, device=self.device.torch_device)
+            torch.empty(size, dtype=call.dtype, device=self.device.torch_device)
             for size in (each * group.size(), each)
         )
 

@@ -64,6 +64,12 @@ def moved_bytes(args: Iterable[Any], out: Any) -> int:
     return max(_bytes(tree) for tree in (*args, out))
 
 
+def dtype_of(args: Iterable[Any], out: Any) -> torch.dtype:
+    """The dtype of the largest tensor that is moved."""
+    leaves = [x for x in tree_leaves((*args, out)) if isinstance(x, torch.Tensor)]
+    return max(leaves, key=torch.Tensor.numel).dtype
+
+
 def _bytes(tree: Any) -> int:
     leaves = [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
     return sum(x.numel() * x.element_size() for x in leaves)

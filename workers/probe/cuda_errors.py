@@ -29,6 +29,10 @@ _NCCL_CODE = re.compile(r"\bCuda failure (\d+)\b")
 """NCCL's words for a call of CUDA's that failed (its ``checks.h``)."""
 _NCCL_MEMORY = re.compile(r"\bFailed to CUDA [mc]alloc(?: async)? (\d+) bytes")
 """NCCL's words for device memory that it did not get (its ``alloc.h``)."""
+_NVML_REFUSED = re.compile(r"\bNVML_SUCCESS == .* INTERNAL ASSERT FAILED at .*CUDACachingAllocator")
+"""torch's words for memory that it did not get where NVML does not answer: before it raises
+``OutOfMemoryError`` it asks NVML what other processes hold (``reportProcessMemoryInfo`` in
+c10/cuda/CUDACachingAllocator.cpp), which a MIG slice, a vGPU or a container may refuse."""
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -55,7 +59,7 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def refused_bytes(error: BaseException) -> int | None:
-    """Bytes that were asked for outside of torch's allocator, when there were not so many.
+    """Bytes that were asked for, when there were not so many and torch's allocator does not say so.
 
     Returns:
         0 where it is not told how many; ``None`` if ``error`` is of another kind.
@@ -63,7 +67,10 @@ def refused_bytes(error: BaseException) -> int | None:
     for each in chain(error):
         if isinstance(each, dist.DistBackendError) and (told := _NCCL_MEMORY.search(str(each))):
             return int(told[1])
-        library = isinstance(each, RuntimeError) and _LIBRARY.search(str(each))
-        if library or cuda_code(each) == NO_MEMORY:
+        if cuda_code(each) == NO_MEMORY:
+            return 0
+        if isinstance(each, RuntimeError) and any(
+            words.search(str(each)) for words in (_LIBRARY, _NVML_REFUSED)
+        ):
             return 0
     return None

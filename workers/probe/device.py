@@ -1,6 +1,7 @@
 """The two kinds of device that a probe runs on, behind one interface."""
 
 import contextlib
+import os
 import resource
 import sys
 import time
@@ -13,11 +14,15 @@ from typing import Any, Protocol
 
 import torch
 
+from workers.probe import nvidia_smi
 from workers.probe.cuda_errors import chain, refused_bytes
 from workers.probe.tracker import INSTRUMENT, MemoryLimitError, Phase, StorageTracker
 
 PAUSE_CYCLES = 20_000_000
 """Of the device's clock, about 10 ms: more than the launches that are queued behind it take."""
+ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables that configure torch's caching allocator; where both are set the first counts
+(c10/core/AllocatorConfig.h, from torch 2.9 on)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +147,10 @@ class CpuDevice:
         """What this is, for the record."""
         return {"device": "cpu", "threads": torch.get_num_threads()}
 
+    def clocks(self) -> Mapping[str, object]:
+        """What it runs at: not known of a CPU."""
+        return {}
+
 
 class CudaDevice:
     """A CUDA device: memory is the allocator's, and so is its limit."""
@@ -155,6 +164,9 @@ class CudaDevice:
         self, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
     ) -> None:
         self.torch_device = torch.device("cuda", local_rank)
+        if local_rank not in _HELD_BEFORE:
+            _HELD_BEFORE[local_rank] = _held_by_others(local_rank)
+        self._held_by_others = _HELD_BEFORE[local_rank]
         torch.cuda.set_device(self.torch_device)
         self.peaks = Peaks()
         self.tracker = StorageTracker(phase, count_storages=False)
@@ -167,11 +179,16 @@ class CudaDevice:
         # always: a probe before this one in the same process may have had another
         share = self._limit_bytes / total
         torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        # the caching allocator keeps peaks and counts for the process: they are another probe's
         torch.cuda.reset_accumulated_memory_stats(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        held = torch.cuda.memory_reserved(self.torch_device)
+        self._used_at_start = max(0, self.process_bytes() - held)
         # the one structured source of what was asked for, and of what was allocated then: while
         # an error rises out of backward, tensors die; not in CPU builds
         observe: Any = getattr(torch._C, "_cuda_attach_out_of_memory_observer")  # noqa: B009
-        observe(_while_alive(self._note_shortage))
+        with contextlib.suppress(RuntimeError):  # cudaMallocAsync has none
+            observe(_while_alive(self._note_shortage))
 
     def memory(self) -> contextlib.AbstractContextManager[object]:
         """Tensors are real without further ado."""
@@ -208,6 +225,8 @@ class CudaDevice:
         self.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
+        self._step_by_phase.clear()
+        self.peaks.reserved = 0
         self._last_phase = self._phase.name
 
     def enter_phase(self) -> None:
@@ -229,21 +248,28 @@ class CudaDevice:
         self.tracker.reset_peak()
 
     def process_bytes(self) -> int:
-        """What the driver counts as used on the device: of this process, when it is alone."""
+        """What the driver counts as used on the device, by whomever: it tells a process no more.
+
+        Of this process, when it is alone there.
+        """
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return total - free
 
     def overhead_bytes(self) -> int:
-        """Used on the device outside the allocator: the context and communicator buffers."""
-        held = torch.cuda.memory_reserved(self.torch_device)
+        """Used on the device outside the allocator: the context and communicator buffers.
+
+        Without what others held there before this process first touched it, as far as
+        ``nvidia-smi`` told. What others have taken since is in it.
+        """
+        held = torch.cuda.memory_reserved(self.torch_device) + self._held_by_others
         return max(0, self.process_bytes() - held)
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
         """What ``error`` says of memory; ``None`` if it is another kind of error."""
         if any(isinstance(each, torch.OutOfMemoryError) for each in chain(error)):
-            return self._shortage or self._shortage_of(0)
+            return self._shortage or self._shortage_seen_late(0)
         refused = refused_bytes(error)
-        return None if refused is None or not self._answers() else self._shortage_of(refused)
+        return None if refused is None or not self._answers() else self._shortage_seen_late(refused)
 
     def give_back(self) -> int:
         """After a probe: bytes that are still in use; what is only cached goes to the driver."""
@@ -255,7 +281,21 @@ class CudaDevice:
     def hardware(self) -> Mapping[str, object]:
         """What this is, for the record."""
         properties = torch.cuda.get_device_properties(self.torch_device)
-        return {"device": properties.name, "total_memory_bytes": properties.total_memory}
+        configured = next((text for n in ALLOCATOR_CONF if (text := os.environ.get(n))), "")
+        return {
+            "device": properties.name,
+            "total_memory_bytes": properties.total_memory,
+            # by all processes, when this probe began: its own context is in it, and nothing that
+            # its allocator held
+            "used_at_start_bytes": self._used_at_start,
+            "held_by_others_bytes": self._held_by_others,
+            "allocator": torch.cuda.get_allocator_backend(),
+            **({"allocator_conf": configured} if configured else {}),
+        }
+
+    def clocks(self) -> Mapping[str, object]:
+        """What it runs at, and what slows it, as ``nvidia-smi`` says; empty where it does not."""
+        return nvidia_smi.clocks(_uuid(self.torch_device.index))
 
     def _answers(self) -> bool:
         """Whether the device does, for a lost one refuses memory too."""
@@ -266,18 +306,42 @@ class CudaDevice:
         return True
 
     def _note_shortage(self, device: int, size: int, total: int, free: int) -> None:
-        self._shortage = self._shortage_of(size)
-
-    def _shortage_of(self, requested_bytes: int) -> OutOfMemory:
-        return OutOfMemory(
-            requested_bytes=requested_bytes,
+        self._shortage = OutOfMemory(
+            requested_bytes=size,
             allocated_bytes=torch.cuda.memory_allocated(self.torch_device),
             reserved_bytes=torch.cuda.memory_reserved(self.torch_device),
             limit_bytes=self._limit_bytes,
         )
 
+    def _shortage_seen_late(self, requested_bytes: int) -> OutOfMemory:
+        """A shortage that the observer was not told of: tensors have died since, while the error
+        rose, so the phase's peak is the nearest that is known of what was held then."""
+        return OutOfMemory(
+            requested_bytes=requested_bytes,
+            allocated_bytes=torch.cuda.max_memory_allocated(self.torch_device),
+            reserved_bytes=torch.cuda.max_memory_reserved(self.torch_device),
+            limit_bytes=self._limit_bytes,
+        )
+
 
 Device = CpuDevice | CudaDevice
+
+_HELD_BEFORE: dict[int, int] = {}
+"""Bytes that others held on each device before this process had a context there: afterwards that
+cannot be told apart from the context."""
+
+
+def _held_by_others(index: int) -> int:
+    """Bytes in use on a CUDA device where this process has no context yet; 0 where not known."""
+    has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009  (CUDA builds)
+    if index >= torch.cuda.device_count() or has_context(index):
+        return 0
+    used_mib = nvidia_smi.ask(_uuid(index), "memory.used").get("memory.used", "")
+    return int(used_mib) * 2**20 if used_mib.isdecimal() else 0
+
+
+def _uuid(index: int) -> str:
+    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))  # makes no context
 
 
 def open_device(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import check_cuda_p2p_ib_support
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,8 +23,24 @@ Meeting = str | Callable[[int, int], Store]
 """Where ranks meet: an ``init_method`` of torch's, or what has the store of a rank of so many."""
 
 
-def join(world_size: int, rank: int, backend: str, meeting: Meeting) -> None:
-    """Join the process group of the probe's ranks."""
+def join(
+    world_size: int, rank: int, backend: str, meeting: Meeting, device: torch.device | None = None
+) -> None:
+    """Join the process group of the probe's ranks, and meet them all over it.
+
+    NCCL first looks for its peers when ranks first communicate. That is here, so that where it
+    cannot reach them this is no failure of a step, and the group of all ranks has its buffers in
+    every probe. Other groups get theirs as they do in training: ``init_process_group`` is not told
+    the device, as accelerate does not tell it, or NCCL would split a communicator for each group at
+    once, also for those of a mesh that are never used.
+
+    Args:
+        world_size: how many there are.
+        rank: which this is.
+        backend: gloo or nccl.
+        meeting: where they meet.
+        device: of this rank, for nccl.
+    """
     for name, value in ADDRESS.items():
         os.environ.setdefault(name, value)
     where: dict[str, Any]
@@ -38,6 +55,35 @@ def join(world_size: int, rank: int, backend: str, meeting: Meeting) -> None:
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
+    meet(device)
+
+
+def heed_peer_access(device: torch.device) -> dict[str, str]:
+    """Keep NCCL from what GPUs and drivers cannot do, as ``accelerate launch`` does for its users.
+
+    RTX 40 with drivers before 550.40.07 cannot reach each other's memory. ``Accelerator()`` refuses
+    to start there unless NCCL is told so.
+
+    Returns:
+        The variables that were set; to be called before NCCL is used.
+    """
+    if device.type != "cuda" or check_cuda_p2p_ib_support():
+        return {}
+    told = {n: "1" for n in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE") if n not in os.environ}
+    os.environ.update(told)
+    return told
+
+
+def meet(device: torch.device | None = None) -> None:
+    """Wait for all ranks; one alone waits for none, and has no communicator.
+
+    Args:
+        device: of this rank, for nccl, which would guess it otherwise.
+    """
+    if dist.get_world_size() == 1:
+        return
+    is_nccl = dist.get_backend() == "nccl"
+    dist.barrier(device_ids=[device.index] if is_nccl and device is not None else None)
 
 
 def join_fake_group(world_size: int) -> None:
@@ -98,8 +144,35 @@ def one_copy_gathers() -> Iterator[None]:
 @torch.no_grad()
 def gather_own(output: Tensor, shard: Tensor, group: object = None, async_op: bool = False) -> None:
     """Fill every part of ``output`` with ``shard``, which may be one of its parts."""
-    parts = output.view(-1, shard.numel())
-    parts.copy_(shard.reshape(1, -1).expand_as(parts))
+    whole, part = _wide(output.view(-1)), _wide(shard.reshape(-1))
+    if whole is None or part is None:
+        whole, part = output.view(-1), shard.reshape(-1)
+    parts = whole.view(-1, part.numel())
+    parts.copy_(part.expand_as(parts))
+
+
+def _wide(flat: Tensor) -> Tensor | None:
+    """The same bytes in elements of 16; ``None`` where they cannot be had so.
+
+    The copy's kernel takes so many elements in a second, whatever their size: a source that is
+    repeated is not contiguous. In wide ones it comes near to the memory's bandwidth.
+    """
+    size = flat.numel() * flat.element_size()
+    if not size or size % 16 or flat.data_ptr() % 16:
+        return None
+    return flat.view(torch.complex128)
+
+
+def wait_for_watchdog() -> None:
+    """Wait until NCCL's watchdog has seen the end of all that was sent in the world's group.
+
+    A collective that nobody waits for by itself, but for its future, as DDP does, keeps its tensors
+    until the watchdog has seen its end and another one begins (``shelvesToUnstash_`` in torch's
+    ProcessGroupNCCL.hpp). It looks ten times a second.
+    """
+    assert dist.group.WORLD is not None
+    if dist.get_backend() == "nccl":
+        dist.group.WORLD._wait_for_pending_works()
 
 
 def is_fake_group() -> bool:

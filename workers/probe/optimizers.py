@@ -27,7 +27,8 @@ def make_optimizer(
         model: with its parameters in their final, sharded form.
         foreach: torch's own choice, if ``None``: true on CUDA, false on a CPU.
         updates: off where there are no values to update; the 8-bit optimizer then only makes
-            its state, because its compiled step does not run on fake tensors.
+            its state, because its compiled step does not run on fake tensors, and with ``foreach``
+            what that step takes for a time on CUDA.
 
     Raises:
         OptimizerUnavailableError: the 8-bit optimizer's library is not installed. Its step
@@ -39,10 +40,26 @@ def make_optimizer(
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, foreach=foreach)
     assert name == "adamw_8bit", name
-    return _adamw_8bit(parameters, updates=updates)
+    return _adamw_8bit(parameters, updates=updates, widens=foreach is True)
 
 
-def _adamw_8bit(parameters: list[nn.Parameter], *, updates: bool) -> torch.optim.Optimizer:
+def _widened(moment: Any) -> None:
+    """Make, and drop, what the compiled step of one parameter makes of a moment and of the other.
+
+    Both in fp32, and the new scales of their blocks: a block must be known whole before its scale
+    is (``single_param_adam`` in torchao/optim/adam.py; inductor fuses all else, as seen in torch
+    2.13 and torchao 0.18). What is not quantized is updated in one kernel.
+    """
+    local = getattr(moment, "_local_tensor", moment)
+    if hasattr(local, "codes"):
+        scales = [torch.empty_like(local.scale) for _ in range(2)]
+        moments = [torch.empty_like(local.codes, dtype=torch.float32) for _ in range(2)]
+        del scales, moments
+
+
+def _adamw_8bit(
+    parameters: list[nn.Parameter], *, updates: bool, widens: bool
+) -> torch.optim.Optimizer:
     from torch._dynamo.exc import TorchDynamoException  # takes a second
 
     try:
@@ -66,7 +83,7 @@ def _adamw_8bit(parameters: list[nn.Parameter], *, updates: bool) -> torch.optim
                 ) from error
 
     class StateOnly(AdamW8bit):  # type: ignore[misc]
-        """torchao's own state, and no step."""
+        """torchao's own state, and no step; of that, what it would take for a time."""
 
         def step(self, closure: Any = None) -> None:
             for parameter in (p for p in parameters if p.grad is not None):
@@ -74,6 +91,8 @@ def _adamw_8bit(parameters: list[nn.Parameter], *, updates: bool) -> torch.optim
                     state["step"] = torch.tensor(0.0)
                     state["exp_avg"] = self._new_buffer(parameter, True)
                     state["exp_avg_sq"] = self._new_buffer(parameter, False)
+                if widens:
+                    _widened(state["exp_avg"])
 
     kind = Stepped if updates else StateOnly
     optimizer: torch.optim.Optimizer = kind(parameters, lr=LEARNING_RATE)

@@ -3,10 +3,16 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from workers.probe.device import Device
-from workers.probe.group import Meeting, join, join_fake_group, keep_own_parts
+from workers.probe.group import (
+    Meeting,
+    heed_peer_access,
+    join,
+    join_fake_group,
+    keep_own_parts,
+    meet,
+)
 from workers.probe.record import Record
 from workers.probe.recording import recording
 from workers.probe.run import Rank
@@ -49,7 +55,8 @@ def run_probe(spec_path: Path, meeting: Meeting) -> tuple[Record, Device | None]
             join_fake_group(spec.world_size)
             keep_own_parts()
         else:
-            join(spec.world_size, own.rank, device.backend, meeting)
+            own.record.hardware |= heed_peer_access(device.torch_device)
+            join(spec.world_size, own.rank, device.backend, meeting, device.torch_device)
         Rank(spec=spec, rank=own.rank, device=device, phase=own.phase, record=own.record).run()
-        dist.barrier()  # no rank leaves while another still talks to it
+        meet(device.torch_device)  # no rank leaves while another still talks to it
     return own.record, own.device

@@ -14,7 +14,7 @@ from workers.probe.data import micro_batches
 from workers.probe.device import Device
 from workers.probe.giving_up import LOOK_STEPS, least_s
 from workers.probe.gradient_norm import total_gradient_norm
-from workers.probe.group import one_copy_gathers
+from workers.probe.group import one_copy_gathers, wait_for_watchdog
 from workers.probe.recompute import recomputing
 from workers.probe.record import NonFiniteLossError, Record
 from workers.probe.spec import Spec
@@ -69,9 +69,19 @@ class Rank:
         self.record.outcome = "stopped_early" if self._gave_up else "ok"
 
     def _enter(self, name: str) -> None:
+        if name == "optimizer" and self._has_first_reduced():
+            # DDP replaces its buckets before the next forward: the old ones, as large as all
+            # gradients, would live for as long as it takes the watchdog to look
+            wait_for_watchdog()
         self.phase.name = name
         self.phase.micro_batch += name == "forward"
         self.device.enter_phase()
+
+    def _has_first_reduced(self) -> bool:
+        """Whether the micro-batch that is over is the first whose gradients were reduced."""
+        each = self.spec.settings.sync_each_batch
+        first = 1 if each else self.spec.accumulation_counts[-1]
+        return self._step == 0 and self.phase.micro_batch == first
 
     def _track(self, stack: Stack) -> None:
         """Warm up at the last count, with memory and collectives tracked."""
@@ -82,11 +92,13 @@ class Rank:
         with recomputing(stack.decoder_layers(), self.phase) as recomputed:
             for _ in range(self.spec.tracked_steps):
                 self.device.tracker.calls.clear()
+                self.device.tracker.attention.clear()
                 losses.append(self._one_step(stack, count, norms=True))
                 calls = list(self.device.tracker.calls)
                 self.device.end_step()
         self.record.recomputed_layers = recomputed.calls // self.spec.tracked_steps
-        self._note_losses(stack, losses)
+        self._note_losses(losses)
+        self.record.attention = dict(self.device.tracker.attention)
         self.record.tracked_accumulation = count
         self.record.reducing_micro_batches = self._reducing(calls, stack)
         self.record.memory = self._memory(stack)
@@ -120,7 +132,10 @@ class Rank:
         if not self._gave_up:
             for count in counts:
                 self._take(stack, count, left[count], losses)
-        self._note_losses(stack, losses)
+        # at once: a power cap lets go within milliseconds of the last kernel, heat stays longer
+        if clocks := self.device.clocks():
+            self.record.hardware["clocks"] = clocks
+        self._note_losses(losses)
 
     def _warm_up(self, stack: Stack, count: int, losses: list[torch.Tensor]) -> int:
         """Warm up for steps of a count; how many of them are to be timed.
@@ -232,9 +247,11 @@ class Rank:
         gradients = [p.grad for p in stack.model.parameters() if p.grad is not None]
         self._gradient_bytes = self._held_bytes(gradients)
 
-    def _note_losses(self, stack: Stack, losses: list[torch.Tensor]) -> None:
+    def _note_losses(self, losses: list[torch.Tensor]) -> None:
         """Average over the data-parallel ranks, and refuse what is not finite.
 
+        Ranks of one tensor-parallel group have the same loss, so this is the mean over all ranks:
+        a group of the data-parallel ones alone would have a communicator that training has not.
         Without peers a loss says nothing: parameters and gradients are this rank's alone.
         """
         if self._alone is not None:
@@ -242,8 +259,8 @@ class Rank:
         self.phase.name = INSTRUMENT
         means = torch.stack(losses).double()
         if self.spec.data_parallel_size > 1:
-            dist.all_reduce(means, group=stack.data_group())
-            means /= self.spec.data_parallel_size
+            dist.all_reduce(means)
+            means /= self.spec.world_size
         self.record.losses.extend(means.tolist())
         if not all(map(math.isfinite, self.record.losses + self.record.gradient_norms)):
             raise NonFiniteLossError(f"losses {self.record.losses[:4]}")

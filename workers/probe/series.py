@@ -1,12 +1,12 @@
 """One rank of several probes, one after the other: starting a rank takes seconds."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from workers.probe.between import Between
-from workers.probe.device import Device
-from workers.probe.orders import SPEC, SPENT, header, orders
-from workers.probe.rank import run_probe
+from workers.probe.check import check
+from workers.probe.group import Meeting
+from workers.probe.orders import SPEC, SPENT, checked_device, header, orders
 from workers.probe.record import Record
 from workers.probe.rendezvous import rendezvous
 
@@ -30,14 +30,17 @@ def run_series(out: Path, how: str = "file") -> Record:
     Returns:
         The last record.
     """
-    between, record = Between(), None
+    record: Record | None = None
+    probe: Callable[[Path, Meeting], Record] | None = None
     for place in orders(out):
         sys.stdout.write(header(place.name))
         sys.stdout.flush()
-        record, device = run_probe(place / SPEC, rendezvous(place, how))
-        if record.is_well:
-            assert device is not None
-            _clean_up(between, device, record, out)
+        meeting = rendezvous(place, how)
+        if device_type := checked_device(place / SPEC):
+            record, _ = check(device_type, place, meeting)
+        else:
+            probe = probe or _prober(out)
+            record = probe(place, meeting)
         record.write(place)
         if not record.is_well:
             break
@@ -46,12 +49,26 @@ def run_series(out: Path, how: str = "file") -> Record:
     return record
 
 
-def _clean_up(between: Between, device: Device, record: Record, out: Path) -> None:
-    """Give back what the probe took; what the device reports only now is the probe's outcome."""
-    try:
-        left_bytes = between.clean_up(device)
-    except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
-        record.fail(error, "finish", device)
-        return
-    if left_bytes > ALLOWED_BYTES:
-        (out / SPENT).touch()
+def _prober(out: Path) -> Callable[[Path, Meeting], Record]:
+    """Runs a probe in this process, and brings it back to what it was before the first."""
+    # transformers takes seconds to import, and a look at devices does without
+    from workers.probe.between import Between
+    from workers.probe.rank import run_probe
+
+    between = Between()
+
+    def probe(place: Path, meeting: Meeting) -> Record:
+        record, device = run_probe(place / SPEC, meeting)
+        if record.is_well:
+            assert device is not None
+            try:
+                left_bytes = between.clean_up(device)
+            except Exception as error:  # noqa: BLE001  (whatever it is becomes the record's outcome)
+                # what the device reports only now is the probe's outcome
+                record.fail(error, "finish", device)
+                return record
+            if left_bytes > ALLOWED_BYTES:
+                (out / SPENT).touch()
+        return record
+
+    return probe

@@ -1,7 +1,7 @@
 """What a rank is asked to do: the JSON file that crosses from the supervisor."""
 
 import json
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,11 @@ class Spec:
     """Seconds of an optimizer step at the settings' own accumulation: one that is seen to take more
     is not timed further. ``None`` where all steps are to be timed."""
 
+    attention_backends: dict[str, str] = field(default_factory=dict)
+    """Kernels of attention that the cost model says torch chooses on the device: by kind of call,
+    ``unmasked`` or ``masked``. A dry run takes ``math`` where it is said so, and else a fused one.
+    A probe on a device leaves the choice to torch, and records it."""
+
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format: got {self.format}; this program reads {FORMAT}")
@@ -91,6 +96,8 @@ class Spec:
             raise ValueError("accumulation_counts: must name at least one count")
         if self.fidelity not in FIDELITIES:
             raise ValueError(f"fidelity: got {self.fidelity!r}; must be one of {FIDELITIES}")
+        if odd := set(self.attention_backends) - {"unmasked", "masked"}:
+            raise ValueError(f"attention_backends: got {sorted(odd)}; there are unmasked, masked")
         if self.give_up_above_s is not None and not self.give_up_above_s > 0:
             raise ValueError(f"give_up_above_s: got {self.give_up_above_s}; must be positive")
 
@@ -143,7 +150,9 @@ def parse_spec(values: dict[str, Any]) -> Spec:
         ValueError: unknown or missing fields, or another format.
     """
     given, known = set(values), {f.name for f in fields(Spec)}
-    required = {f.name for f in fields(Spec) if f.default is MISSING}
+    required = {
+        f.name for f in fields(Spec) if f.default is MISSING and f.default_factory is MISSING
+    }
     if odd := (required - given) | (given - known):
         raise ValueError(f"unknown or missing fields {sorted(odd)}")
     return Spec(**{**values, "settings": Knobs(**values["settings"])})

@@ -19,6 +19,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
+from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from transformers import PreTrainedModel
@@ -84,12 +85,6 @@ class Stack:
         """Tensors of the optimizer's state."""
         states = self.optimizer.state.values()
         return [t for state in states for t in state.values() if torch.is_tensor(t)]
-
-    def data_group(self) -> dist.ProcessGroup | None:
-        """Ranks that see different data; ``None`` means all ranks."""
-        if self.mesh is None or self.spec.settings.tp_size == 1:
-            return None
-        return self.mesh.get_group("dp") if self.spec.data_parallel_size > 1 else None
 
 
 def build_stack(spec: Spec, place: Place) -> Stack:
@@ -283,6 +278,17 @@ def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
     if wanted == weights or not isinstance(model, nn.parallel.DistributedDataParallel):
         return
 
+    works: list[dist.Work] = []
+
+    def forget() -> None:
+        # ProcessGroupNCCL keeps what was sent until it is waited for, or else until its watchdog,
+        # which looks ten times a second, has seen the end and another collective begins. DDP waits
+        # for the future alone: how long casts lived would be left to chance. This waits on the
+        # stream, like DDP, which does so next, before anything else is allocated there.
+        for work in works:
+            work.wait()
+        works.clear()
+
     def reduce(
         group: dist.ProcessGroup | None,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
@@ -290,6 +296,9 @@ def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
         cast = bucket.buffer().to(wanted).div_(dist.get_world_size(group))
         work = dist.all_reduce(cast, group=group, async_op=True)
         assert work is not None
+        if not works:  # at the end of this backward
+            Variable._execution_engine.queue_callback(forget)
+        works.append(work)
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(
             lambda done: bucket.buffer().copy_(done.value()[0])
         )

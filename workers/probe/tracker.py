@@ -27,6 +27,17 @@ INSTRUMENT = "instrument"
 """The phase of what the probe itself adds to a step; none of it is counted."""
 
 
+_ATEN: Any = torch.ops.aten
+ATTENTION: Mapping[Any, str] = {
+    _ATEN._scaled_dot_product_cudnn_attention.default: "cudnn",
+    _ATEN._scaled_dot_product_flash_attention.default: "flash",
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: "flash",
+    _ATEN._scaled_dot_product_efficient_attention.default: "efficient",
+    _ATEN._safe_softmax.default: "math",
+}
+"""What torch computes attention with, by an operator that nothing else is made of."""
+
+
 class MemoryLimitError(RuntimeError):
     """A tracked allocation would pass the limit: CPU's stand-in for CUDA's out of memory."""
 
@@ -58,10 +69,12 @@ class Call:
     phase: str
     micro_batch: int
     bytes: int
+    dtype: torch.dtype = torch.uint8
+    """Of the largest tensor of it."""
 
 
 class StorageTracker(TorchDispatchMode):
-    """Counts bytes of live tensor storages, and records collectives.
+    """Counts bytes of live tensor storages, and records collectives and kernels of attention.
 
     Args:
         phase: what the step is doing, kept current by the step.
@@ -70,6 +83,10 @@ class StorageTracker(TorchDispatchMode):
         over_gloo: whether nothing is sent, where gloo would send it: gloo scatters a copy of
             what it reduces (``reduce_scatter`` in
             torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), which is counted then.
+
+    Attributes:
+        attention: what torch has computed attention with in forward of a step's first micro-batch,
+            and how often, once ``clear`` was called before the step.
 
     Under FSDP2 three things need care: DTensor learns the shape of an operator's output by
     running it on global shapes, storages are freed and grown by ``resize_`` (which is not
@@ -89,6 +106,7 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = 0
         self.peak_by_phase: Counter[str] = Counter()
         self.calls: list[Call] = []
+        self.attention: Counter[str] = Counter()
         self._phase = phase
         self._count_storages = count_storages
         self._limit_bytes = limit_bytes
@@ -152,7 +170,9 @@ class StorageTracker(TorchDispatchMode):
         if kind is not None:
             group = collectives.group_of(args, kwargs)
             size = collectives.moved_bytes(args, out)
-            self.calls.append(Call(kind, group, self._phase.name, self._phase.micro_batch, size))
+            dtype = collectives.dtype_of(args, out)
+            phase, micro_batch = self._phase.name, self._phase.micro_batch
+            self.calls.append(Call(kind, group, phase, micro_batch, size, dtype))
         if isinstance(out, torch.Tensor):
             self.add(out)
         elif out is not None:
@@ -182,6 +202,10 @@ class StorageTracker(TorchDispatchMode):
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """For who wants to know what a step's operators and their storages are."""
+        if self._phase.name == "forward" and self._phase.micro_batch == 1:
+            backend = ATTENTION.get(func)
+            if backend is not None:
+                self.attention[backend] += 1
 
     def _add_storage(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, rounded(storage.nbytes())

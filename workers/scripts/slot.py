@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tuner.measurement import Measurement
+from tuner.measurement import Measurement, Outcome
 from workers.launchers.local import LocalLauncher
 from workers.scripts.check import check_script_probe
 from workers.scripts.probe import ScriptRun
@@ -14,8 +14,13 @@ class ScriptSlot(DeviceSlot):
     """Devices of this machine, on which the script is started anew for every probe."""
 
     def measured(self, order: Order) -> Measurement:
-        """As of :class:`workers.slot.DeviceSlot`; the ranks are the script's own."""
+        """As of :class:`workers.slot.DeviceSlot`; the ranks are the script's own.
+
+        Other processes look at its devices before, on the same GPUs.
+        """
         study, probe = order.study, order.held.claim.probe
+        if not self.ranks.check(self.kind, order.held.pause):
+            return Measurement(outcome=Outcome.CANCELLED)
         run = ScriptRun(
             launcher=LocalLauncher(),
             folder=self.ranks.folder,

@@ -35,6 +35,20 @@ def test_what_went_well() -> None:
     assert found.logs == ()
 
 
+def test_clocks_and_what_is_noted_of_them() -> None:
+    clocks = {"sm_mhz": 1500.0, "power_w": 412.5, "throttle": ["sw_power_cap"]}
+    measured = replace(
+        ok(2.0, 1, 20 * GIB),
+        hardware={"device": "NVIDIA H200", "clocks": clocks},
+        notes=("SM clocks differ by 14%", "another"),
+    )
+    made = study(question(), [measured])
+    facts = evidence_of(made, made.probes[0]).facts
+    assert ("hardware", "device NVIDIA H200") in facts
+    assert ("clocks", "SM at 1500 MHz, 412 W after the last step; slowed by sw_power_cap") in facts
+    assert [text for name, text in facts if name == "note"] == list(measured.notes)
+
+
 def test_where_memory_ran_out() -> None:
     made = study(question(), [oom(phase="optimizer")])
     found = evidence_of(made, made.probes[0])

@@ -7,6 +7,9 @@ import yaml
 from starlette.testclient import TestClient
 
 from tests.api.studies import MEASURED, PREDICTED, probe
+from tuner.framework import installed_versions
+from tuner.measurement import Measurement, Outcome
+from tuner.planner import Stop, next_probe
 from tuner.store import Store
 from tuner.study import StudyState
 
@@ -52,3 +55,41 @@ def test_unknown_formats_and_studies(client: TestClient) -> None:
     assert unknown.json()["nearest"][0] == "accelerate"
     assert client.get("/tune/st-000000000000/export/accelerate").status_code == 404
     assert client.get(f"{path}/export/..%2Fx").status_code in (404, 422)
+
+
+def test_what_trains_something_else_is_not_exported(client: TestClient, store: Store) -> None:
+    knobs = {"sync_each_batch": [True], "gradient_accumulation_steps": [2, 4]}
+    path = client.post("/tune", json={**MEASURED, "knobs": knobs}).headers["location"]
+    study_id = path.removeprefix("/tune/")
+    found = Measurement(
+        outcome=Outcome.WRONG_RESULT,
+        detail="rank 0: the optimizer stepped 18 times instead of 6",
+        optimizer_steps=18,
+        expected_optimizer_steps=6,
+        versions={"torch": f"{installed_versions()['torch']}+cpu"},
+    )
+    probe(store, study_id, found)
+    study = probe(store, study_id, found)
+    stop = next_probe(study)
+    assert isinstance(stop, Stop)
+    assert store.move(study_id, StudyState.FAILED, stop.failure)
+
+    why = "sync_each_batch=true trains something else: rank 0: the optimizer stepped 18 times"
+    refused = client.get(f"{path}/export/accelerate")
+    assert refused.status_code == 409
+    assert refused.json()["reason"] == "trains_wrongly"
+    assert why in refused.json()["detail"]
+    shown = client.get(path).json()
+    assert (shown["state"], shown["no_answer"]["kind"]) == ("failed", "trains_wrongly")
+    assert why in shown["no_answer"]["message"]
+    page = client.get(f"/studies/{study_id}", headers={"accept": "text/html"})
+    assert page.status_code == 200
+    assert "trains something else" in page.text
+
+    # another question about the same program and versions
+    other = {**PREDICTED, "framework": "accelerate", "knobs": knobs}
+    path = client.post("/tune", json=other).headers["location"]
+    assert client.get(f"{path}/export/accelerate").json()["reason"] == "trains_wrongly"
+    stated = {"name": "accelerate", "versions": {"accelerate": "1.14.0"}}
+    path = client.post("/tune", json={**other, "framework": stated}).headers["location"]
+    assert "reason" not in client.get(f"{path}/export/accelerate").json()

@@ -196,6 +196,8 @@ def own_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+# one that comes while something is finalized is dropped, and told so; another is sent
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("own_ctrl_c")
 def test_ctrl_c_is_python_s_own_and_ends_the_worker(
     asked: dict[str, Any], made: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

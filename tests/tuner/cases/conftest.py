@@ -16,6 +16,8 @@ from tuner.cluster import Cluster
 from tuner.cost.calibration import Calibration
 from tuner.dryrun import DryRun
 from tuner.errors import ProbeError
+from tuner.guard.verdict import Verdict
+from tuner.study import Question
 
 MIB = 2**20
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
@@ -47,6 +49,11 @@ class Cache:
     kept: dict[str, DryRun] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     rates: Calibration | None = None
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+    def guards(self, question: Question) -> Mapping[str, Verdict]:
+        """Those of all questions."""
+        return self.verdicts
 
     def dry_runs(self, keys: Collection[str]) -> Mapping[str, DryRun]:
         """Those that are kept."""

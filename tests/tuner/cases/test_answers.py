@@ -18,6 +18,7 @@ ADDED = {
     "step_time_s",
     "provenance",
     "reason",
+    "trains_wrongly",
     "notes",
     "canonical",
 }

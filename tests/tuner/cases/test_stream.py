@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.cases import Policy, answer_cases
 from tuner.cases.lines import LARGEST_LINE_BYTES
 
@@ -116,7 +117,7 @@ PATHS = (
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(changes=st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=3))
 def test_a_changed_case_gets_one_answer(lab: Any, changes: list[tuple[str, Any]]) -> None:
     case = lab.case()
@@ -130,7 +131,7 @@ def test_a_changed_case_gets_one_answer(lab: Any, changes: list[tuple[str, Any]]
     _check(lab, json.dumps(case).encode())
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(
     line=st.binary(max_size=60)
     | st.text(alphabet='{}[]":,0e9.-\\u nulltrefasworkd', max_size=60).map(

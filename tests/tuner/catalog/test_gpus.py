@@ -6,6 +6,7 @@ import pytest
 from tuner.catalog.gpus import (
     MIB,
     GpuKind,
+    cuda_bytes,
     gpu_kind,
     gpu_kinds,
     is_published_memory,
@@ -30,6 +31,7 @@ def test_every_kind_is_complete_and_plausible(kind: GpuKind) -> None:
     assert kind.driver_names
     assert 8 * 2**30 < kind.memory_bytes < 512 * 2**30
     assert kind.memory_bytes % MIB == 0
+    assert 0.98 < kind.cuda_bytes / kind.memory_bytes < 0.997
     assert 1e11 < kind.memory_bytes_per_s < 2e13
     assert 1e13 < kind.fp16_flops_per_s < 1e16
     assert kind.fp32_flops_per_s < kind.fp16_flops_per_s
@@ -41,7 +43,7 @@ def test_every_kind_is_complete_and_plausible(kind: GpuKind) -> None:
 
 @pytest.mark.parametrize("kind", gpu_kinds().values(), ids=lambda kind: kind.name)
 def test_every_figure_has_a_source(kind: GpuKind) -> None:
-    assert set(kind.sources) == FIGURES
+    assert set(kind.sources) == FIGURES | ({"capability"} if kind.compute_capability else set())
     assert all("(read: " in source and len(source) > 20 for source in kind.sources.values())
 
 
@@ -50,8 +52,24 @@ def test_no_document_is_unused_and_no_row_has_unknown_fields() -> None:
     used = {key for row in data["kinds"].values() for key in row["sources"].values()}
     assert used == set(data["documents"])
     known = {"title", "driver_names", "memory_mib", "bf16_tflops", "fp16_tflops", "fp32_tflops"}
-    known |= {"memory_gb_per_s", "intra", "inter", "host_gb_per_s", "sources", "note"}
+    known |= {
+        "compute_capability",
+        "cuda_mib",
+        "memory_gb_per_s",
+        "intra",
+        "inter",
+        "host_gb_per_s",
+        "sources",
+        "note",
+    }
     assert all(set(row) <= known for row in data["kinds"].values())
+
+
+def test_cuda_offers_less_than_the_driver_reports() -> None:
+    h200 = gpu_kind("h200")
+    assert cuda_bytes("h200", h200.memory_bytes) == 143_167 * MIB
+    assert cuda_bytes("h200", 100 * MIB) == 99 * MIB  # a part of one, by a cluster file
+    assert cuda_bytes("unheard-of", 100 * MIB) == 99 * MIB
 
 
 def test_driver_names_are_unambiguous() -> None:
@@ -65,6 +83,15 @@ def test_gpus_without_bf16_matrix_units_say_so() -> None:
         "v100-16gb",
         "v100-32gb",
     }
+
+
+def test_nvidias_have_a_compute_capability() -> None:
+    """Those with bf16 matrix units are Ampere's or later."""
+    for kind in gpu_kinds().values():
+        assert bool(kind.compute_capability) == kind.title.startswith("NVIDIA"), kind.name
+        if kind.compute_capability:
+            has_bf16 = kind.bf16_flops_per_s is not None
+            assert (float(kind.compute_capability) >= 8.0) == has_bf16, kind.name
 
 
 def test_figures_are_in_base_units() -> None:

@@ -8,6 +8,10 @@ import pytest
 from tests.tuner.made import oom, stored
 from tuner.cluster import parse_cluster
 from tuner.export import About, export
+from tuner.framework import installed_versions
+from tuner.guard.ruling import Ruling
+from tuner.guard.verdict import Verdict
+from tuner.measurement import Measurement, Outcome
 from tuner.quantity import Provenance
 from tuner.settings import parse_settings
 from tuner.space import check_settings
@@ -25,7 +29,7 @@ def zero3(tmp_path: Path, environment: dict[str, str]) -> list[str]:
     path = tmp_path / "ds.yaml"
     path.write_text(ZERO3)
     return [
-        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "4096",
+        "check", str(path), "--model", "llama-2-7b", "--sequence-length", "4096",
         "--global-batch-size", "16", "--dry-runs", "none", "--cluster",
     ]  # fmt: skip
 
@@ -33,7 +37,7 @@ def zero3(tmp_path: Path, environment: dict[str, str]) -> list[str]:
 def test_it_fits_or_does_not(cli: Any, zero3: list[str]) -> None:
     fits = cli(*zero3, "8xh200")
     assert (fits.code, fits.err) == (0, "")
-    assert "llama-3.1-8b on 8xh200 (torch), global batch 16" in fits.out
+    assert "llama-2-7b on 8xh200 (torch), global batch 16" in fits.out
     assert "yes" in fits.out
     assert "DeepSpeed needs other buffers" in fits.out
     does_not = cli(*zero3, "8xl4")
@@ -54,6 +58,38 @@ def test_json_has_the_file_the_question_and_the_figures(cli: Any, zero3: list[st
         assert quantity["low"] <= quantity["value"] <= quantity["high"]
     assert found["prediction"]["memory"]["breakdown"]
     assert cli(*zero3, "8xl4", "--json").json["fits"] is False
+
+
+def test_what_trains_something_else_has_an_exit_code_of_its_own(
+    cli: Any, zero3: list[str], database: Path
+) -> None:
+    versions = installed_versions()
+    verdict = Verdict(
+        key="planted", family="another", ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT,
+        detail="rank 0: the optimizer stepped 18 times instead of 6", model_type="llama",
+        settings=parse_settings("sharding=full_shard,gradient_accumulation_steps=3").as_dict(),
+        ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,
+    )  # fmt: skip
+    with open_store(f"sqlite:///{database}") as store:
+        store.keep_verdict(verdict)
+    accumulates = [*zero3, "8xh200", "--settings", "gradient_accumulation_steps=4"]
+    accumulates[accumulates.index("--sequence-length") + 1] = "1024"
+    accumulates[accumulates.index("--global-batch-size") + 1] = "64"
+    wrong = cli(*accumulates)
+    assert wrong.code == 4
+    assert wrong.err.startswith(
+        "tuner: error: this trains something else: sync_each_batch=true trains something else"
+    )
+    assert "yes" in wrong.out  # it fits
+    plain = cli(*accumulates, "--json")
+    assert (plain.code, plain.json["fits"]) == (4, True)
+    assert plain.json["trains_wrongly"].endswith("instead of 6 (a small llama on 2 ranks)")
+    too_large = [*accumulates, "--memory-limit", "1GiB"]
+    assert cli(*too_large).code == 3  # so it was before
+    accumulates[-1] = "gradient_accumulation_steps=1"
+    accumulates[accumulates.index("--global-batch-size") + 1] = "16"
+    right = cli(*accumulates, "--json")
+    assert (right.code, right.json["trains_wrongly"]) == (0, "")  # nothing is accumulated
 
 
 def test_what_is_close_to_the_limit_is_said(cli: Any, zero3: list[str]) -> None:
@@ -88,7 +124,7 @@ def test_nothing_is_known(cli: Any, zero3: list[str], tmp_path: Path) -> None:
 
 
 def test_usage_errors_name_what_is_missing(cli: Any, zero3: list[str], database: Path) -> None:
-    short = [word for word in zero3 if word not in ("--model", "llama-3.1-8b")]
+    short = [word for word in zero3 if word not in ("--model", "llama-2-7b")]
     found = cli(*short, "8xh200")
     assert found.code == 2
     assert "model: got nothing; the file does not say it" in found.err
@@ -125,6 +161,23 @@ def test_what_was_measured_goes_before_what_is_predicted(
     less = cli(*exported, "--memory-limit", "30MiB", "--json")
     assert less.code == 3
     assert less.json["reason"]
+
+
+def test_a_probe_that_trained_something_else_is_no_want_of_memory(
+    cli: Any, made: str, question: Question, tmp_path: Path
+) -> None:
+    detail = "rank 0: the optimizer stepped 18 times instead of 6"
+    wrong = Measurement(outcome=Outcome.WRONG_RESULT, detail=detail, wall_s=1.0)
+    settings = check_settings(question, parse_settings(BEST))
+    path = tmp_path / "tuned.json"
+    path.write_text(export("json", question, settings, ABOUT))
+    with open_store() as store:
+        stored(store, question, (BEST, wrong))
+    found = cli("check", str(path), "--dry-runs", "none", "--json")
+    assert found.code == 4
+    assert detail in found.json["trains_wrongly"]
+    assert found.json["fits"] is True
+    assert "this trains something else: such settings ended as wrong_result" in found.err
 
 
 def test_studies_of_other_knobs_count_too(

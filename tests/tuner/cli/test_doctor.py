@@ -1,7 +1,10 @@
 """``tuner doctor`` on this machine, with verdicts put into its database by hand."""
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tuner.framework import installed_versions
 from tuner.guard.ruling import Ruling
@@ -19,7 +22,7 @@ def keep(database: Path, ruling: Ruling, outcome: Outcome) -> None:
     verdict = Verdict(
         key=twin.key(versions), family=family_of(question), ruling=ruling, outcome=outcome,
         model_type="llama", detail="as planted", settings=twin.settings.as_dict(),
-        versions=versions,
+        ranks=twin.cluster.world_size, versions=versions, structure="a twin of ddp",
     )  # fmt: skip
     with open_store(f"sqlite:///{database}") as store:
         store.keep_verdict(verdict)
@@ -59,4 +62,24 @@ def test_a_failure_is_the_exit_code(cli: Any, database: Path) -> None:
     keep(database, Ruling.FAILED, Outcome.WRONG_RESULT)
     result = cli("doctor")
     assert result.code == 1
-    assert "wrong: sharding=ddp trains wrongly here: as planted" in result.out
+    assert "wrong: a twin of ddp trains wrongly here, and no one knob is known" in result.out
+    assert "as planted" in result.out
+
+
+def test_a_cpu_build_of_torch_on_a_machine_with_gpus(
+    cli: Any, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not metadata.version("torch").endswith("+cpu"):
+        pytest.skip("this Python has a CUDA build of torch")
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(
+        "#!/bin/sh\ncase $1 in *uuid*) echo GPU-1, NVIDIA H200, 143771, Disabled;;"
+        " *name) echo NVIDIA H200;; esac\n"
+    )
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=":")
+    result = cli("doctor", "--json")
+    assert result.code == 1
+    (serious,) = (problem for problem in result.json["problems"] if problem["serious"])
+    assert "is a CPU build; nvidia-smi shows 1 x NVIDIA H200" in serious["what"]

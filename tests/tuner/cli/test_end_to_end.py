@@ -112,11 +112,14 @@ def test_suggest_probes_answers_and_is_continued(
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)
     assert found["best"]["provenance"] == "measured"
-    assert found["probes"] == {"ok": 2}
+    # The second is ended early where it is seen to be much slower than the first.
+    assert found["probes"] in ({"ok": 2}, {"ok": 1, "stopped_early": 1})
     assert found["state"] == "done"
     lines = first.stderr.splitlines()
     assert lines[0].startswith(f"study {found['study_id']}: tiny on cpu:2 (accelerate), ")
-    assert [line[:13] for line in lines[1:]] == ["probe 1/2: ok", "probe 2/2: ok"]
+    assert lines[1].startswith("probe 1/2: ok")
+    assert lines[2].startswith(("probe 2/2: ok", "probe 2/2: stopped_early"))
+    assert len(lines) == 3
 
     with open_store() as store:
         study = store.study(found["study_id"])
@@ -161,6 +164,32 @@ def test_probe_measures_repeats_and_runs_out_of_memory(
     assert answer(kept).best is not None
 
 
+HOLDS = """\
+import os, pathlib, sys, time
+
+class Holds:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" and "workers.probe" in sys.orig_argv:
+            folder = pathlib.Path({folder!r})
+            (folder / f"held-{{os.getpid()}}").touch()
+            while not (folder / "let-go").exists():
+                time.sleep(0.02)
+
+sys.meta_path.insert(0, Holds())
+"""
+"""Python reads it when it starts: ranks come as far as to import torch, and wait there."""
+
+
+@pytest.fixture
+def held(environment: dict[str, str], tmp_path: Path) -> Path:
+    """A folder where each rank that waits leaves a file, until ``let-go`` is there."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HOLDS.format(folder=str(folder)))
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
+    return folder
+
+
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
 )
@@ -168,14 +197,16 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
     command: Command,
     environment: dict[str, str],
     judged: Collection[str],
+    held: Path,
     number: signal.Signals,
 ) -> None:
     argv = command("suggest", "--max-probes", "1")
     with subprocess.Popen(
         argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        family = until(lambda: ranks_of(process.pid))
-        time.sleep(1.0)
+        until(lambda: len(list(held.glob("held-*"))) == 2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3  # the worker and its two ranks
         os.kill(process.pid, number)
         assert process.stderr is not None
         told = process.stderr.read()
@@ -186,6 +217,7 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
             "keeps its 0 probes, and the same command continues it"
         )
 
+    (held / "let-go").touch()
     checked = run([*PROGRAM, "db", "check"], environment)
     assert checked.stdout.endswith(": in order\n"), checked.stdout
     again = run(argv, environment)
@@ -195,16 +227,6 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
         study = store.study(summary.id)
         assert store.verdicts().keys() == judged, "no other twin was trained"
     assert [probe.state for probe in study.probes] == [ProbeState.DONE]
-
-
-def ranks_of(pid: int) -> list[psutil.Process]:
-    """The worker and its two ranks, once both run."""
-    try:
-        family = psutil.Process(pid).children(recursive=True)
-        ranks = [one for one in family if "workers.probe" in one.cmdline()]
-    except psutil.NoSuchProcess:
-        return []
-    return family if len(ranks) == 2 else []
 
 
 def alive(process: psutil.Process) -> bool:
@@ -248,17 +270,17 @@ def test_a_killed_prediction_leaves_no_process_and_is_continued(
     finally:
         process.kill()
         process.wait()
-    until(lambda: not any(map(psutil.pid_exists, started)))
+    until(lambda: not any(alive(one) for one in started))
     again = run(command("suggest", *PREDICTED, "--json"), environment)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["best"]["memory"]["basis"] == "dry_run"
 
 
-def dry_programs(pid: int) -> list[int]:
+def dry_programs(pid: int) -> list[psutil.Process]:
     """Processes of the dry-run program that a process, or a child of it, has started."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if "workers.probe.dry" in child.cmdline():
-                found.append(child.pid)
+                found.append(child)
     return found

@@ -1,13 +1,16 @@
 """Commands that read what is stored: list, show, export, and db."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tuner.study import Study
+from tests.tuner.made import ok, stored
+from tuner.store import open_store
+from tuner.study import Question, Study
 
 
 def test_without_a_database_the_list_is_empty(cli: Any, database: Path) -> None:
@@ -96,6 +99,23 @@ def test_failed_probes_show_the_end_of_their_logs(cli: Any, failed: Study) -> No
     assert result.code == 0
     assert "end of rank 0's log" in result.out
     assert "  RuntimeError: no such kernel" in result.out
+
+
+def test_notes_on_probes_are_shown(cli: Any, made: str, question: Question) -> None:
+    with open_store() as store:
+        rows = [
+            ("sharding=ddp,micro_batch_size=4", replace(ok(0.1, 20), notes=(f"hot {n}",)))
+            for n in range(7)
+        ]
+        study = stored(store, question, *rows, ("sharding=full_shard,micro_batch_size=4", ok(1, 9)))
+    found = cli("studies", "show", study.id)
+    lines = [line for line in found.out.splitlines() if "hot" in line or "notes" in line]
+    assert lines == [f"Probe #{n + 1}: hot {n}." for n in range(5)] + [
+        "2 more such notes: --json has them."
+    ]
+    probes = cli("studies", "show", study.id, "--json").json["probes"]
+    notes = [one["measurement"]["notes"] for one in probes]
+    assert notes == [*([f"hot {n}"] for n in range(7)), []]
 
 
 def test_an_unknown_study_is_a_usage_error(cli: Any, answered: Study) -> None:

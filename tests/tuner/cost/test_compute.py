@@ -67,7 +67,21 @@ def of(model: str, tokens: int, precision: Precision = Precision.BF16) -> Worklo
     ],
 )
 def test_keys_of_a_query(model: str, tokens: int, keys: float) -> None:
-    assert attended_keys(of(model, tokens)) == pytest.approx(keys)
+    assert attended_keys(of(model, tokens), CLUSTER) == pytest.approx(keys)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "gpu", "keys"),
+    [
+        ("llama-3.1-8b", Precision.FP32, "h100-80gb", 1024),  # no kernel takes grouped fp32
+        ("llama-2-7b", Precision.FP32, "h100-80gb", 512),
+        ("llama-2-7b", Precision.BF16, "t4", 1024),  # nor bf16 before Ampere
+    ],
+)
+def test_torchs_own_operators_attend_to_all_keys(
+    model: str, precision: Precision, gpu: str, keys: int
+) -> None:
+    assert attended_keys(of(model, 1024, precision), parse_cluster(gpu)) == keys
 
 
 def test_more_keys_take_longer_by_their_flops() -> None:
@@ -87,9 +101,12 @@ def test_traffic_is_as_wide_as_the_precision() -> None:
     """Without FLOPs to speak of, the same activations take twice the bytes in fp32."""
     gpu = replace(CLUSTER.gpu, dense_bf16_flops_per_s=1e21, fp32_flops_per_s=1e21)
     cluster = replace(CLUSTER, gpu=gpu)
-    for model in ("llama-3.1-8b", "qwen3-30b-a3b"):
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
+        fields = read(name).as_config()
+        fields["num_key_value_heads"] = fields["num_attention_heads"]  # grouped fp32 has no kernel
+        asked = replace(of(name, 1024), model=read_model_config(fields, name))
         narrow, mixed, wide = (
-            stage_compute_s(of(model, 1024, precision), Settings(), cluster, COSTS, LAYER)
+            stage_compute_s(replace(asked, precision=precision), Settings(), cluster, COSTS, LAYER)
             for precision in (Precision.BF16, Precision.BF16_MIXED, Precision.FP32)
         )
         assert narrow == mixed
@@ -116,3 +133,21 @@ def test_capped_scores_pass_through_memory() -> None:
         )
         scores = capped.model.heads * tokens**2
         assert with_cap - without == pytest.approx(moved * scores / rate)
+
+
+def test_scores_of_torchs_own_operators_pass_through_memory() -> None:
+    """On a T4 they move 44 bytes of each score forward, all in fp32 but for a copy, 40 backward."""
+    asked, tokens, cluster = of("llama-3.1-8b", 8192), 8192, parse_cluster("t4")
+    known = replace(cluster.gpu, dense_bf16_flops_per_s=6.5e13)
+    ampere = replace(known, compute_capability="8.0")
+    scores, rate = asked.model.heads * tokens**2, cluster.gpu.memory_bytes_per_s
+    assert rate is not None
+    for one, moved in (
+        (Settings(), 44 + 40),
+        (Settings(activation_checkpointing=Checkpointing.FULL), 2 * 44 + 40),
+    ):
+        by_operators, fused = (
+            stage_compute_s(asked, one, replace(cluster, gpu=gpu), COSTS, LAYER)
+            for gpu in (known, ampere)
+        )
+        assert by_operators - fused == pytest.approx(moved * scores / rate)

@@ -78,7 +78,7 @@ def test_differences_are_those_of_the_arithmetic() -> None:
 
 def test_the_first_sentence_says_where_it_goes() -> None:
     first, *_ = sentences(CODELLAMA, question())
-    assert first.startswith("By arithmetic the peak of 39.3 GiB is in the optimizer's step:")
+    assert first.startswith("By arithmetic the peak of 39.8 GiB is in the optimizer's step:")
     assert "15.7 GiB of optimizer state" in first
 
 
@@ -216,10 +216,12 @@ def test_both_figures_are_of_one_basis() -> None:
     profiles = {sync: FakeProfile(40), no_sync: FakeProfile(95)}
     found = changes(CODELLAMA, question(), profiles)
     both = one(found, "sync_each_batch", "false")
-    assert (both.basis, both.change_bytes) == (Basis.DRY_RUN, 55 * GIB)
-    assert str(both).startswith("`sync_each_batch=false` would add 55.0 GiB: FSDP")
+    assert both.basis is Basis.DRY_RUN
+    assert both.change_bytes == pytest.approx(55 * GIB, rel=0.01)  # blocks of each phase add a bit
+    assert str(both).startswith("`sync_each_batch=false` would add 54.8 GiB: FSDP")
     larger = one(found, "micro_batch_size", "2")
-    assert (larger.basis, larger.change_bytes) == (Basis.DRY_RUN, 40 * GIB)
+    assert larger.basis is Basis.DRY_RUN
+    assert larger.change_bytes == pytest.approx(40 * GIB, rel=0.01)
     only_one = one(found, "activation_checkpointing", "none")
     assert only_one.basis is Basis.ARITHMETIC
     bare = one(changes(CODELLAMA, question()), "activation_checkpointing", "none")
@@ -227,8 +229,8 @@ def test_both_figures_are_of_one_basis() -> None:
     assert "(both by arithmetic)" in str(only_one)
     first, *_ = sentences(CODELLAMA, question(), profiles)
     assert first == (
-        "By a dry run the peak of 40.0 GiB is in backward: 39.0 GiB of unsharded gradients, 1.00"
-        " GiB of activations and 16.2 MiB of cuBLAS's workspaces."
+        "By a dry run the peak of 40.5 GiB is in backward: 39.0 GiB of unsharded gradients, 1.00"
+        " GiB of activations and 471 MiB of blocks larger than their tensors, and the rest is less."
     )
 
 

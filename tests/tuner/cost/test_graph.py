@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.cost.graph import Event, Graph, Kind, Program
 
 
@@ -78,7 +79,7 @@ def test_views_have_gradients_of_their_own() -> None:
     saved=st.lists(st.booleans(), min_size=12, max_size=12),
     residual=st.booleans(),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 def test_what_forward_keeps_backward_frees(
     sizes: list[int], saved: list[bool], residual: bool
 ) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from tuner.catalog.models import names, read
 from tuner.cluster import Device
+from tuner.cost.attention import Attention, Backend
 from tuner.cost.graph import Kind, Program
 from tuner.cost.layer_graph import LayerKey, layer_program
 from tuner.cost.tensors import model_tensors
@@ -21,6 +22,7 @@ LLAMA = {
     "max_position_embeddings": 512,
 }
 TOKENS = 32
+FUSED = Attention()
 
 
 def layer(config: dict[str, Any] = LLAMA, *, sparse: bool = False, **fields: Any) -> Program:
@@ -32,6 +34,7 @@ def layer(config: dict[str, Any] = LLAMA, *, sparse: bool = False, **fields: Any
         "tp_size": 1,
         "recompute": False,
         "device": Device.CUDA,
+        "attention": FUSED,
     }
     return layer_program(LayerKey(**{**key, **fields}), sparse=sparse, sliding=False)
 
@@ -51,6 +54,19 @@ def test_what_a_llama_layer_keeps() -> None:
     assert program.weight_elements == weights
 
 
+@pytest.mark.parametrize("width", [2, 4])
+def test_torchs_own_operators_keep_scores_in_fp32(width: int) -> None:
+    """In the place of queries, keys, values and output: fp32 copies of as many heads as there are
+    of queries, and the probabilities."""
+    sizes = {"compute_bytes": width, "residual_bytes": width}
+    math = Attention(unmasked=Backend.MATH, masked=Backend.MATH)
+    fused, kept = layer(**sizes), layer(**sizes, attention=math)
+    inputs = width * (64 + 16 + 16 + 64) + 4 * 8
+    output = width * 64  # a linear keeps it in either case
+    own = 4 * 3 * 64 + 4 * 8 * TOKENS
+    assert per_token(kept) - per_token(fused) == own + output - inputs
+
+
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_weights_are_those_of_the_model(name: str, tp_size: int) -> None:
@@ -61,7 +77,7 @@ def test_weights_are_those_of_the_model(name: str, tp_size: int) -> None:
     for sparse, unit in dict(zip(model_tensors(model).is_sparse, units, strict=True)).items():
         key = LayerKey(
             model=model, sequence_length=TOKENS, compute_bytes=2, residual_bytes=2,
-            tp_size=tp_size, recompute=False, device=Device.CUDA,
+            tp_size=tp_size, recompute=False, device=Device.CUDA, attention=FUSED,
         )  # fmt: skip
         assert layer_program(key, sparse=sparse, sliding=False).weight_elements == unit.whole
 
@@ -151,6 +167,7 @@ def test_every_catalogued_layer_has_its_models_weights(name: str) -> None:
         tp_size=1,
         recompute=False,
         device=Device.CUDA,
+        attention=FUSED,
     )
     program = layer_program(key, sparse=bool(model.sparse_layers), sliding=False)
     assert program.weight_elements == pytest.approx(model.layer_parameters, rel=0.005)

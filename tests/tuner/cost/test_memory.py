@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
 from tuner.cost.categories import Category, Phase
@@ -86,7 +87,8 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 LARGEST_ERROR = {
-    Phase.FORWARD: 0.033,  # of GPT-2 with dropout on a CPU; of all others 0.009
+    # of GPT-2 with dropout on a CPU; where torch keeps scores 0.013, of all others 0.009
+    Phase.FORWARD: 0.033,
     Phase.LOSS: 0.001,
     Phase.BACKWARD: 0.006,
     Phase.OPTIMIZER: 0.002,
@@ -191,16 +193,36 @@ def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "bytes_each", "copies"),
-    [(Optimizer.ADAMW, 4, 1), (Optimizer.ADAMW_8BIT, 2 + 8 / 256, 0), (Optimizer.SGD, 0, 0)],
+    ("optimizer", "bytes_each", "copies", "of_one"),
+    [
+        (Optimizer.ADAMW, 4, 1, 0),
+        (Optimizer.ADAMW_8BIT, 2 + 8 / 256, 0, 8 + 8 / 256),  # of the largest parameter
+        (Optimizer.SGD, 0, 0, 0),
+    ],
 )
-def test_the_optimizers_step(optimizer: Optimizer, bytes_each: float, copies: int) -> None:
+def test_the_optimizers_step(
+    optimizer: Optimizer, bytes_each: float, copies: int, of_one: float
+) -> None:
     found = memory("sharding=full_shard", optimizer=optimizer)
     own = model(CODELLAMA_34B).parameters / 8
     state = held(found, Category.OPTIMIZER_STATE, Phase.OPTIMIZER)
     assert state == pytest.approx(bytes_each * own, rel=1e-6)
-    whole = (2 + 2 + bytes_each + 2 * copies) * own
+    whole = (2 + 2 + bytes_each + 2 * copies) * own + of_one * 32000 * 8192 / 8
     assert found.in_phase(Phase.OPTIMIZER) == pytest.approx(whole, rel=1e-6)
+
+
+def test_an_8_bit_step_takes_what_the_allocator_shows() -> None:
+    """Seen on torch's CUDA allocator, 2.13.0 with torchao 0.18 (bench-cuda-allocator)."""
+    workload = Workload(
+        model=read("llama-3.2-1b"), sequence_length=4096, global_batch_size=16,
+        optimizer=Optimizer.ADAMW_8BIT,
+    )  # fmt: skip
+    settings = parse_settings("sharding=ddp,micro_batch_size=2")
+    found = step_memory(workload, settings, parse_cluster("8xh200"))
+    workspaces = 64 * 2**20
+    assert found.in_phase(Phase.OPTIMIZER) + workspaces == pytest.approx(12_105_555_968, rel=0.001)
+    on_cpu = memory("sharding=ddp", "8xcpu", optimizer=Optimizer.ADAMW_8BIT)
+    assert held(on_cpu, Category.TEMPORARIES, Phase.OPTIMIZER) == 0
 
 
 def test_a_cpu_copies_one_parameter_at_a_time() -> None:
@@ -282,7 +304,7 @@ def test_a_window_brings_masks_that_every_layer_keeps() -> None:
     precision=st.sampled_from(list(Precision)),
     config=st.sampled_from([CODELLAMA_34B, MIXTRAL_OF_4_LAYERS]),
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150))
 def test_a_larger_micro_batch_never_needs_less_and_the_floor_stays_below(
     micro: int,
     more: int,
@@ -324,7 +346,7 @@ def test_a_larger_micro_batch_never_needs_less_and_the_floor_stays_below(
     name=st.sampled_from(["llama-3.1-8b", "qwen3-0.6b", "gpt2", "gemma-2-2b", "mixtral-8x7b"]),
     micro=st.integers(1, 16),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 def test_knobs_that_save_memory_never_cost_any(
     sharding: str, tp: int, precision: Precision, name: str, micro: int
 ) -> None:

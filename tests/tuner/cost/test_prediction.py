@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.catalog.models import read
 from tuner.cluster import Cluster, parse_cluster
+from tuner.cost.blocks import UNSPLIT
 from tuner.cost.categories import Basis
 from tuner.cost.constants import default_costs
 from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, WORKSPACES
@@ -208,14 +210,20 @@ def with_profile(
     return found
 
 
+MORE_BYTES = 3 * 2**19
+"""Of blocks: embedding and head are 125.25 MiB each on one of 8 ranks, and get 126."""
+
+
 def test_a_profiles_memory_is_taken_as_it_is() -> None:
     found = with_profile()
     assert found.basis is Basis.DRY_RUN
-    beside = 2 * HOPPER_WORKSPACE_BYTES
+    beside = 2 * HOPPER_WORKSPACE_BYTES + MORE_BYTES
     assert found.allocated_bytes.value == 30 * GIB + beside
     assert found.allocated_bytes.low == pytest.approx(30 * GIB, rel=0.02)
-    assert dict(found.by_phase) == {n: s + beside for n, s in FakePeak().by_phase.items()}
-    assert dict(found.breakdown) == {**FakePeak().breakdown, WORKSPACES: beside}
+    for name, size in FakePeak().by_phase.items():
+        assert size < found.by_phase[name] - 2 * HOPPER_WORKSPACE_BYTES < size + 6 * MORE_BYTES
+    beside_tensors = {WORKSPACES: 2 * HOPPER_WORKSPACE_BYTES, UNSPLIT: MORE_BYTES}
+    assert dict(found.breakdown) == {**FakePeak().breakdown, **beside_tensors}
     arithmetic = predicted("sharding=full_shard", framework=TORCH)
     assert arithmetic.basis is Basis.ARITHMETIC
     assert arithmetic.by_phase.keys() == found.by_phase.keys()
@@ -225,8 +233,8 @@ def test_a_profiles_memory_is_taken_as_it_is() -> None:
 
 def test_what_is_reserved_is_in_proportion_to_all_that_is_allocated() -> None:
     """cuBLAS's workspaces were in the peaks of the runs that the factor is fitted to."""
-    found, factor = with_profile(), default_costs().device.reserved[0]
-    held = 30 * GIB + 2 * HOPPER_WORKSPACE_BYTES
+    found, factor = with_profile(), default_costs().device.reserved_several[0]
+    held = 30 * GIB + 2 * HOPPER_WORKSPACE_BYTES + MORE_BYTES
     assert value(found, "reserved_bytes") == pytest.approx(factor * held)
 
 
@@ -244,7 +252,7 @@ def test_what_a_script_keeps_counts_in_its_phase() -> None:
 
 def test_a_limit_in_bytes_is_taken_as_it_is() -> None:
     outside = with_profile().context_bytes + with_profile().communicator_bytes
-    needed = int(30 * GIB + 2 * HOPPER_WORKSPACE_BYTES + outside)
+    needed = int(30 * GIB + 2 * HOPPER_WORKSPACE_BYTES + MORE_BYTES + outside)
     tight = with_profile(limit_bytes=needed, headroom=0.5)
     assert tight.fits
     assert tight.limit_bytes == needed
@@ -340,7 +348,7 @@ def test_json_and_sums() -> None:
     steps=st.integers(1, 64),
     model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "gpt2"]),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 def test_larger_micro_batches_need_more_memory_and_time(
     framework: FrameworkName, sharding: str, tp: int, pp: int, micro: int, steps: int, model: str
 ) -> None:

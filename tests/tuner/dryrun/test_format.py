@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import FORMAT
 
-PINNED = (2, "33d8ba0321de05a65f3026dbb01387ed9fc80b33b3036bf87c2083cb2d213a28")
+PINNED = (3, "5b525b9a38c11c056bbcaa169d67c415ca1de73d82c9a2340d404ab7fd425787")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -51,6 +51,18 @@ def test_two_shallow_depths_are_asked_for() -> None:
     assert all(request["accumulation_counts"] == [1, 2] for request in found.requests)
 
 
+def test_attention_without_a_kernel_is_told_and_is_another_class() -> None:
+    """Grouped queries in fp32 everywhere, and all in bf16 before Ampere."""
+    fp32 = replace(WORKLOAD, precision=Precision.FP32)
+    ampere, turing = (parse_cluster(f"2x8x{name}") for name in ("a100-80gb", "t4"))
+    fused, in_fp32, on_turing = plan(), plan(fp32), plan(cluster=turing)
+    assert plan(cluster=ampere) == fused
+    told = [one.requests[0]["spec"]["attention_backends"] for one in (fused, in_fp32, on_turing)]
+    assert told == [{}, {"unmasked": "math"}, {"unmasked": "math", "masked": "math"}]
+    assert on_turing.key != fused.key
+    assert plan(fp32, cluster=ampere).key == in_fp32.key
+
+
 def test_ids_are_the_keys_and_differ() -> None:
     settings = replace(FULL_SHARD, tp_size=2)
     for found in (plan(), plan(settings=settings)):

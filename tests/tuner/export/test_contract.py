@@ -17,6 +17,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.export.conftest import CASES, EXAMPLES, grid_parts
 from tests.tuner.export.readers import READERS, header_of, settings_in
 from tuner.errors import UsageError
@@ -169,8 +170,7 @@ HOSTILE = st.text(
 @pytest.mark.parametrize("name", FORMATS)
 @given(hostile=HOSTILE)
 @settings(
-    deadline=None,
-    max_examples=40,
+    max_examples=examples(40),
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 def test_nothing_can_leave_a_comment_or_a_quote(name: str, hostile: str) -> None:

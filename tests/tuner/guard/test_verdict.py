@@ -50,15 +50,16 @@ REFERENCE = measured()
 
 
 def test_a_twin_that_agrees_passes() -> None:
-    assert judge(twin(), measured(counts(twin()), off=1e-7), REFERENCE) == (Outcome.OK, "")
+    assert judge(twin(), measured(counts(twin()), off=1e-7), REFERENCE) == (Outcome.OK, "", "")
 
 
 def test_a_difference_is_said_with_its_step_and_size() -> None:
-    outcome, why = judge(twin(), measured(counts(twin()), off=7e-4), REFERENCE)
+    outcome, why, knob = judge(twin(), measured(counts(twin()), off=7e-4), REFERENCE)
     assert outcome is Outcome.WRONG_RESULT
     assert why == (
         "gradient norm of optimizer step 2 is off by 7.0e-04 of one process's, 1e-05 at most"
     )
+    assert knob == ""  # losses show none
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.BF16_MIXED])
@@ -78,15 +79,15 @@ def test_missing_and_unreal_steps_are_no_agreement() -> None:
 
 def test_a_knob_that_acts_as_another_value_is_named() -> None:
     last = twin(text=f"{FULL},sync_each_batch=false")
-    outcome, why = judge(twin(), measured(counts(last)), REFERENCE)
-    assert outcome is Outcome.KNOB_INACTIVE
+    outcome, why, knob = judge(twin(), measured(counts(last)), REFERENCE)
+    assert (outcome, knob) == (Outcome.KNOB_INACTIVE, "sync_each_batch")
     assert why.startswith("sync_each_batch acts as false: ")
 
 
 def test_a_collective_that_no_knob_explains_is_told() -> None:
     seen = counts(twin())
     seen["all_to_all", "dp_shard", "forward"] += 1
-    outcome, why = judge(twin(), measured(seen), REFERENCE)
+    outcome, why, _ = judge(twin(), measured(seen), REFERENCE)
     assert outcome is Outcome.OK
     assert why == (
         "it communicates otherwise than is priced: 1 all_to_all over dp_shard in forward instead"
@@ -97,7 +98,7 @@ def test_a_collective_that_no_knob_explains_is_told() -> None:
 
 def test_what_did_not_end_well_is_not_compared() -> None:
     hung = Measurement(outcome=Outcome.TIMEOUT, detail="rank 1 not done")
-    assert judge(twin(), hung, REFERENCE) == (Outcome.TIMEOUT, "rank 1 not done")
+    assert judge(twin(), hung, REFERENCE) == (Outcome.TIMEOUT, "rank 1 not done", "")
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))

@@ -11,7 +11,7 @@ from tuner.guard.ruling import Ruling
 from tuner.guard.twin import twin_of
 from tuner.guard.usual import usual_cases
 from tuner.guard.verdict import Verdict
-from tuner.machine.doctor import CHECKED, Diagnosis, diagnose
+from tuner.machine.doctor import CHECKED, Diagnosis, GpuLook, diagnose
 from tuner.measurement import Outcome
 
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
@@ -26,6 +26,7 @@ def verdicts() -> list[Verdict]:
             Verdict(
                 key=str(number), family="f", ruling=Ruling.PASSED, outcome=Outcome.OK,
                 model_type="llama", structure=twin.structure, settings=twin.settings.as_dict(),
+                ranks=twin.cluster.world_size,
                 versions=VERSIONS | {"torch": "2.13.0+cpu"}, date=f"2026-01-{number + 1:02}",
             )
         )  # fmt: skip
@@ -66,9 +67,50 @@ def test_a_failure_is_serious_and_comes_first() -> None:
     found = look(given)
     assert not found.is_sound
     bad = {(c.knob, c.value) for c in found.guard if c.verdict is Ruling.FAILED}
-    assert bad == {("sharding", "ddp"), ("sync_each_batch", "false")}
+    assert bad == {("sync_each_batch", "false")}  # it passed with true, and ddp did there
     assert found.problems[0].serious
-    assert "loss is off" in found.problems[0].what
+    assert found.problems[0].what.startswith("sync_each_batch=false trains wrongly here: loss is")
+    assert [problem.serious for problem in found.problems].count(True) == 1
+
+
+def test_what_counts_show_is_the_one_knobs_in_all_shardings() -> None:
+    """As accelerate's bug was: the twins of every sharding fail, and none of these is to blame."""
+    given = [
+        replace(
+            verdict, ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT, knob="sync_each_batch",
+            detail="the optimizer stepped 18 times instead of 6",
+        )
+        if verdict.settings["sync_each_batch"] and verdict.settings["tp_size"] == 1
+        else verdict
+        for verdict in verdicts()
+    ]  # fmt: skip
+    found = look(given)
+    bad = {(c.knob, c.value): c.failed for c in found.guard if c.verdict is Ruling.FAILED}
+    failed = sum(verdict.ruling is Ruling.FAILED for verdict in given)
+    assert bad == {("sync_each_batch", "true"): failed}
+    assert failed > 4
+    assert [problem.serious for problem in found.problems].count(True) == 1
+
+
+def test_a_reused_buffer_is_put_down_to_what_saves_the_gather() -> None:
+    given = [
+        replace(verdict, ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT, detail="loss is off")
+        if verdict.settings["tp_size"] == 2 and not verdict.settings["tp_recompute_allgather"]
+        else verdict
+        for verdict in verdicts()
+    ]
+    found = look(given)
+    bad = {(c.knob, c.value): c.failed for c in found.guard if c.verdict is Ruling.FAILED}
+    assert bad == {("tp_recompute_allgather", "false"): 2}
+
+
+def test_a_failure_that_blames_no_knob_names_the_settings() -> None:
+    (first, *_) = verdicts()
+    found = look([replace(first, ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT)])
+    assert not any(check.verdict is Ruling.FAILED for check in found.guard)
+    assert not found.is_sound
+    assert found.problems[0].what.startswith(f"{first.structure} trains wrongly here")
+    assert not any("no knob was checked" in problem.what for problem in found.problems)
 
 
 def test_verdicts_of_other_versions_say_nothing() -> None:
@@ -111,3 +153,53 @@ def test_gpus_are_measured_on() -> None:
     assert why["emulated"].startswith("one h100-80gb plays rank 0 of any number, or of GPUs with")
     assert all(one.possible for one in found.fidelities)
     assert found.devices == 8
+
+
+GPU = {
+    "torch": "2.13.0+cu130", "cuda": "13.0", "driver": "580.95.05", "free_bytes": 150_000_000_000,
+    "total_bytes": 151_000_000_000, "shm_bytes": 8 * 2**30,
+}  # fmt: skip
+
+
+def on_gpus(seen: GpuLook, cluster: str = "2xh200-141gb") -> Diagnosis:
+    return diagnose(
+        verdicts(),
+        versions=VERSIONS,
+        cluster=lambda: parse_cluster(cluster),
+        look=lambda: seen,
+    )
+
+
+def test_what_processes_find_on_the_gpus() -> None:
+    found = on_gpus(GpuLook(gpus=(GPU, GPU)))
+    assert found.is_sound
+    assert found.gpus == (GPU, GPU)
+    assert json.loads(json.dumps(found.as_dict()))["gpus"][0]["driver"] == "580.95.05"
+
+
+def test_gpus_that_cannot_be_used_are_a_serious_problem() -> None:
+    found = on_gpus(GpuLook(gpus=(GPU,), why_unusable="the NVIDIA driver 535 is too old"))
+    assert not found.is_sound
+    assert found.problems[0].what == "the NVIDIA driver 535 is too old"
+    assert [one.possible for one in found.fidelities] == [True, False, False]
+
+
+@pytest.mark.parametrize(("count", "mib", "problems"), [(2, 64, 1), (1, 64, 0), (2, 1024, 0)])
+def test_small_shared_memory_is_a_warning_with_several_gpus(count, mib, problems) -> None:
+    found = on_gpus(GpuLook(gpus=({**GPU, "shm_bytes": mib * 2**20},) * count))
+    assert found.is_sound
+    assert sum("/dev/shm" in problem.what for problem in found.problems) == problems
+
+
+def test_gpus_that_probes_use_are_not_disturbed() -> None:
+    found = on_gpus(GpuLook(in_use=True))
+    assert found.is_sound
+    assert any("not looked at" in problem.what for problem in found.problems)
+
+
+def test_a_machine_without_gpus_or_torch_is_not_looked_at() -> None:
+    def look() -> GpuLook:
+        raise AssertionError
+
+    diagnose([], versions=VERSIONS, cluster=lambda: parse_cluster("cpu:2"), look=look)
+    diagnose([], versions={}, cluster=lambda: parse_cluster("h200-141gb"), look=look)

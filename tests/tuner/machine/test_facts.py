@@ -46,7 +46,6 @@ def test_gpus_are_read_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ("GPU-b0,GPU-a1", "b0 a1"),
         ("GPU-b,0", "b0 a0"),
         ("0,GPU-a,1", "a0"),
-        ("GPU-c0", ""),
     ],
 )
 def test_cuda_visible_devices_is_honoured(
@@ -55,6 +54,17 @@ def test_cuda_visible_devices_is_honoured(
     answers(monkeypatch, "".join(f"GPU-{uuid}, NVIDIA L4, 23034\n" for uuid in ("a0", "a1", "b0")))
     found = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible})
     assert [gpu.uuid for gpu in found] == [f"GPU-{uuid}" for uuid in chosen.split()]
+
+
+@pytest.mark.parametrize("visible", ["5", "GPU-c0", "GPU-a"])
+def test_cuda_visible_devices_that_names_none_is_no_machine_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    answers(monkeypatch, "".join(f"GPU-{uuid}, NVIDIA L4, 23034\n" for uuid in ("a0", "a1")))
+    with pytest.raises(UsageError) as caught:
+        machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible})
+    assert caught.value.field == "CUDA_VISIBLE_DEVICES"
+    assert repr(visible) in str(caught.value)
 
 
 def test_one_kind_of_a_mixed_machine_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +111,8 @@ def test_slices_of_a_gpu_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_program_is_asked_for_ids_names_and_total_memory(tmp_path: Path) -> None:
     script = tmp_path / "nvidia-smi"
     script.write_text(
-        '#!/bin/sh\n[ "$1" = --query-gpu=uuid,name,memory.total ]'
-        ' && [ "$2" = --format=csv,noheader,nounits ] && echo "GPU-1, NVIDIA L4, 23034"\n'
+        '#!/bin/sh\n[ "$1" = --query-gpu=uuid,name,memory.total,mig.mode.current ]'
+        ' && [ "$2" = --format=csv,noheader,nounits ] && echo "GPU-1, NVIDIA L4, 23034, [N/A]"\n'
     )
     script.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.profiles import examples
 from tuner.errors import ModelConfigError, UnknownNameError
 from tuner.model import LARGEST_FILE_BYTES, ModelConfig, load_model, read_model_config
 from tuner.model.checks import check_fields
@@ -270,7 +271,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(small_configs())
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120))
 def test_any_accepted_configuration_builds_with_the_parameters_counted(
     config: dict[str, Any],
 ) -> None:
@@ -454,13 +455,13 @@ def read_or_refused(data: bytes | Mapping[str, Any]) -> None:
     st.sampled_from(TYPES),
     st.dictionaries(NAMES | st.text(max_size=12), HOSTILE | ROPES, min_size=1, max_size=3),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200))
 def test_hostile_objects_are_read_or_refused(model_type: str, changes: dict[str, Any]) -> None:
     read_or_refused({"model_type": model_type, **changes})
 
 
 @given(HOSTILE | st.binary(max_size=64))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 def test_hostile_bytes_are_read_or_refused(value: object) -> None:
     if isinstance(value, bytes):
         read_or_refused(value)

@@ -51,6 +51,23 @@ def test_time_that_was_extrapolated_is_predicted(lab: SimpleNamespace) -> None:
     assert "the time is predicted, the memory measured" in answer(study).explanation[0]
 
 
+def test_the_allocators_configuration_is_told_once(lab: SimpleNamespace) -> None:
+    def said(*confs: str) -> list[str]:
+        """Of the answer's probes, and slower settings under another configuration."""
+        ran = [
+            replace(lab.ok(2.0, GIB, count=2), hardware={"allocator_conf": conf} if conf else {})
+            for conf in confs
+        ]
+        other = replace(lab.ok(9.0, GIB), hardware={"allocator_conf": "other:True"})
+        rows = [(BASE, one) for one in ran] + [("sharding=ddp,micro_batch_size=4", other)]
+        return [text for text in told(lab, *rows) if "ALLOC" in text]
+
+    text = "Its probes ran with PYTORCH_ALLOC_CONF=expandable_segments:True: launch with the same."
+    assert said("expandable_segments:True") == [text]
+    assert said("expandable_segments:True", "expandable_segments:True") == [text]
+    assert said("") == []
+
+
 def test_a_tie_that_memory_broke(lab: SimpleNamespace) -> None:
     found = told(
         lab,

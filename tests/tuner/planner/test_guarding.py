@@ -12,7 +12,7 @@ from tuner.guard.verdict import Verdict
 from tuner.measurement import Fidelity, Outcome
 from tuner.planner import answer, to_guard
 from tuner.planner.knowledge import learn
-from tuner.planner.verdicts import failed, twins_of
+from tuner.planner.verdicts import twins_of, wrong_of
 from tuner.settings import Settings, parse_settings
 from tuner.study import Question, Study
 from tuner.workload import Optimizer
@@ -36,7 +36,8 @@ def verdicts(asked: Question, settings: Settings, ruling: Ruling) -> Mapping[str
         found[key] = Verdict(
             key=key, family="f", ruling=ruling, outcome=outcome.get(ruling, Outcome.TIMEOUT),
             detail="" if ruling is Ruling.PASSED else "as planted", versions=VERSIONS,
-            date="2026-02-02T00:00:00.000Z",
+            date="2026-02-02T00:00:00.000Z", settings=twin.settings.as_dict(),
+            ranks=twin.cluster.world_size, precision=str(twin.workload.precision),
         )  # fmt: skip
     return found
 
@@ -91,7 +92,7 @@ def test_what_failed_is_not_suggested_anywhere(lab: SimpleNamespace) -> None:
 
 def test_one_failure_closes_all_sizes(lab: SimpleNamespace) -> None:
     known = learn(study(lab, verdicts(question(lab), MANY, Ruling.FAILED)))
-    closed = failed(known.study, known.space.legal)
+    closed = wrong_of(known.study, known.space.legal)
     kinds = {(s.settings_class, s.gradient_accumulation_steps > 1) for s in closed}
     assert kinds == {(MANY.settings_class, True)}
     assert len(closed) > 1

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.planner.joint_times import Seen, joint_ends
 from tuner.planner.luck import Luck
 from tuner.quantity import QUANTILE
@@ -61,7 +62,7 @@ def test_what_was_run_more_often_and_steadily_moves_less() -> None:
 VALUES = st.floats(-0.3, 0.3)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(
     rows=st.lists(st.tuples(VALUES, st.integers(1, 3), st.floats(0, 0.1)), min_size=2, max_size=10),
     freedom=st.integers(1, 50),

@@ -121,7 +121,10 @@ def test_the_class_of_the_winner_is_dry_run(
     }
     size = found.best.settings.micro_batch_size
     beside = 2 * HOPPER_WORKSPACE_BYTES / 2**30
-    assert found.best.allocated_gib.value == pytest.approx(20 + 10 * (size - 1) + beside)
+    expected = 20 + 10 * (size - 1) + beside
+    assert found.best.allocated_gib.value == pytest.approx(
+        expected, abs=0.01
+    )  # and what blocks add
     assert found.best.guard.versions["torch"] == "2.13.0"
     assert "dry run (probe #" in found.explanation[0]
 

@@ -1,12 +1,15 @@
 """One probe as programs read it."""
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from tests.tuner.cost.calibrations import calibration_of
+from tuner.cost.compute import layer_backends
 from tuner.measurement import Fidelity, Measurement, Outcome
 from tuner.planner import fits, probe_as_dict
+from tuner.planner.probes import attention_text, clocks_text
 from tuner.space import enumerate_space
 from tuner.study import Probe, ProbeState
 
@@ -70,3 +73,38 @@ def test_fits_is_of_the_studys_terms(lab: SimpleNamespace) -> None:
     lost = Measurement(outcome=Outcome.WORKER_LOST)
     assert fits(lab.study(lab.question()), lost) is None
     assert fits(lab.study(lab.question()), lab.oom(2**21, 2**20)) is False
+
+
+def test_another_kernel_than_the_predicted_one_is_told(lab: SimpleNamespace) -> None:
+    study = lab.study(lab.question(cluster="2xh100-80gb"))
+    layers = study.question.workload.model.layers
+    expected = Counter(map(str, layer_backends(study.question.workload, study.question.cluster)))
+
+    def said(**attention: int) -> str:
+        return attention_text(study, Measurement(outcome=Outcome.OK, attention=attention))
+
+    (kernel,) = expected
+    assert said(**expected) == f"{kernel} in {layers} layer{'s' * (layers > 1)}"
+    other = said(eager=1, flash=layers)
+    assert other.startswith("eager in 1 layer, flash in")
+    assert other.endswith(f"; predicted was {said(**expected)}")
+    assert said() == ""
+
+
+def test_clocks_in_words() -> None:
+    def said(**clocks: object) -> str:
+        return clocks_text(Measurement(outcome=Outcome.OK, hardware={"clocks": clocks}))
+
+    whole = {"sm_mhz": 1980.0, "power_w": 411.6, "temperature_c": 61.0, "throttle": []}
+    assert said(**whole) == "SM at 1980 MHz, 412 W, 61 °C after the last step"
+    slowed = said(sm_mhz=345.0, throttle=["hw_slowdown", "sync_boost"], idle=True)
+    assert slowed == (
+        "SM at 345 MHz after the last step, when it was idle; slowed by hw_slowdown, sync_boost"
+    )
+    assert clocks_text(Measurement(outcome=Outcome.OK)) == ""
+
+
+def test_of_cpu_ranks_the_kernel_is_only_named(lab: SimpleNamespace) -> None:
+    study = lab.study(lab.question())
+    found = Measurement(outcome=Outcome.OK, attention={"math": 2})
+    assert attention_text(study, found) == "math in 2 layers"

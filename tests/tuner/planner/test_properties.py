@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.planner.machines import (
     Asked,
     Rough,
@@ -58,7 +59,7 @@ def rough_study(
     trouble=st.sampled_from([0.0, 0.25, 0.9]),
     shrinks=st.booleans(),
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25))
 def test_whatever_a_machine_says(
     lab: SimpleNamespace,
     seed: int,
@@ -79,7 +80,7 @@ def test_whatever_a_machine_says(
 
 
 @given(seed=st.integers(0, 2**31), factor=st.sampled_from([0.5, 0.9, 1.6]), where=CLUSTERS)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=examples(8))
 def test_whatever_an_honest_machine_says(
     lab: SimpleNamespace, seed: int, factor: float, where: tuple[str, int]
 ) -> None:
@@ -133,7 +134,7 @@ def test_without_a_tolerance_it_ends_too(lab: SimpleNamespace) -> None:
     at_once=st.integers(2, 8),
     trouble=st.sampled_from([0.0, 0.25, 0.9]),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20))
 def test_whatever_a_machine_says_of_several_at_once(
     lab: SimpleNamespace,
     seed: int,
@@ -194,7 +195,8 @@ def check_requests(study: Study) -> None:
         asked, before = probe.request.settings, study.probes[:index]
         assert asked in legal
         assert probe.request.repetition == sum(p.request.settings == asked for p in before)
-        assert not ruled_out(before, asked, limit)
+        own = [p for p in before if p.request.settings == asked]
+        assert not ruled_out(own if probe.request.repetition else before, asked, limit)
         if probe.request.repetition:
             check_repetition(replace(study, probes=before), probe.request)
         elif any(fits(p, limit) for p in before):
@@ -255,7 +257,7 @@ def histories(draw: st.DrawFn) -> Callable[[SimpleNamespace], Study]:
 
 
 @given(history=histories(), order=st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40))
 def test_any_history_has_a_plan_and_an_answer_whatever_its_order(
     lab: SimpleNamespace, history: Callable[[SimpleNamespace], Study], order: random.Random
 ) -> None:
@@ -285,7 +287,7 @@ def with_pending(study: Study) -> Study:
 
 
 @given(history=histories(), order=st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20))
 def test_what_was_measured_counts_and_not_when(
     lab: SimpleNamespace, history: Callable[[SimpleNamespace], Study], order: random.Random
 ) -> None:
@@ -314,7 +316,7 @@ def figures(suggestion: Suggestion) -> object:
 
 
 @given(history=histories())
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20))
 def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(
     lab: SimpleNamespace, history: Callable[[SimpleNamespace], Study]
 ) -> None:
@@ -423,7 +425,7 @@ def need_of(study: Study, one: Candidate) -> int:
         max_size=8,
     )
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40))
 def test_ties_go_to_memory_and_then_to_simplicity(
     lab: SimpleNamespace, rows: Sequence[tuple[float, int]]
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.measurement import Measurement, Outcome
 from tuner.planner.luck import ASSUMED, STUDENT, Luck
 from tuner.planner.timing import alike, counts_to_run, is_extrapolated, runs_timed, step_time
@@ -123,7 +124,7 @@ def test_nothing_timed_is_unknown() -> None:
     assert step_time([run(n2=[1.0], n8=[3.0])], 4).value is None
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(
     runs=st.lists(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -140,7 +141,7 @@ def test_order_does_not_matter_and_the_interval_holds_the_value(
     assert found.value == median(median(steps) for steps in runs)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(
     few=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
     many=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.results.studies import gpu_question, predicted_study
 from tuner.errors import UsageError
 from tuner.planner.explain_knobs import CHOSEN
@@ -60,7 +61,7 @@ def of_knob(found: Choices, knob: str) -> tuple[Any, ...]:
 
 
 @given(question=QUESTIONS)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20))
 def test_values_are_those_of_the_space(question: Question) -> None:
     found, legal = of(question), enumerate_space(question).legal
     assert [choice.knob for choice in found.knobs] == list(KNOBS)
@@ -73,7 +74,7 @@ def test_values_are_those_of_the_space(question: Question) -> None:
 
 
 @given(question=QUESTIONS, place=st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30))
 def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
     question: Question, place: int
 ) -> None:
@@ -101,7 +102,7 @@ def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
     asked=st.one_of(almost_legal(), st.tuples(QUESTIONS, RAW)),
     keep=st.sampled_from(["", *CHOSEN]),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 def test_the_nearest_is_legal_and_keeps_what_was_moved(
     asked: tuple[Question, Settings], keep: str
 ) -> None:

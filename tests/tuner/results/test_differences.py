@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.planner.conftest import make_ok, make_question
 from tests.tuner.results.studies import GIB, MIB, gpu_question, measured_study, predicted_study
 from tuner.errors import UsageError
@@ -49,7 +50,7 @@ QUESTIONS = st.builds(
 
 
 @given(one=QUESTIONS, other=QUESTIONS)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30))
 def test_questions_differ_where_they_are_not_the_same(one: Question, other: Question) -> None:
     found = of(predicted_study(one), predicted_study(other))
     differs = any(line.differs for line in found.values() if line.part is Part.QUESTION)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
 from tests.tuner.planner.machines import Rough, play
 from tests.tuner.results.studies import MIB, gpu_question, measured_study, predicted_study
@@ -29,7 +30,7 @@ def effects(study: Study, suggestion: Suggestion | None) -> dict[str, dict[str, 
     limit_mib=st.sampled_from([1, 200, 4000]),
     trouble=st.sampled_from([0.0, 0.5]),
 )
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15))
 def test_whatever_a_machine_says(
     seed: int, where: tuple[str, int], limit_mib: int, trouble: float
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
 from tests.tuner.planner.machines import Rough, play
 from tests.tuner.results.studies import GIB, MIB, measured_study, predicted_study, with_dry_run
@@ -66,7 +67,7 @@ def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> Non
     limit_mib=st.sampled_from([1, 130, 260, 4000]),
     trouble=st.sampled_from([0.0, 0.3, 0.9]),
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25))
 def test_whatever_a_machine_says(
     seed: int, where: tuple[str, int], limit_mib: int, trouble: float
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.planner.conftest import make_ok, make_oom, make_question, make_study
 from tests.tuner.planner.machines import Rough, play
 from tests.tuner.results.studies import MIB, measured_study, predicted_study, with_dry_run
@@ -30,7 +31,7 @@ TOKENS = 128 * 8 / 2
     limit_mib=st.sampled_from([1, 130, 260, 4000]),
     trouble=st.sampled_from([0.0, 0.3, 0.9]),
 )
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30))
 def test_it_ends_where_the_answer_is(seed: int, limit_mib: int, trouble: float) -> None:
     question = make_question("cpu:2", 12)
     study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=10, seed=seed)

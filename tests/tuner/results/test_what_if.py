@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tuner.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
 from tests.tuner.planner.machines import Rough, play
 from tests.tuner.results.studies import (
@@ -87,7 +88,7 @@ def as_answered(study: Study, predictor: Predictor) -> None:
 
 
 @given(question=QUESTIONS, limit_mib=st.sampled_from([100, 400, 80_000]), dry=st.booleans())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25))
 def test_of_every_legal_settings(question: Question, limit_mib: int, dry: bool) -> None:
     study = predicted_study(question, memory_limit_bytes=limit_mib * MIB)
     legal = enumerate_space(question).legal
@@ -109,7 +110,7 @@ def test_of_every_legal_settings(question: Question, limit_mib: int, dry: bool) 
     limit_mib=st.sampled_from([1, 200, 400, 4000]),
     trouble=st.sampled_from([0.0, 0.5]),
 )
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15))
 def test_of_every_legal_settings_whatever_probes_found(
     seed: int, where: tuple[str, int], limit_mib: int, trouble: float
 ) -> None:
@@ -136,7 +137,7 @@ def checked_or_refused(
 
 
 @given(asked=almost_legal(), given_all=st.booleans())
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120))
 def test_dead_knobs_collapse_as_the_space_says(
     asked: tuple[Question, Settings], given_all: bool
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tuner.errors import UsageError
 from tuner.settings import Checkpointing, Settings, Sharding
 from tuner.space import Space, check_settings, count_settings, divisors, enumerate_space
@@ -79,7 +80,7 @@ def test_the_space_is_what_the_rules_say(ask: Ask, cluster: str, batch: int) -> 
     cluster=st.sampled_from(["1xa100-80gb", "cpu:2", "8xa100-80gb", "2x4xh100-80gb", "cpu:6"]),
     name=st.sampled_from(["torch", "accelerate", "trainer", "nanotron"]),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40))
 def test_legal_settings_are_canonical_and_make_the_global_batch(
     ask: Ask, batch: int, cluster: str, name: str
 ) -> None:

@@ -28,9 +28,9 @@ NewUrl = Callable[[], str]
 
 
 @pytest.fixture(scope="session")
-def new_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewUrl]:
+def new_postgresql() -> Iterator[NewUrl]:
     """Makes empty databases in a PostgreSQL server that is started for the tests."""
-    with postgresql_server(tmp_path_factory.mktemp("postgresql")) as server:
+    with postgresql_server() as server:
         admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
         numbers = count()
 

@@ -8,10 +8,11 @@ from sqlalchemy import text
 from tuner.guard.ruling import Ruling
 from tuner.guard.twin import family_of, twin_of
 from tuner.guard.verdict import Verdict
-from tuner.measurement import Outcome
-from tuner.settings import Settings, Sharding
-from tuner.store import Store
-from tuner.study import Question, Terms
+from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.planner.verdicts import wrong_of
+from tuner.settings import Settings, Sharding, parse_settings
+from tuner.store import Store, WorkerIdentity
+from tuner.study import ProbeRequest, Question, Terms
 
 
 @pytest.fixture
@@ -73,3 +74,52 @@ def test_a_verdict_of_another_format_is_as_if_it_were_not_there(
     with store.transactions.write() as session:
         session.execute(text("UPDATE guards SET record = '{\"format\": 0}'"))
     assert store.verdicts() == {}
+
+
+def miscounted(store: Store, question: Question) -> str:
+    """A study whose probe stepped too often, and whose other one did not; its id."""
+    study = store.ask(question, Terms())
+    wrong = Measurement(
+        outcome=Outcome.WRONG_RESULT,
+        detail="the optimizer stepped 4 times instead of 2",
+        optimizer_steps=4,
+        expected_optimizer_steps=2,
+    )
+    accumulates = "micro_batch_size=1,gradient_accumulation_steps=2,sync_each_batch=true"
+    for sharding, found in (("ddp", wrong), ("full_shard", Measurement(outcome=Outcome.OK))):
+        settings = parse_settings(f"sharding={sharding},{accumulates}")
+        request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)
+        assert store.enter_probe(study.id, store.study(study.id).revision, request, None)
+        claim = store.claim(study.id, WorkerIdentity.of_this_process())
+        assert claim is not None
+        assert store.record(claim, found)
+    return study.id
+
+
+def test_what_a_probe_found_wrong_is_kept_for_other_studies(
+    store: Store, question: Question
+) -> None:
+    study_id = miscounted(store, question)
+    (kept,) = store.verdicts().values()
+    assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", Ruling.FAILED)
+    workload = replace(question.workload, sequence_length=question.workload.sequence_length * 2)
+    other = store.ask(replace(question, workload=workload), Terms())
+    found = {v.settings["sharding"]: v.ruling for v in other.guards.values()}
+    assert found == {"ddp": Ruling.FAILED, "full_shard": Ruling.PASSED}
+    ddp, full = (
+        parse_settings(f"sharding={one},gradient_accumulation_steps=2")
+        for one in ("ddp", "full_shard")
+    )
+    assert wrong_of(other, [ddp, full]).keys() == {ddp}
+
+
+def test_a_verdict_on_another_model_that_failed_is_read_too(
+    store: Store, question: Question, verdict: Verdict
+) -> None:
+    settings = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=3).as_dict()
+    failed = replace(verdict, key="theirs", family="another", settings=settings, ranks=2)
+    beside = replace(failed, key="beside", ruling=Ruling.PASSED, outcome=Outcome.OK)
+    elsewhere = replace(failed, key="elsewhere", versions={**failed.versions, "torch": "1.0.0"})
+    for one in (failed, beside, elsewhere):
+        store.keep_verdict(one)
+    assert store.guards(question).keys() == {"theirs", "beside"}

@@ -156,10 +156,11 @@ def test_ranks_see_the_gpus_of_their_job_from_their_start(
     assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"]) == ("GPU-5c9d", "0")
     both = make_job({}, device="cuda", ranks=2, visible=("3", "1"))
     assert rank_environment(both, 1, inherited)["CUDA_VISIBLE_DEVICES"] == "3,1"
-    for job in (make_job({}, device="cuda", ranks=2), make_job({}, ranks=1, visible=("3",))):
-        assert rank_environment(job, 0, inherited).get("CUDA_VISIBLE_DEVICES") == inherited.get(
-            "CUDA_VISIBLE_DEVICES"
-        )
+    found = rank_environment(make_job({}, device="cuda", ranks=2), 0, inherited)
+    assert found.get("CUDA_VISIBLE_DEVICES") == inherited.get("CUDA_VISIBLE_DEVICES")
+    for visible in ((), ("3",)):
+        on_cpu = make_job({}, ranks=1, visible=visible)
+        assert rank_environment(on_cpu, 0, inherited)["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_the_command_of_a_probe() -> None:

@@ -51,6 +51,7 @@ def ok(rank: int, **fields: object) -> RankRecord:
         "expected_optimizer_steps": 5,
         "versions": {"torch": "2.13.0"},
         "hardware": {"device": "cpu"},
+        "attention": {"flash": 4},
     }
     return RankRecord(**{**known, **fields})
 
@@ -295,6 +296,47 @@ def test_a_whole_measurement() -> None:
     assert measurement.optimizer_steps == measurement.expected_optimizer_steps == 5
     assert measurement.versions == {"torch": "2.13.0"}
     assert measurement.hardware == {"device": "cpu"}
+    assert measurement.attention == {"flash": 4}
+    assert Measurement.from_dict(measurement.as_dict()) == measurement
+
+
+def notes(*clocks: dict[str, object]) -> tuple[str, ...]:
+    """Of ranks whose GPUs ended at these clocks; no clocks where there is no nvidia-smi."""
+    hardware = [{"device": "x", **({"clocks": one} if one else {})} for one in clocks]
+    ranks = range(len(clocks))
+    found = merged([end(n) for n in ranks], [ok(n, hardware=hardware[n]) for n in ranks])
+    plain = merged([end(n) for n in ranks], [ok(n, hardware={"device": "x"}) for n in ranks])
+    assert plain.notes == ()
+    assert replace(found, notes=(), hardware={}) == replace(plain, hardware={})
+    assert found.hardware == hardware[0]
+    return found.notes
+
+
+def mhz(clock: float, *throttle: str, **more: object) -> dict[str, object]:
+    return {"sm_mhz": clock, "throttle": list(throttle), **more}
+
+
+def test_clocks_that_are_far_apart_are_noted() -> None:
+    assert notes({}, {}) == ()
+    assert notes(mhz(1980), mhz(1881)) == ()  # 5%
+    assert notes(mhz(1980), mhz(1880), mhz(1700)) == (
+        "SM clocks differ by 14%: 1700 MHz on rank 2, 1980 MHz on rank 0",
+    )
+    assert notes({"power_w": 300.0}, mhz(1200)) == ()
+    assert notes(mhz(0), mhz(0)) == ()
+    assert notes(mhz(1980), mhz(345, idle=True)) == ()  # it was asked too late
+
+
+def test_what_slowed_gpus_is_noted() -> None:
+    capped = mhz(1500, "sw_power_cap", "hw_slowdown", "sync_boost")
+    assert notes(capped, capped) == ()
+    hot = mhz(1500, "sw_thermal_slowdown", "hw_power_brake_slowdown")
+    assert notes(mhz(1500), hot, mhz(1490, "sw_thermal_slowdown")) == (
+        "ranks 1, 2: GPU slowed down after the last step (sw_thermal_slowdown), so steps may"
+        " have taken longer than the settings need",
+        "rank 1: GPU slowed down after the last step (hw_power_brake_slowdown), so steps may"
+        " have taken longer than the settings need",
+    )
 
 
 def test_the_worst_rank_counts_what_lies_outside_the_allocator() -> None:
@@ -311,6 +353,15 @@ def test_where_memory_ran_out() -> None:
     assert measurement.oom.rank == 1
     assert measurement.oom.phase == "backward"
     assert measurement.oom.needed_bytes == 4 * 2**30
+
+
+def test_the_phase_is_of_the_rank_that_failed() -> None:
+    ends = [end(0, 10, at=102.0), end(1, 10)]
+    failed = [bad(0, Outcome.COMMUNICATION_ERROR), bad(1, Outcome.CRASHED, phase="build")]
+    assert merged(ends, failed).phase == "build"
+    killed = [end(0, 10, at=102.0), end(1, -signal.SIGSEGV)]
+    assert merged(killed, [bad(0, Outcome.COMMUNICATION_ERROR), MISSING]).phase == ""
+    assert merged([end(0), end(1)], [ok(0), ok(1)]).phase == ""
 
 
 def test_losses_are_kept_up_to_the_first_that_is_not_finite() -> None:

@@ -63,6 +63,31 @@ def test_a_good_record() -> None:
     )
 
 
+def test_kernels_of_attention_are_counts() -> None:
+    record = parsed(attention={"math": 2, "efficient": 1})
+    assert isinstance(record, RankRecord)
+    assert record.attention == {"math": 2, "efficient": 1}
+    assert isinstance(parsed(attention={"math": -1}), BadRecord)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "is_good"),
+    [
+        ({"sm_mhz": 1980.0, "power_w": 412.5, "temperature_c": 61, "throttle": ["x"]}, True),
+        ({}, True),
+        ({"sm_mhz": "1980"}, False),
+        ({"sm_mhz": float("nan")}, False),
+        ({"throttle": [4]}, False),
+        ([1980], False),
+    ],
+)
+def test_clocks_are_numbers_and_reasons(clocks: object, is_good: bool) -> None:
+    record = parsed(hardware={"device": "NVIDIA H200", "clocks": clocks})
+    assert isinstance(record, RankRecord if is_good else BadRecord)
+    if isinstance(record, RankRecord):
+        assert record.hardware["clocks"] == clocks
+
+
 def test_what_a_rank_alone_noted() -> None:
     record = parsed(emulation=ALONE)
     assert isinstance(record, RankRecord)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +16,7 @@ from tuner.errors import ProbeError
 from tuner.measurement import Fidelity, Outcome
 from workers.launchers.base import Job, Run
 from workers.launchers.local import LocalLauncher
+from workers.measuring.device_check import CheckedDevices
 from workers.measuring.warm import Kind, Probed, WarmRanks
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
@@ -132,61 +132,109 @@ def test_what_is_not_ok_is_told_and_the_next_probe_has_new_ranks(
     assert len(starts.jobs) == 2
 
 
-def test_devices_are_looked_at_after_one_was_lost(
-    warm, starts, stand_in_argv: Callable[..., tuple[str, ...]]
-) -> None:
-    looks: list[str] = []
+GPUS = Kind(ranks=2, world_size=2, device="cuda")
 
-    def check(place: Path, device: str) -> tuple[str, ...]:
-        looks.append(device)
-        return stand_in_argv(place, {"*": ["ok"]} if len(looks) > 1 else {"1": ["device_lost"]})
 
-    words = {"*": ["ok"], "1@2": ["device_lost"], "0@2": ["hang"]}
-    ranks = warm(words, check_argv=check)
+def test_devices_are_looked_at_after_one_was_lost(warm, starts) -> None:
+    words = {"*": ["ok"], "1@2": ["device_lost"], "0@2": ["hang"], "1@check": ["device_lost"]}
+    ranks = warm(words)
     assert [outcome(ranks) for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
-    with pytest.raises(ProbeError, match=r"is not there again: rank 1's: Error: device_lost"):
+    with pytest.raises(ProbeError, match=r"is not there again: Error: device_lost \(rank 1\)"):
         measure(ranks)
     assert not ranks.alive
+    words["1@check"] = ["ok"]
     assert outcome(ranks) is Outcome.OK
+    words["1@check"] = ["device_lost"]  # until it is there, and not again
     assert outcome(ranks, kind=replace(TWO, world_size=4)) is Outcome.OK
-    assert looks == ["cpu"] * 2  # until it is there, and not again
-    assert [job.ranks for job in starts.jobs] == [2] * 5
+    assert [job.ranks for job in starts.jobs] == [2] * 4
 
 
-def test_a_look_at_devices_is_no_time_of_the_probe_after_it(
-    warm, monkeypatch: pytest.MonkeyPatch
+def test_gpus_are_looked_at_before_the_first_probe_and_by_the_same_ranks(warm, starts) -> None:
+    words = {"*": ["ok"], "*@check": ["say:looks", "ok"]}
+    checked = CheckedDevices()
+    ranks = warm(words, checked=checked)
+    assert [outcome(ranks, kind=GPUS) for _ in range(2)] == [Outcome.OK] * 2
+    assert len(starts.jobs) == 1
+    words["*@check"] = ["crashed"]
+    again = warm(words, checked=checked)  # of another study, a short while later
+    assert outcome(again, kind=GPUS) is Outcome.OK
+    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+        outcome(again, kind=replace(GPUS, visible=("GPU-b", "GPU-c")))  # other ones
+    assert not again.alive
+    assert outcome(warm(words, checked=CheckedDevices())) is Outcome.OK  # of a CPU
+    assert outcome(warm(words), kind=GPUS) is Outcome.OK  # nobody wants them looked at
+
+
+def test_a_failing_look_is_no_outcome_of_a_probe(warm, starts) -> None:
+    words = {"*": ["ok"], "0@check": ["until:never"], "1@check": ["say:no library", "exit:1"]}
+    ranks = warm(words, checked=CheckedDevices())
+    with pytest.raises(ProbeError, match="no probe can be run: rank 1: no library"):
+        measure(ranks, kind=GPUS)
+    assert not ranks.alive
+    words |= {"0@check": ["ok"], "1@check": ["ok"]}
+    assert outcome(ranks, kind=GPUS) is Outcome.OK  # it was looked at again
+
+
+def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(
+    warm, starts
 ) -> None:
-    looks: list[float] = []
+    # 95 of 100 bytes in use and 10 more wanted would not have fitted anyhow; 80 and 10 would
+    small = {"phase": "forward", "requested_bytes": 10, "allocated_bytes": 80,
+             "reserved_bytes": 80, "limit_bytes": 100}  # fmt: skip
+    words = {"*": ["ok"], "*@1": ["oom"]}
+    ranks = warm(words, checked=CheckedDevices())
+    assert outcome(ranks, kind=GPUS) is Outcome.OOM
+    words["*@check"] = ["crashed"]
+    words["*@1"] = [f"shortage:{json.dumps(small)}"]
+    ranks = warm(words, checked=ranks.checked)
+    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+        measure(ranks, kind=GPUS)
+    words["*@check"] = ["ok"]
+    before = len(starts.jobs)
+    assert outcome(ranks, kind=GPUS) is Outcome.OOM
+    words["*@1"] = ["ok"]
+    assert outcome(ranks, kind=GPUS) is Outcome.OOM  # of the ranks that looked
+    assert len(starts.jobs) == before + 3
 
-    def look(*_: object) -> str:
-        looks.append(1000.0)
-        return ""
 
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks), time=time.time)
-    monkeypatch.setattr("workers.measuring.warm.why_unusable", look)
-    monkeypatch.setattr("workers.measuring.warm.time", later)
-    ranks = warm({"*": ["ok"], "*@2": ["device_lost"]})
-    assert [outcome(ranks) for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
-    found = measure(ranks, deadline_s=500.0).measurement
-    assert looks
+def test_a_look_at_devices_is_no_time_of_the_probe_after_it(warm) -> None:
+    looks = 1.5
+    words = {"*": ["ok"], "*@check": [f"sleep:{looks}", "ok"]}
+    began = time.monotonic()
+    found = measure(warm(words, checked=CheckedDevices()), kind=GPUS).measurement
     assert found.outcome is Outcome.OK
-    assert found.wall_s < looks[0]
+    assert found.wall_s <= time.monotonic() - began - looks
 
 
-def test_a_look_that_is_given_up_is_made_again(
-    warm, stand_in_argv: Callable[..., tuple[str, ...]]
-) -> None:
-    looks: list[str] = []
-
-    def check(place: Path, device: str) -> tuple[str, ...]:
-        looks.append(device)
-        return stand_in_argv(place, {"*": ["ok" if len(looks) > 1 else "hang"]})
-
-    ranks = warm({"*": ["ok"], "*@1": ["device_lost"]}, check_argv=check, keep=False)
+def test_a_look_that_is_given_up_is_made_again(warm, alive, tmp_path) -> None:
+    words = {"*": ["ok"], "*@1": ["device_lost"], "*@check": ["hang"]}
+    ranks = warm(words, keep=False)
     assert outcome(ranks) is Outcome.DEVICE_LOST
     assert outcome(ranks, why=lambda: "stop") is Outcome.CANCELLED
+    assert not ranks.alive
+    assert not alive(str(tmp_path))
+    words["*@check"] = ["ok"]
     assert outcome(ranks) is Outcome.DEVICE_LOST
-    assert len(looks) == 2
+
+
+def test_a_device_that_hangs_is_not_well(warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for deadline_s in (1.0, 10.0, 60.0):  # until it leaves the other one the time to answer
+        monkeypatch.setattr("workers.measuring.warm.CHECK_DEADLINE_S", deadline_s)
+        ranks = warm({"*": ["ok"], "1@check": ["hang"]}, checked=CheckedDevices())
+        with pytest.raises(ProbeError) as raised:
+            measure(ranks, kind=GPUS)
+        if "rank 1 did not answer" in str(raised.value):
+            break
+    assert "rank 1 did not answer within" in str(raised.value)
+    assert not ranks.alive
+
+
+def test_all_ranks_tell_what_they_found(warm) -> None:
+    ranks = warm({"*": ["ok"], "1@check": ["crashed"]})
+    found = ranks.look(GPUS, lambda seconds: time.sleep(seconds) or "")
+    assert found is not None
+    assert found.why_unusable.startswith("Error: crashed")
+    assert [one["device"] for one in found.found] == ["cpu", "cpu"]
 
 
 def test_a_rank_that_hangs_passes_its_own_deadline(warm, starts) -> None:
@@ -299,6 +347,7 @@ def test_a_program_that_cannot_be_started(tmp_path) -> None:
 SUPERVISOR = """
 import json, sys, time
 from pathlib import Path
+from workers.measuring.device_check import CheckedDevices
 from workers.measuring.warm import Kind, WarmRanks
 out, argv = Path(sys.argv[1]), json.loads(sys.argv[2])
 with WarmRanks(argv=lambda place: (*argv[:3], str(place), *argv[4:]), folder=out) as ranks:

@@ -30,7 +30,8 @@ MODULES = (
     "transformers.models.gpt2.modeling_gpt2",
     "torch.distributed.device_mesh",
     "workers.probe.series",
-    "workers.probe.check",
+    "workers.probe.between",
+    "workers.probe.rank",
     "workers.probe.calibrate.rank",
     "workers.probe.dry.answer",
 )

@@ -42,14 +42,18 @@ class Device:
 
 
 def seconds(
-    device: Device, monkeypatch: pytest.MonkeyPatch, op: str = "all_gather", size: int = SIZE
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    op: str = "all_gather",
+    size: int = SIZE,
+    dtype: torch.dtype = torch.uint8,
 ) -> float:
     group = SimpleNamespace(size=lambda: RANKS)
     monkeypatch.setattr(alone, "group_of_name", lambda name: group)
     monkeypatch.setattr(alone, "gather_into", lambda whole, part, group: device.copy(whole, part))
     scatter = lambda part, whole, group: device.copy(whole, part)  # noqa: E731
     monkeypatch.setattr(alone, "reduce_scatter_into", scatter)
-    call = replace(CALL, op=op, bytes=size)
+    call = replace(CALL, op=op, bytes=size, dtype=dtype)
     return Alone(device=device, axes={})._copy_s(call)  # type: ignore[arg-type]
 
 
@@ -61,6 +65,23 @@ def test_copies_are_timed_in_the_room_there_is(
     device = Device(room_bytes)
     assert seconds(device, monkeypatch, op) == pytest.approx(SIZE * 1e-9)
     assert set(device.copied) == {piece}
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, SIZE), (torch.float32, 4 * 999 * 4)])
+def test_what_is_timed_is_of_the_steps_own_dtype_and_size(
+    monkeypatch: pytest.MonkeyPatch, op: str, dtype: torch.dtype, size: int
+) -> None:
+    device, seen = Device(2**30), []
+    copy = device.copy
+
+    def copied(whole: torch.Tensor, part: torch.Tensor) -> None:
+        seen.append((whole.dtype, part.dtype, whole.nbytes))
+        copy(whole, part)
+
+    monkeypatch.setattr(device, "copy", copied)
+    seconds(device, monkeypatch, op, size, dtype)
+    assert set(seen) == {(dtype, dtype, size)}
 
 
 def test_without_any_room_copies_are_left_out_and_the_steps_stay(

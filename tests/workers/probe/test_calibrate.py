@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -45,9 +46,7 @@ def test_a_spec_is_read_strictly(tmp_path: Path) -> None:
 
 def test_every_case_is_timed_as_it_was_asked_for() -> None:
     phase = Phase()
-    readings = time_cases(
-        CalibrationSpec(**SPEC), 0, device(phase), phase, until=time.monotonic() + 60
-    )
+    readings = time_cases(CalibrationSpec(**SPEC), 0, device(phase), phase, until=math.inf)
     asked = [{k: v for k, v in row.items() if k != "seconds"} for row in readings]
     assert asked == SPEC["cases"]
     least, most = REPETITIONS

@@ -39,9 +39,18 @@ def test_an_error_without_a_code_has_none() -> None:
         assert not is_device_lost(error)
 
 
+REFUSED = (
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1407,'
+    " please report a bug to PyTorch. "
+)
+
+
 @pytest.mark.parametrize(
     ("error", "size"),
     [
+        (RuntimeError(REFUSED), 0),
+        (RuntimeError(REFUSED.replace("== r", "== DriverAPI::get()->nvmlInit_v2_()")), 0),
+        (RuntimeError(REFUSED.replace("CachingAllocator", "Blas")), None),
         (accelerator_error(2, "out of memory"), 0),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"), 0),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), 0),

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from workers.probe import device as devices
+from workers.probe import nvidia_smi
 from workers.probe.device import CudaDevice
 from workers.probe.record import Record
 from workers.probe.run import local_bytes
@@ -21,6 +23,8 @@ class Allocator:
     def __init__(self) -> None:
         self.allocated = self.peak = self.retries = 0
         self.is_lost = False
+        self.outside = 0
+        self.has_context = False
         self.share: float | None = None
         self.observer: Any = None
 
@@ -31,7 +35,12 @@ class Allocator:
     def free_and_total(self, _: object) -> tuple[int, int]:
         if self.is_lost:
             raise torch.AcceleratorError("CUDA error: unspecified launch failure")
-        return 80 * MIB - self.allocated, 80 * MIB
+        return 80 * MIB - self.allocated - self.outside, 80 * MIB
+
+    def set_device(self, _: object) -> None:
+        """CUDA makes a context where a device is first made the current one."""
+        self.outside += 0 if self.has_context else MIB
+        self.has_context = True
 
     def reset(self, _: object = None) -> None:
         self.peak = self.allocated
@@ -44,11 +53,16 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     def attach(observer: Any) -> None:
         made.observer = observer
 
+    monkeypatch.setattr(devices, "_HELD_BEFORE", {})
     stands_in = {
-        "set_device": lambda _: None,
+        "set_device": made.set_device,
+        "device_count": lambda: 1,
+        "get_allocator_backend": lambda: "native",
         "synchronize": lambda _: None,
         "empty_cache": lambda: None,
-        "get_device_properties": lambda _: SimpleNamespace(total_memory=80 * MIB),
+        "get_device_properties": lambda _: SimpleNamespace(
+            name="NVIDIA H200", uuid="5c9d", total_memory=80 * MIB
+        ),
         "set_per_process_memory_fraction": lambda share, _: setattr(made, "share", share),
         "memory_stats": lambda _: {"num_alloc_retries": made.retries},
         "max_memory_allocated": lambda _: made.peak,
@@ -61,6 +75,9 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     }
     for name, function in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(nvidia_smi, "ask", lambda *_: {})
+    has_context = lambda _: made.has_context  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", has_context, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attach, raising=False)
     return made
 
@@ -127,6 +144,40 @@ def test_memory_that_cuda_itself_wants(allocator: Allocator, code: int, is_short
     assert (device.out_of_memory(error) is not None) is is_shortage
 
 
+def test_where_nvml_refuses_a_shortage_is_the_peak_of_its_phase(allocator: Allocator) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.hold(70 * MIB)
+    allocator.hold(5 * MIB)  # tensors died while the error rose, and no observer was told before
+    record = Record(rank=0)
+    where = '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165'
+    refused = f"NVML_SUCCESS == r INTERNAL ASSERT FAILED at {where}, please report a bug to PyTorch"
+    record.fail(RuntimeError(refused), "backward", device)
+    assert record.outcome == "oom"
+    sizes = {"requested_bytes": 0, "allocated_bytes": 70 * MIB, "reserved_bytes": 70 * MIB}
+    assert record.oom == {"phase": "backward", **sizes, "limit_bytes": 80 * MIB}
+
+
+def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator: Allocator) -> None:
+    allocator.hold(60 * MIB)
+    allocator.hold(MIB)
+    phase = Phase()
+    device = CudaDevice(phase, local_rank=0, limit_bytes=None)
+    shortage = device.out_of_memory(torch.OutOfMemoryError())
+    assert shortage is not None
+    assert shortage.allocated_bytes == MIB
+    phase.name = "build"
+    device.enter_phase()
+    allocator.hold(30 * MIB)  # weights are filled
+    allocator.hold(8 * MIB)
+    phase.name = "forward"
+    device.start_steps()
+    allocator.hold(20 * MIB)
+    device.end_step()
+    assert device.peaks.allocated == 20 * MIB
+    assert device.peaks.reserved == 20 * MIB
+    assert device.peaks.by_phase == {"forward": 20 * MIB}
+
+
 NCCL = "NCCL error in: NCCLUtils.cpp:96, unhandled cuda error\nLast error:\n"
 
 
@@ -178,6 +229,72 @@ def test_each_phase_has_its_own_peak(allocator: Allocator) -> None:
     assert device.peaks.allocated == 30 * MIB
     by_phase = {"build": 8 * MIB, "forward": 20 * MIB, "optimizer": 30 * MIB}
     assert device.peaks.by_phase == by_phase
+
+
+def test_what_others_held_before_is_not_of_the_probe(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ask(uuid: str, *figures: str) -> dict[str, str]:
+        asked.append(uuid)
+        return dict.fromkeys(figures, str(allocator.outside // MIB))
+
+    monkeypatch.setattr(nvidia_smi, "ask", ask)
+    allocator.outside = 7 * MIB
+    for _ in range(2):  # the second in the same process, whose context is there by then
+        device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+        allocator.hold(20 * MIB)
+        assert device.process_bytes() == 28 * MIB
+        assert device.overhead_bytes() == MIB
+        hardware = device.hardware()
+        assert hardware["used_at_start_bytes"] == 8 * MIB
+        assert hardware["held_by_others_bytes"] == 7 * MIB
+    assert asked == ["5c9d"]
+
+
+def test_a_context_is_not_taken_for_others_memory(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia_smi, "ask", lambda *_: {"memory.used": "9"})
+    allocator.set_device(0)
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    assert device.overhead_bytes() == MIB
+
+
+def test_the_allocators_configuration_is_noted(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in devices.ALLOCATOR_CONF:
+        monkeypatch.delenv(name, raising=False)
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    assert device.hardware()["allocator"] == "native"
+    assert "allocator_conf" not in device.hardware()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert device.hardware()["allocator_conf"] == "expandable_segments:True"
+
+
+def test_clocks_are_those_of_the_ranks_own_gpu(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia_smi, "clocks", lambda uuid: {"asked": uuid})
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    assert device.clocks() == {"asked": "5c9d"}
+    assert "clocks" not in device.hardware()  # it is asked after the steps
+
+
+def test_an_allocator_without_an_observer_runs_probes(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
+
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", refuse, raising=False)
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.hold(30 * MIB)
+    shortage = device.out_of_memory(torch.OutOfMemoryError())
+    assert shortage is not None
+    assert (shortage.requested_bytes, shortage.allocated_bytes) == (0, 30 * MIB)
 
 
 def test_bytes_on_another_device_are_not_held_by_this_one() -> None:

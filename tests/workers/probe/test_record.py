@@ -56,6 +56,6 @@ def test_a_device_that_nccl_finds_lost_is_no_failure_of_communication() -> None:
 def test_a_script_s_rank_writes_the_same_form() -> None:
     """Neither may import the other; what reads their files is one."""
     own, script = ({field.name for field in fields(kind)} for kind in (Record, ScriptsRecord))
-    assert own - script == {"readings"}  # of calibrations
+    assert own - script == {"attention", "readings"}  # what a tracker sees; of calibrations
     assert script - own == {"sequences"}  # what only a script can tell
     assert FORMAT == SCRIPTS_FORMAT

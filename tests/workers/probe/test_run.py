@@ -83,9 +83,9 @@ def timed(
         give_up_above_s=limit_s,
         settings=SimpleNamespace(gradient_accumulation_steps=16),
     )
-    device = SimpleNamespace(torch_device=torch.device("cpu"))
+    device = SimpleNamespace(torch_device=torch.device("cpu"), clocks=dict)
     rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))  # type: ignore[arg-type]
-    monkeypatch.setattr(rank.__class__, "_note_losses", lambda rank, stack, losses: None)
+    monkeypatch.setattr(rank.__class__, "_note_losses", lambda rank, losses: None)
     rank._time(SimpleNamespace(set_accumulation=lambda count: None))  # type: ignore[arg-type]
     return rank
 
@@ -118,6 +118,30 @@ def test_the_slowest_rank_decides_whether_steps_are_too_slow(
 def test_steps_of_one_count_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lengths(timed(monkeypatch, Peers(0.0), [16], 15.0)) == {"16": 2}
     assert lengths(timed(monkeypatch, Peers(0.0), [16], 17.0)) == {"16": 10}
+
+
+@pytest.mark.parametrize("limit_s", [None, 15.5], ids=["to the end", "gave up"])
+def test_clocks_are_noted_right_after_the_last_timed_step(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float | None
+) -> None:
+    """Those of a GPU; a rank whose device tells none notes nothing."""
+    assert timed(monkeypatch, Peers(0.0), [2, 4], limit_s).record.hardware == {}
+    seen: list[str] = []
+    step = Steps._timed_step
+
+    def see_step(rank: Steps, stack: object, count: int, losses: list[torch.Tensor]) -> float:
+        seen.append("step")
+        rank.device.clocks = clocks  # type: ignore[method-assign]
+        return step(rank, stack, count, losses)
+
+    def clocks() -> dict[str, object]:
+        seen.append("clocks")
+        return {"sm_mhz": 1980.0}
+
+    monkeypatch.setattr(Steps, "_timed_step", see_step)
+    rank = timed(monkeypatch, Peers(0.0), [2, 4], limit_s)
+    assert rank.record.hardware == {"clocks": {"sm_mhz": 1980.0}}
+    assert seen.index("clocks") == len(seen) - 1
 
 
 class AloneComputes:

@@ -41,6 +41,13 @@ def with_knobs(**knobs: object) -> Spec:
     return spec(settings={**values()["settings"], **knobs})
 
 
+def test_kernels_of_attention_are_of_two_kinds_of_calls() -> None:
+    assert spec().attention_backends == {}
+    assert spec(attention_backends={"masked": "math"}).attention_backends == {"masked": "math"}
+    with pytest.raises(ValueError, match=r"attention_backends: got \['causal'\]"):
+        spec(attention_backends={"causal": "math"})
+
+
 def test_reads_what_was_written(tmp_path: Path) -> None:
     assert read_spec(write(tmp_path, values())) == spec()
 

@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from workers.probe.tracker import BLOCK_BYTES, INSTRUMENT, MemoryLimitError, Phase, StorageTracker
 
@@ -36,6 +38,25 @@ def test_follows_resize_of_a_storage() -> None:
         assert tracker.current_bytes == 0
         tensor.untyped_storage().resize_(8 * KIB)
         assert tracker.current_bytes == 8 * KIB
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [(SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")]
+)
+def test_counts_kernels_of_attention_in_the_first_forward(backend: SDPBackend, name: str) -> None:
+    """Not again in forward that backward runs, nor in micro-batches after the first."""
+    x = torch.ones(1, 2, 8, 16, requires_grad=True)
+
+    def attend() -> None:
+        with sdpa_kernel(backend):
+            scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+
+    phase = Phase()
+    with StorageTracker(phase) as tracker:
+        for phase.name, phase.micro_batch in (("forward", 1), ("backward", 1), ("forward", 2)):
+            attend()
+            attend()
+    assert tracker.attention == {name: 2}
 
 
 def test_restores_what_it_patched() -> None:

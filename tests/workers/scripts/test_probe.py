@@ -208,14 +208,23 @@ def test_nothing_is_left_when_the_worker_is_killed(
         eventually(lambda: len(left(tmp_path)) >= 3)  # two ranks and what starts them
         eventually(lambda: len(list(tmp_path.glob("probes/*/seen-*"))) == 2)
         others = psutil.Process(worker.pid).children(recursive=True)
-        for process in others if killed != "worker" else ():
-            if "RANK" not in process.environ():
+        # all are looked at before one is killed: others may end with it
+        for process in list(filter(is_no_rank, others)) if killed != "worker" else ():
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         worker.send_signal(signal.SIGKILL)
         worker.wait()
         eventually(lambda: not left(tmp_path))
     finally:
         worker.kill()
+        worker.wait()
+
+
+def is_no_rank(process: psutil.Process) -> bool:
+    try:
+        return "RANK" not in process.environ()
+    except psutil.NoSuchProcess:  # it has ended: a zombie is such a one too
+        return False
 
 
 WORKER = f"""

@@ -44,7 +44,7 @@ TRAINS = """
     from tuner.integrations import report_step
     micro, count = map(int, sys.argv[1:])
     while True:
-        time.sleep(0.003 * count**4)
+        time.sleep(0.003 * count)
         report_step(loss=1.0, sequences=micro * count)
 """
 
@@ -60,7 +60,7 @@ def test_a_study_is_answered(
     assert [p.measurement and p.measurement.outcome for p in study.probes] == [Outcome.OK] * 2
     found = answer(study)
     assert found.best is not None
-    assert found.best.settings.micro_batch_size == 2
+    assert found.best.settings in {probe.request.settings for probe in study.probes}
     assert str(found.provenance) == "measured"
     assert found.best.guard.verdict == "not_checked"
     assert (

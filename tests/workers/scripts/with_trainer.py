@@ -11,6 +11,7 @@ from transformers import (
 
 from tuner.integrations.trainer import TunerCallback
 
+torch.manual_seed(0)
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 model = LlamaForCausalLM(
     LlamaConfig(

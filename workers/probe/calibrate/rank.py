@@ -11,7 +11,7 @@ from workers.probe.calibrate.cases import Place, no_gradient, work_of
 from workers.probe.calibrate.spec import CalibrationSpec, read_calibration_spec
 from workers.probe.calibrate.stopwatch import Stopwatch
 from workers.probe.device import Device
-from workers.probe.group import join
+from workers.probe.group import join, meet
 from workers.probe.record import Record
 from workers.probe.recording import recording
 from workers.probe.tracker import Phase
@@ -32,11 +32,11 @@ def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
     with recording() as own:
         spec = read_calibration_spec(spec_path)
         device = own.open_device(spec.device)
-        join(spec.world_size, own.rank, device.backend, init_method)
+        join(spec.world_size, own.rank, device.backend, init_method, device.torch_device)
         until = started + spec.budget_s
         own.record.readings = time_cases(spec, own.rank, device, own.phase, until=until)
         own.record.outcome = "ok"
-        dist.barrier()  # no rank leaves while another still talks to it
+        meet(device.torch_device)  # no rank leaves while another still talks to it
     own.record.write(out)
     return own.record
 

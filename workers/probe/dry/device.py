@@ -35,10 +35,12 @@ class FakeDevice:
     The tensors are fake *CPU* tensors for both kinds: autograd of a build of torch without
     CUDA aborts the process on fake CUDA ones. What differs between kinds and is followed here:
     on CUDA optimizers work on all parameters at once (``foreach``) and keep their step counts
-    on the host; on a CPU gloo copies what it scatters. What is not: on CUDA too attention is
-    CPU's fused kernel, which keeps for backward what flash attention keeps (q, k, v, the
-    output, and one float32 per head and token); autocast of forward without FSDP follows CPU's
-    list of operators; cuBLAS's workspace is not counted.
+    on the host; attention is computed operator by operator where the device has no fused kernel
+    for it; on a CPU gloo copies what it scatters. What is not: a fused kernel of attention is
+    CPU's on CUDA too. It keeps for backward what flash attention, cuDNN's kernel and the efficient
+    one keep (q, k, v, a mask, the output, and one float32 per head and token), and what their
+    backward takes beside it is not counted, cuDNN's above all, which is not known; autocast of
+    forward without FSDP follows CPU's list of operators; cuBLAS's workspace is not counted.
 
     Args:
         phase: what the step is doing, kept current by the step.

@@ -199,6 +199,8 @@ class Ledger(StorageTracker):
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         plan = self._plan(func)
+        if plan.buffer_share and not self._over_gloo:
+            self.release(self.hold(int(plan.buffer_share * out.nbytes), Category.TEMPORARIES))
         if plan.is_cast:
             self._note_cast(args[0], out)
         if plan.copies is not None:
@@ -251,6 +253,8 @@ class _Plan(NamedTuple):
     """What FSDP2 copies with it."""
     is_cast: bool
     """Whether its result may be a parameter in another precision."""
+    buffer_share: float
+    """Bytes that CUDA's kernel takes until it returns, for each byte of its result."""
 
 
 def _plan_of(func: Any) -> _Plan:
@@ -261,7 +265,17 @@ def _plan_of(func: Any) -> _Plan:
         collective=collectives.kind_of(func),
         copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,
         is_cast=func is torch.ops.aten._to_copy.default,
+        buffer_share=_BUFFERS.get(func, 0.0),
     )
+
+
+_BUFFERS: Mapping[Any, float] = {
+    # the product of gradient and result (softmax_backward_cuda_out in SoftMax.cu)
+    torch.ops.aten._softmax_backward_data.default: 1.0,
+    # which of its fp32 inputs are masked (_safe_softmax in transformers/attention.cpp)
+    torch.ops.aten._safe_softmax.default: 0.25,
+}
+"""Operators with such a buffer, of scores above all; a dry run sees what operators return."""
 
 
 _ROLES: Mapping[str, tuple[Category, Category]] = {

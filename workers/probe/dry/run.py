@@ -57,7 +57,7 @@ class DryRun:
         sizes, counts = request.micro_batch_sizes, request.accumulation_counts
         self._enter("build")
         self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
-        kernels = kernels_of(request.spec.device)
+        kernels = kernels_of(request.spec.device, request.spec.attention_backends)
         with unpacked_sequences(), without_ranges(), kernels, self.device.memory(), ledger:
             model = self._stack.model
             self._own([*model.parameters(), *model.buffers()], Category.PARAMETERS)

@@ -132,7 +132,7 @@ def _summary(spec: Spec, stack: Stack, calls: Sequence[Call]) -> list[dict[str, 
 def _notes(spec: Spec, *, has_buckets: bool) -> list[str]:
     notes = [DDP_NOTE] if has_buckets else []
     if spec.optimizer == "adamw_8bit":
-        notes.append("optimizer_state: torchao's; its compiled step's temporaries are left out")
+        notes.append("temporaries: torchao's compiled step is not run; what it makes is counted")
     if spec.device == "cuda":
         notes.append("cuda: followed on fake CPU tensors with foreach optimizers")
     return notes

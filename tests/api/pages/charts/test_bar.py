@@ -2,7 +2,6 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as checked
 from hypothesis import strategies as st
 
 from api.pages.charts import Part, memory_bar
@@ -17,7 +16,6 @@ def boxes(root: object, class_: str) -> list[tuple[float, float]]:
     return [(share(e.get("x", "")), share(e.get("width", ""))) for e in found]
 
 
-@checked(derandomize=True, deadline=None)
 @given(sizes, st.floats(min_value=0.1, max_value=1e6), st.floats(min_value=0, max_value=1e3))
 def test_parts_lie_side_by_side_within_the_plot(
     parts: list[float], limit: float, headroom: float

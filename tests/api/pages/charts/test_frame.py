@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 from hypothesis import given
-from hypothesis import settings as checked
 from hypothesis import strategies as st
 from markupsafe import Markup
 
@@ -15,7 +14,6 @@ from tests.api.pages.charts.examples import parsed, share, with_class, words
 values = st.lists(st.floats(min_value=1e-4, max_value=1e9), min_size=1, max_size=20)
 
 
-@checked(derandomize=True, deadline=None)
 @given(values, st.booleans())
 def test_labels_of_memory_do_not_touch_in_the_narrowest_window(
     found: list[float], is_flush: bool
@@ -36,7 +34,6 @@ def test_a_label_alone_is_drawn_though_it_is_too_wide() -> None:
     assert words(axis, "chart-tick") == ["1,000"]
 
 
-@checked(derandomize=True, deadline=None)
 @given(st.lists(st.floats(min_value=0.1, max_value=1e9), min_size=1, max_size=20))
 def test_labels_of_speed_are_a_line_apart_and_beside_the_plot(found: list[float]) -> None:
     plot = Plot(x=Scale(low=0, high=1), y=scale_for(found), height=200.0)

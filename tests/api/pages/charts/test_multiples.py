@@ -19,11 +19,12 @@ from tests.api.pages.charts.examples import (
     with_class,
     words,
 )
+from tests.profiles import examples
 
 amounts = st.none() | st.floats(min_value=1e-3, max_value=1e7)
 
 
-@checked(derandomize=True, deadline=None, max_examples=60)
+@checked(max_examples=examples(60))
 @given(st.lists(st.tuples(amounts, amounts, st.booleans()), max_size=8))
 def test_every_value_has_a_row_within_its_panel(
     found: list[tuple[float | None, float | None, bool]],

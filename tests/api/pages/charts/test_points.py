@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from api.pages.charts import Interval, Mark, MarkKind
 from tests.api.pages.charts.examples import MARKS, mark, parsed, scattered, share, with_class, words
+from tests.profiles import examples
 from tuner.quantity import Provenance
 
 HEIGHT = 300.0
@@ -45,7 +46,7 @@ def place(root: Element, id_: str) -> tuple[float, float]:
     return share(use.get("x", "")), float(use.get("y", ""))
 
 
-@checked(derandomize=True, deadline=None, max_examples=60)
+@checked(max_examples=examples(60))
 @given(marks(), numbers)
 def test_everything_lies_within_the_plot(found: tuple[Mark, ...], limit: float) -> None:
     root = parsed(scattered(found, limit=limit))

@@ -5,7 +5,6 @@ from math import floor, isclose, log10
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as checked
 from hypothesis import strategies as st
 
 from api.pages.charts.scales import Scale, nice_step, reach, scale_for
@@ -19,7 +18,6 @@ def is_nice(step: float) -> bool:
     return any(isclose(leading, m, rel_tol=1e-6) for m in (1, 2, 5, 10))
 
 
-@checked(derandomize=True, deadline=None)
 @given(numbers)
 def test_steps_are_1_2_or_5(least: float) -> None:
     step = nice_step(least)
@@ -34,7 +32,6 @@ def test_known_steps(least: float, step: float) -> None:
     assert nice_step(least) == pytest.approx(step)
 
 
-@checked(derandomize=True, deadline=None)
 @given(many, st.integers(min_value=1, max_value=8))
 def test_linear_ticks_are_multiples_of_a_nice_step_within_the_scale(
     values: list[float], count: int
@@ -49,7 +46,6 @@ def test_linear_ticks_are_multiples_of_a_nice_step_within_the_scale(
     assert all(is_nice(gap) and isclose(gap, gaps[0], rel_tol=1e-6) for gap in gaps)
 
 
-@checked(derandomize=True, deadline=None)
 @given(numbers, st.floats(min_value=20, max_value=1e9), st.integers(min_value=2, max_value=8))
 def test_logarithmic_ticks_are_1_2_or_5_times_powers_of_ten(
     low: float, ratio: float, count: int
@@ -60,7 +56,6 @@ def test_logarithmic_ticks_are_1_2_or_5_times_powers_of_ten(
     assert all(low <= tick <= low * ratio for tick in ticks)
 
 
-@checked(derandomize=True, deadline=None)
 @given(many, st.lists(numbers, max_size=2))
 def test_every_number_lies_on_its_scale(values: list[float], include: list[float]) -> None:
     scale = scale_for(values, include=include)

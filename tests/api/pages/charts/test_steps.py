@@ -11,6 +11,7 @@ from markupsafe import Markup
 from api.pages.charts import Step, progress
 from api.pages.charts.words import width_px
 from tests.api.pages.charts.examples import parsed, share, steps, with_class, words
+from tests.profiles import examples
 
 speeds = st.lists(st.none() | st.floats(min_value=1e-3, max_value=1e9), max_size=30)
 HEIGHT = 200.0
@@ -20,7 +21,7 @@ def drawn(found: tuple[Step, ...]) -> Markup:
     return progress(found, y_label="tokens/s per GPU", title="Search")
 
 
-@checked(derandomize=True, deadline=None, max_examples=60)
+@checked(max_examples=examples(60))
 @given(speeds)
 def test_each_probe_is_a_mark_within_the_plot(found: list[float | None]) -> None:
     plot = next(parsed(drawn(steps(*found))).iter("svg"))
@@ -34,7 +35,7 @@ def test_each_probe_is_a_mark_within_the_plot(found: list[float | None]) -> None
         assert ys == sorted(ys, reverse=True), "the best never gets worse"
 
 
-@checked(derandomize=True, deadline=None, max_examples=60)
+@checked(max_examples=examples(60))
 @given(st.integers(min_value=1, max_value=900))
 def test_probe_numbers_below_the_axis_are_whole_and_apart(count: int) -> None:
     root = parsed(drawn(steps(*[1.0] * count)))

@@ -2,7 +2,6 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as checked
 from hypothesis import strategies as st
 
 from api.pages.charts.data import Interval
@@ -56,7 +55,6 @@ def test_labels_where_there_is_little_room_are_short() -> None:
     assert short_tick_words([0, 500, 2500, 80_000, 1.5e6]) == ("0", "500", "2.5k", "80k", "1.5M")
 
 
-@checked(derandomize=True, deadline=None)
 @given(st.lists(st.floats(min_value=1e-9, max_value=1e15), min_size=1, max_size=9))
 def test_labels_of_an_axis_differ_and_are_short(values: list[float]) -> None:
     scale = scale_for(values)
@@ -66,7 +64,6 @@ def test_labels_of_an_axis_differ_and_are_short(values: list[float]) -> None:
         assert all(len(label) <= 8 for label in labels), labels
 
 
-@checked(derandomize=True, deadline=None)
 @given(st.text(max_size=80), st.floats(min_value=20, max_value=400))
 def test_shortened_words_fit(words: str, most_px: float) -> None:
     short = shortened(words, most_px)

@@ -98,9 +98,9 @@ def test_a_rank_that_is_stopped_says_so(actor, begin) -> None:
 
 def test_a_node_has_no_more_gpus_than_ray_gives_away(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = "GPU-1, NVIDIA A100-SXM4-80GB, 81920\nGPU-2, NVIDIA A100-SXM4-80GB, 81920\n"
-    monkeypatch.setattr("tuner.machine.facts._nvidia_smi", lambda: reported)
+    monkeypatch.setattr("tuner.machine.facts._nvidia_smi", lambda root: reported)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     said = facts(1)
     assert [gpu["uuid"] for gpu in said["facts"]["machine"]["gpus"]] == ["GPU-1"]
-    monkeypatch.setattr("tuner.machine.facts._nvidia_smi", lambda: "")
+    monkeypatch.setattr("tuner.machine.facts._nvidia_smi", lambda root: "")
     assert facts(4)["facts"]["machine"]["gpus"] == ()

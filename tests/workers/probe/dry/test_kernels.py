@@ -10,7 +10,7 @@ SHAPE = (1, 2, 8, 16)
 
 
 def kept(
-    kind: str, p: float, *, attends: bool = False
+    kind: str, p: float, *, attends: bool = False, backend: str = "flash"
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Shapes and dtypes of what a kernel keeps for backward."""
     found: list[torch.Tensor] = []
@@ -20,7 +20,10 @@ def kept(
         found.append(tensor)
         return tensor
 
-    with kernels_of(kind), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with (
+        kernels_of(kind, {"unmasked": backend}),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+    ):
         if attends:
             functional.scaled_dot_product_attention(x, x, x, dropout_p=p, is_causal=True)
         else:
@@ -42,6 +45,22 @@ def test_cudas_attention_keeps_no_scores_under_dropout() -> None:
     assert any(shape[-2:] == scores[-2:] for shape, _ in kept("cpu", 0.1, attends=True))
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_torchs_own_operators_keep_probabilities_in_fp32(p: float) -> None:
+    """And with dropout a mask of bytes, and what it leaves of them."""
+    heads = SHAPE[0] * SHAPE[1]
+    scores = [
+        (dtype, tuple(shape))
+        for shape, dtype in kept("cuda", p, attends=True, backend="math")
+        if shape[-2:] == (SHAPE[2], SHAPE[2])
+    ]
+    whole, folded = (*SHAPE[:3], SHAPE[2]), (heads, SHAPE[2], SHAPE[2])
+    mask = [(torch.bool, whole)] if p else []
+    expected = [(torch.float32, whole), (torch.float32, folded), *mask]
+    assert sorted(map(str, scores)) == sorted(map(str, expected))
+    assert not any(shape == whole for shape, _ in kept("cpu", 0.0, attends=True, backend="math"))
+
+
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_other_dropout_is_left_as_it_is(p: float) -> None:
     assert kept("cuda", p) == kept("cpu", p)
@@ -49,6 +68,6 @@ def test_other_dropout_is_left_as_it_is(p: float) -> None:
 
 def test_functions_are_put_back() -> None:
     before = functional.dropout, functional.scaled_dot_product_attention
-    with pytest.raises(RuntimeError), kernels_of("cuda"):
+    with pytest.raises(RuntimeError), kernels_of("cuda", {}):
         raise RuntimeError
     assert (functional.dropout, functional.scaled_dot_product_attention) == before

@@ -1,0 +1,186 @@
+"""The lines of a first look at a GPU, and the exit code that they come to."""
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.gpu_rows import MIB, measurement
+from tuner.cluster import Device
+from tuner.measurement import Measurement, Outcome, OutOfMemory
+
+LOOK = {
+    "error": "", "torch": "2.13.0+cu130", "cuda_build": "13.0", "name": "NVIDIA H200", "gpus": 1,
+    "capability": "9.0", "free_bytes": 139_000 * MIB, "total_bytes": 139_500 * MIB,
+    "allocator": "native", "nccl": "2.29.7", "sdpa": {"bf16": "cudnn_attention", "fp32": "math"},
+}  # fmt: skip
+CAP = 900 * MIB
+SHORT = OutOfMemory(
+    rank=0, phase="forward", requested_bytes=100 * MIB, allocated_bytes=850 * MIB,
+    reserved_bytes=880 * MIB, limit_bytes=CAP,
+)  # fmt: skip
+
+
+def ran(mib: int, **memory: Any) -> Measurement:
+    """A probe that ended well; ``memory`` differs."""
+    found = measurement(mib, [0.1], 0.0, 5.0)
+    found["memory"] |= memory
+    return Measurement.from_dict(found)
+
+
+@pytest.fixture
+def smoke(benchmark):
+    return benchmark("gpu.smoke_lines")
+
+
+@pytest.fixture
+def found(smoke):
+    """Of a sound GPU."""
+    peaks = {
+        "ddp, cold": 2000, "full_shard, cold": 1000, "fp32, grouped queries": 3000,
+        "ddp, warm": 2000, "full_shard, warm": 1000, "checkpointing": 700, "adamw_8bit": 1500,
+        "full_shard, after": 1000,
+    }  # fmt: skip
+    probes = {name: smoke.Tried(measurement=ran(mib)) for name, mib in peaks.items()}
+    capped = Measurement(outcome=Outcome.OOM, oom=SHORT)
+    probes["capped"] = smoke.Tried(measurement=capped)
+    return smoke.Found(looks=[LOOK], probes=probes, cap_bytes=CAP, wall_s=90.0)
+
+
+@pytest.fixture
+def changed(smoke, found):
+    """What is found where one probe is another; lines that are not ok, by check."""
+
+    def judge(**measurements: Measurement) -> dict[str, tuple[str, str]]:
+        named = {name.replace("__", ", "): one for name, one in measurements.items()}
+        probes = {**found.probes, **{n: smoke.Tried(measurement=m) for n, m in named.items()}}
+        lines = smoke.lines(replace(found, probes=probes))
+        return {
+            line.check: (str(line.verdict), line.figure)
+            for line in lines
+            if line.verdict in (smoke.Verdict.FAIL, smoke.Verdict.OFF)
+        }
+
+    return judge
+
+
+def test_a_sound_gpu_fails_nothing(changed) -> None:
+    assert changed() == {}
+
+
+def test_one_byte_more_in_a_warm_process_is_named(changed) -> None:
+    held = {"optimizer": 1}
+    other = ran(1000, by_category=held, allocated_bytes=1000 * MIB + 1)
+    assert changed(full_shard__warm=other) == {
+        "full_shard: warm as cold": ("FAIL", "allocated_bytes +1 B, optimizer +1 B")
+    }
+
+
+def test_what_is_reserved_beside_is_told_and_no_difference(smoke, found) -> None:
+    other = smoke.Tried(measurement=ran(2000, reserved_bytes=2002 * MIB))
+    lines = smoke.lines(replace(found, probes={**found.probes, "ddp, warm": other}))
+    (line,) = [line for line in lines if line.check == "ddp: warm as cold"]
+    assert (str(line.verdict), line.figure) == ("ok", "equal; reserved +2,097,152 B")
+
+
+def test_the_kernel_of_attention_is_told(smoke, found) -> None:
+    noted = smoke.Tried(measurement=replace(ran(2000), attention={"math": 4}))
+    lines = smoke.lines(replace(found, probes={**found.probes, "ddp, warm": noted}))
+    (line,) = [line for line in lines if line.check == "probe: ddp, warm"]
+    assert line.figure.endswith("; attention: math")
+
+
+def test_checkpointing_that_saves_nothing_fails(changed) -> None:
+    verdict, figure = changed(checkpointing=ran(1000))["checkpointing"]
+    assert verdict == "FAIL"
+    assert figure == "0.98 GiB against 0.98 GiB"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limit_bytes": CAP + 1},  # another cap
+        {"allocated_bytes": CAP + 1, "reserved_bytes": CAP + 1},  # that was not kept
+        {"requested_bytes": 1, "reserved_bytes": 851 * MIB},  # there was room
+        {"requested_bytes": 0},  # nothing is known of what was asked for
+    ],
+)
+def test_a_cap_that_does_not_add_up_fails(changed, wrong) -> None:
+    oom = Measurement(outcome=Outcome.OOM, oom=replace(SHORT, **wrong))
+    assert changed(capped=oom)["cap on memory"][0] == "FAIL"
+
+
+def test_a_cap_that_does_not_hold_fails(changed) -> None:
+    assert changed(capped=ran(1000)) == {"cap on memory": ("FAIL", "ok")}
+
+
+def test_a_probe_that_fails_is_told_with_its_words(changed) -> None:
+    broken = Measurement(outcome=Outcome.CRASHED, detail="rank 0 in build: no")
+    failed = changed(ddp__warm=broken)
+    assert failed["probe: ddp, warm"] == ("FAIL", "crashed: rank 0 in build: no")
+    assert failed["ddp: warm as cold"] == ("FAIL", "no memory to compare")
+
+
+def test_an_8_bit_optimizer_that_fails_is_off(changed) -> None:
+    broken = Measurement(outcome=Outcome.CRASHED, detail="torchao")
+    assert {verdict for verdict, _ in changed(adamw_8bit=broken).values()} == {"off"}
+
+
+@pytest.fixture
+def run(benchmark, found, monkeypatch, tmp_path):
+    """The program, and what it wrote; ``differs`` of what a sound GPU shows."""
+    program = benchmark("gpu.smoke")
+    place = benchmark("gpu.place").Place(device=Device.CUDA, gpu="h200", title="NVIDIA H200")
+    monkeypatch.setattr(program, "this_place", lambda device, reduced: place)
+    monkeypatch.setattr(program.machine, "visible_gpus", lambda: ())
+    out = tmp_path / "smoke.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py", "--out", str(out)])
+
+    def started(**differs: Any) -> tuple[int, dict[str, Any]]:
+        code = program.main(lambda place, gpus: replace(found, **differs))
+        return code, json.loads(out.read_text())
+
+    return started
+
+
+def test_what_is_off_changes_no_exit_code(run, capsys) -> None:
+    taken = {**LOOK, "free_bytes": 100_000 * MIB}
+    code, result = run(looks=[taken], others="pid 7: 39000 MiB", wall_s=500.0)
+    assert code == 0
+    off = {row["check"] for row in result["rows"] if row[""] == "off"}
+    assert off == {"free memory", "other processes", "all of it"}
+    assert [goal["met"] for goal in result["goals"]] == [True, False, False]
+    assert "pid 7: 39000 MiB" in capsys.readouterr().out
+
+
+def test_a_failure_is_the_exit_code_and_the_last_line(run, found, smoke, capsys) -> None:
+    other = smoke.Tried(measurement=ran(2001))
+    code, result = run(probes={**found.probes, "ddp, warm": other})
+    assert code == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "FAIL: ddp: warm as cold"
+    assert result["name"] == "gpu-smoke-h200"
+    assert result["probes"]["ddp, warm"]["memory"]["allocated_bytes"] == 2001 * MIB
+
+
+@pytest.mark.parametrize(
+    ("error", "check"),
+    [
+        ("CUDA: RuntimeError: The NVIDIA driver on your system is too old", "torch and driver"),
+        ("NCCL: DistBackendError: unhandled", "NCCL 2.29.7, all-reduce"),
+    ],
+)
+def test_what_torch_cannot_use_is_told_where_it_is(run, capsys, error: str, check: str) -> None:
+    code, result = run(looks=[{**LOOK, "error": error}], probes={})
+    assert code == 1
+    assert f"FAIL: {check}" in capsys.readouterr().out
+    (row,) = [row for row in result["rows"] if row["check"] == check]
+    assert error in row["figure"]
+
+
+def test_without_a_gpu_it_says_so(benchmark, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py"])
+    assert benchmark("gpu.smoke").main() == 2
+    assert "nvidia-smi shows no GPU here" in capsys.readouterr().err

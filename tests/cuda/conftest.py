@@ -1,0 +1,75 @@
+"""Tests on a real CUDA build of torch, over a stand-in for the driver: no GPU is needed.
+
+    make cuda-env       once: installs torch's CUDA build, 5 GB
+    make test-cuda
+
+The tests' own process sees no GPU. Processes that it starts see those of :func:`gpus`.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.standin import run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test below this folder is marked ``cuda``."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cuda)
+
+
+@pytest.fixture(scope="session")
+def standin() -> Path:
+    """The stand-in, built for this Python's torch: the folder of its libraries."""
+    try:
+        return run.build()
+    except FileNotFoundError as error:
+        pytest.skip(f"{error}: make cuda-env, make test-cuda")
+
+
+Gpus = Callable[..., None]
+
+
+def give(patch: pytest.MonkeyPatch, devices: int, **options: object) -> None:
+    """Give processes that are started from now on so many GPUs, until ``patch`` is undone."""
+    for name in [name for name in os.environ if name.startswith("STANDIN_")]:
+        patch.delenv(name)
+    values = {"DEVICES": devices} | {name.upper(): value for name, value in options.items()}
+    for name, value in run.environment(values, _without_standin()).items():
+        patch.setenv(name, value)
+
+
+def _without_standin() -> dict[str, str]:
+    """The environment as it was: what another call put before its paths is taken off."""
+    ours = str(run.HERE), str(run.build())
+    paths = {
+        name: os.pathsep.join(
+            part for part in os.environ.get(name, "").split(os.pathsep) if not part.startswith(ours)
+        )
+        for name in ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
+    }
+    return {**os.environ, **paths}
+
+
+@pytest.fixture
+def gpus(
+    standin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Gpus:
+    """``gpus(2)`` gives processes that are started from now on that many GPUs.
+
+    Faults and sizes are given by name: ``gpus(2, mib=40_000, nccl_mib=300, fail=719)`` sets
+    STANDIN_MIB, STANDIN_NCCL_MIB and STANDIN_FAIL, which ``standin/README.md`` lists. Each call
+    says all of it anew.
+    """
+
+    # locks on devices are there: those of tests that run beside this one are not the same devices
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+
+    def given(devices: int = 1, **options: object) -> None:
+        give(monkeypatch, devices, **options)
+
+    return given

@@ -1,0 +1,50 @@
+"""Communicators: as many as predicted are there when memory is read, and made when ranks meet."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda.conftest import Gpus
+from tests.cuda.probing import LLAMA, probe_all, spec
+from tuner.cluster import parse_cluster
+from tuner.cost.device_memory import communicator_count
+from tuner.settings import Settings
+
+CONTEXT_BYTES = 512 * 2**20
+COMMUNICATOR_BYTES = 300 * 2**20
+SMALL = {
+    "model": LLAMA | {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512},
+    "sequence_length": 128,
+}
+OF_TWO: tuple[dict[str, Any], ...] = (
+    {"sharding": "ddp"}, {"sharding": "full_shard"}, {"tp_size": 2},
+)  # fmt: skip
+OF_FOUR: tuple[dict[str, Any], ...] = (
+    {"sharding": "hybrid_shard"}, {"sharding": "full_shard", "tp_size": 2},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cluster", "cases"), [(2, "2xh200", OF_TWO), (4, "2x2xh200", OF_FOUR)]
+)
+def test_overhead_is_of_the_context_and_of_the_communicators_that_are_predicted(
+    gpus: Gpus, tmp_path: Path, ranks: int, cluster: str, cases: tuple[dict[str, Any], ...]
+) -> None:
+    gpus(ranks, nccl_mib=300)
+    specs = [spec(ranks, **SMALL, **case) for case in cases]
+    for values, probed in zip(specs, probe_all(specs, tmp_path), strict=True):
+        found = probed.measurement
+        assert found.outcome == "ok", found.detail
+        assert found.memory
+        count = communicator_count(Settings.from_dict(values["settings"]), parse_cluster(cluster))
+        assert found.memory.overhead_bytes == CONTEXT_BYTES + count * COMMUNICATOR_BYTES
+
+
+def test_nccl_that_cannot_begin_fails_at_the_start(gpus: Gpus, tmp_path: Path) -> None:
+    gpus(2, mib=1000, nccl_mib=600)
+    (probed,) = probe_all([spec(2, sharding="full_shard", **SMALL)], tmp_path)
+    oom = probed.measurement.oom
+    assert oom
+    assert oom.phase == "start"
+    assert oom.requested_bytes == 6291456

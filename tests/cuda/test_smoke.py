@@ -1,0 +1,122 @@
+"""``make gpu-smoke`` on the stand-in, with nothing installed but the training stack."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.test_gpu_program import HIDE
+from tests.cuda.conftest import Gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+NEXT = """
+from importlib.machinery import PathFinder
+import sys
+_rest = [place for place in sys.path if place != {here!r}]
+_next = PathFinder.find_spec("sitecustomize", _rest)
+exec(compile(open(_next.origin).read(), _next.origin, "exec"))
+"""
+"""The stand-in has a sitecustomize of its own, which is not to be hidden by a test's."""
+LEAK = """
+import importlib.abc
+import importlib.util
+
+class Leak(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "workers.probe.between":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def run(module):
+            execute(module)
+            clean_up, kept = module.Between.clean_up, []
+            def leaking(self, device):
+                left = clean_up(self, device)
+                kept.append(module.torch.empty(2**21, dtype=module.torch.uint8, device="cuda"))
+                return left
+            module.Between.clean_up = leaking
+        spec.loader.exec_module = run
+        return spec
+
+sys.meta_path.insert(0, Leak())
+"""
+"""After each probe its process keeps 2 MiB: less than what would be taken for a leak."""
+
+Smoke = Any
+
+
+@pytest.fixture
+def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smoke:
+    """Runs the program, not installed and from elsewhere; and what it wrote, by check."""
+
+    def run(planted: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        import os
+
+        own = tmp_path / "own"
+        own.mkdir()
+        text = HIDE + NEXT.format(here=str(own)) + planted
+        (own / "sitecustomize.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", f"{own}:{os.environ['PYTHONPATH']}")
+        monkeypatch.setenv("BENCH_COMMIT", "abc1234")
+        out = tmp_path / "smoke.json"
+        program = [sys.executable, str(ROOT / "benchmarks" / "gpu_smoke.py"), "--out", str(out)]
+        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+        return done, json.loads(out.read_text())
+
+    return run
+
+
+def verdicts(result: dict[str, Any]) -> dict[str, str]:
+    return {row["check"]: row[""] for row in result["rows"]}
+
+
+def test_a_sound_gpu_gets_a_table_and_a_result(gpus: Gpus, smoke: Smoke) -> None:
+    gpus(2)
+    done, result = smoke()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"name": "gpu-smoke-h200", "commit": "abc1234"}.items() <= result.items()
+    found = verdicts(result)
+    assert "FAIL" not in found.values()
+    for check in ("torch and driver", "ddp: warm as cold", "full_shard: warm as cold",
+                  "checkpointing", "cap on memory", "after running out"):  # fmt: skip
+        assert found[check] == "ok", check
+        assert check in done.stdout
+    (nccl,) = [row for row in result["rows"] if row["check"].startswith("NCCL")]
+    assert nccl["figure"] == "2 of 2 GPUs"
+    assert "driver 580.95.05" in done.stdout
+    assert "SM at 1980 of 1980 MHz, 120.00 of 700.00 W, 35 C" in done.stdout
+    assert found["probe: adamw_8bit"] == "off"  # torchao is hidden, and optional
+    assert result["probes"]["2 ranks"]["outcome"] == "ok"
+    near = {row["check"]: row[""] for row in result["rows"] if "dry run" in row["figure"]}
+    assert near["probe: ddp, cold"] == near["probe: full_shard, cold"] == "ok"
+    assert result["goals"][0] == {
+        "name": "checks that fail", "goal": "<= 0", "value": 0, "met": True
+    }  # fmt: skip
+
+
+def test_memory_that_a_process_keeps_between_probes_fails_it(gpus: Gpus, smoke: Smoke) -> None:
+    gpus(1)
+    done, result = smoke(LEAK)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert verdicts(result)["ddp: warm as cold"] == "FAIL"
+    assert "FAIL: ddp: warm as cold; full_shard: warm as cold" in done.stdout
+    (row,) = [one for one in result["rows"] if one["check"] == "ddp: warm as cold"]
+    assert "build +2,097,152 B" in row["figure"]
+    assert verdicts(result)["after running out"] == "ok"  # its process is new
+
+
+def test_without_nccl_no_probe_is_tried(gpus: Gpus, smoke: Smoke) -> None:
+    gpus(1, nccl_mib=150_000, tenant_mib=3_000)
+    done, result = smoke()
+    assert done.returncode == 1
+    assert verdicts(result)["torch and driver"] == "ok"
+    assert verdicts(result)["free memory"] == verdicts(result)["other processes"] == "off"
+    assert "pid 4242: 3000 MiB" in done.stdout
+    (nccl,) = [row for row in result["rows"] if row["check"].startswith("NCCL")]
+    assert nccl[""] == "FAIL"
+    assert "rank 0: NCCL: " in nccl["figure"]
+    assert result["probes"] == {}

@@ -1,0 +1,85 @@
+"""A probe reports the same memory after any other in its processes as in new ones, to the byte.
+
+The probes of a table run one after another in the same processes, and once more from another one
+on: each then has others before it, and the first of each series has none.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda.conftest import Gpus
+from tests.cuda.probing import LLAMA, probe_all, spec
+from workers.measuring.records import BadRecord, RankMemory
+
+MODEL = LLAMA | {"hidden_size": 512, "num_hidden_layers": 2, "intermediate_size": 1408}
+CHECKPOINTED: dict[str, Any] = {"activation_checkpointing": "full"}
+
+ALONE: list[dict[str, Any]] = [
+    dict(micro=4),
+    dict(micro=1, optimizer="sgd"),
+    dict(precision="bf16_mixed", **CHECKPOINTED),
+    dict(precision="fp32", micro=1, count=1),
+    dict(optimizer="adamw_8bit"),
+]
+"""On one rank, where nothing is sharded."""
+SHARDED: list[dict[str, Any]] = [
+    dict(sharding="ddp", micro=4),
+    dict(sharding="full_shard", micro=1),
+    dict(sharding="ddp", sync_each_batch=False),
+    dict(sharding="shard_grad_op", precision="bf16_mixed", sync_each_batch=False),
+    dict(sharding="ddp", reduce_dtype="fp32", count=3),
+    dict(sharding="full_shard", tp_size=2, micro=4),
+    dict(sharding="full_shard", precision="fp32", **CHECKPOINTED),
+    dict(sharding="ddp", precision="bf16_mixed", optimizer="adamw_8bit"),
+    dict(sharding="full_shard", tp_size=2, tp_recompute_allgather=True),
+    dict(sharding="full_shard", precision="bf16_mixed", optimizer="sgd"),
+]
+"""On two ranks and more, measured and emulated."""
+MEASURED_ALONE: list[dict[str, Any]] = [dict(sharding="full_shard", cpu_offload=True)]
+ON_FOUR: list[dict[str, Any]] = [
+    dict(sharding="ddp", micro=4),
+    dict(sharding="hybrid_shard", micro=1),
+    dict(sharding="shard_grad_op", tp_size=2, tp_recompute_allgather=True, **CHECKPOINTED),
+    dict(sharding="full_shard", precision="bf16_mixed"),
+]
+"""On four ranks of two nodes."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fidelity", "table", "starts"),
+    [
+        pytest.param(1, "measured", ALONE, (0, 2), id="1-rank"),
+        pytest.param(2, "measured", SHARDED + MEASURED_ALONE, (0, 4, 8), id="2-ranks"),
+        pytest.param(4, "measured", ON_FOUR, (0, 2), id="4-ranks"),
+        pytest.param(8, "emulated", SHARDED, (0, 4, 8), id="8-ranks-emulated"),
+    ],
+)
+def test_memory_does_not_depend_on_the_probes_before(
+    gpus: Gpus, tmp_path: Path, ranks: int, fidelity: str, table: list[Any], starts: tuple[int, ...]
+) -> None:
+    gpus(ranks)
+    specs = [spec(ranks, model=MODEL, fidelity=fidelity, **choices) for choices in table]
+    # torch times a kernel that it compiles for the first time on copies of what the kernel changes
+    # (clone_args in torch/_inductor/runtime/triton_heuristics.py); from then on it is kept on disk
+    for compiled in (one for one in specs if one["optimizer"] == "adamw_8bit"):
+        probe_all([compiled], tmp_path / "compiled")
+    first, *others = (_memory(specs, start, tmp_path / str(start)) for start in starts)
+    for other in others:
+        for choices, one, another in zip(table, first, other, strict=True):
+            assert one == another, choices
+
+
+def _memory(specs: list[dict[str, Any]], start: int, folder: Path) -> list[list[RankMemory]]:
+    """Memory of each probe's ranks, in the order of ``specs``; that at ``start`` runs first."""
+    order = [*range(start, len(specs)), *range(start)]
+    found: dict[int, list[RankMemory]] = {}
+    for index, probed in zip(order, probe_all([specs[i] for i in order], folder), strict=True):
+        assert probed.measurement.outcome == "ok", probed.measurement.detail
+        found[index] = []
+        for record in probed.records:
+            assert not isinstance(record, BadRecord)
+            assert record.memory is not None
+            found[index].append(record.memory)
+    return [found[index] for index in range(len(specs))]

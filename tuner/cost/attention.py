@@ -1,0 +1,167 @@
+"""Which kernel torch computes attention with.
+
+transformers calls ``scaled_dot_product_attention``, and torch takes the first kernel of an order
+that can bear the call. The rules are those of ``aten/src/ATen/native/transformers``, alike in torch
+2.11 and 2.13: ``select_sdp_backend``, ``check_prefer_cudnn_attention`` and ``can_use_*_attention``
+in ``cuda/sdp_utils.cpp``, and the checks of ``sdp_utils_cpp.h``. ``tests/cuda/test_attention.py``
+holds them against torch itself.
+"""
+
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from tuner.catalog.gpus import gpu_kinds
+from tuner.cluster import Device, Gpu
+from tuner.model import ModelConfig
+from tuner.model.layers import has_capped_scores
+
+AMPERE = (8, 0)
+"""What a GPU of unknown compute capability is taken for. So are AMD's, an assumption: torch's
+kernels for them (AOTriton) are flash and efficient ones for the same calls, but for heads of more
+than 256 channels, and without cuDNN."""
+FLASH_HEAD_DIM = 256
+"""Channels of a head that flash attention takes at most (``check_head_dim_size_flash``)."""
+CUDNN_HEAD_DIM = 128
+"""The same of cuDNN's; on Hopper it takes 256 (``check_cudnn_tensor_shapes``)."""
+GROUPED_HEAD_DIM = 256
+"""Up to here transformers leaves grouped keys and values to the kernel (``use_gqa_in_sdpa``)."""
+NO_FLASH_BACKWARD = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
+"""From and to: where flash attention's backward has not enough shared memory for some large heads
+(``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``)."""
+
+
+class Backend(StrEnum):
+    """What computes attention. All but the last two keep no scores."""
+
+    CUDNN = "cudnn"  # cuDNN's fused kernel: it keeps what flash attention keeps
+    FLASH = "flash"  # FlashAttention 2
+    EFFICIENT = "efficient"  # xFormers' memory-efficient kernel
+    MATH = "math"  # torch's own operators, in fp32: scores of all heads are kept
+    EAGER = "eager"  # transformers' operators, where scores are capped
+
+
+class Call(NamedTuple):
+    """What torch's choice hangs on, beside the device."""
+
+    bits: int
+    """Of an element of queries, keys and values: 16 or 32."""
+    is_bf16: bool
+    """Whether 16 bits are bfloat16."""
+    grouped: bool
+    """Whether there are fewer heads of keys than of queries, left to the kernel (``enable_gqa``);
+    not where they were repeated before."""
+    head_dim: int
+    """Channels of a head."""
+    masked: bool = False
+    """Whether a mask is given, as of a window; being causal needs none."""
+    dropout: bool = False
+    """Whether probabilities are dropped out."""
+
+
+def sdpa_backend(call: Call, capability: tuple[int, int], *, has_cudnn: bool = True) -> Backend:
+    """The kernel that torch chooses in training on an NVIDIA GPU.
+
+    Args:
+        call: the call's properties.
+        capability: the device's compute capability.
+        has_cudnn: whether cuDNN is newer than 9.15, as in torch's builds for CUDA 13.
+    """
+    if has_cudnn and _prefers_cudnn(call, capability):
+        return Backend.CUDNN
+    if _takes_flash(call, capability):
+        return Backend.FLASH
+    return Backend.EFFICIENT if _takes_efficient(call, capability) else Backend.MATH
+
+
+def _prefers_cudnn(call: Call, capability: tuple[int, int]) -> bool:
+    """Only the large chips of Hopper and Blackwell have cuDNN first in the order."""
+    major, minor = capability
+    most = FLASH_HEAD_DIM if capability == (9, 0) else CUDNN_HEAD_DIM
+    return (
+        major in (9, 10)
+        and minor in (0, 3)
+        and call.bits == 16
+        and call.head_dim <= most
+        and call.head_dim % 8 == 0
+        and not call.dropout
+    )
+
+
+def _takes_flash(call: Call, capability: tuple[int, int]) -> bool:
+    if capability < AMPERE or call.bits != 16 or call.masked or call.head_dim > FLASH_HEAD_DIM:
+        return False
+    if any(first <= capability <= last for first, last in NO_FLASH_BACKWARD):
+        return call.head_dim <= 192 or (call.head_dim > 224 and not call.dropout)
+    return True
+
+
+def _takes_efficient(call: Call, capability: tuple[int, int]) -> bool:
+    """It takes no grouped heads, no bf16 before Ampere, and rows of a tensor core's width
+    (``minimum_gemm_alignment``)."""
+    if call.grouped or (call.is_bf16 and call.bits == 16 and capability < AMPERE):
+        return False
+    alignment = 8 if call.bits == 16 else 4 if capability >= AMPERE else 1
+    return call.head_dim % alignment == 0
+
+
+class Attention(NamedTuple):
+    """What computes attention in a model's layers."""
+
+    unmasked: Backend = Backend.FLASH
+    """Where a kernel itself leaves out what comes after a query."""
+    masked: Backend = Backend.EFFICIENT
+    """In layers with a window that is shorter than the sequence, which takes a mask."""
+
+    def of(self, *, masked: bool) -> Backend:
+        """Of a layer with a mask or without."""
+        return self.masked if masked else self.unmasked
+
+    def by_operators(self) -> dict[str, str]:
+        """Calls that no kernel bears, by name, as the probe program is told."""
+        named = self._asdict()
+        return {name: str(backend) for name, backend in named.items() if backend is Backend.MATH}
+
+
+def capability_of(gpu: Gpu) -> tuple[int, int]:
+    """The compute capability that is stated, or else the catalogue's, or else Ampere's."""
+    kind = gpu_kinds().get(gpu.name)
+    text = gpu.compute_capability or (kind.compute_capability if kind is not None else "")
+    if not text:
+        return AMPERE
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+@lru_cache(maxsize=256)
+def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
+    """What computes attention in the layers of a model.
+
+    On CPUs torch has one fused kernel, which keeps what flash attention keeps.
+
+    Args:
+        model: its heads, their size, and its dropout count.
+        compute_bytes: of an element in matrix products: 2 (bf16) or 4 (fp32).
+        gpu: where it is trained.
+    """
+    if has_capped_scores(model):
+        return Attention(unmasked=Backend.EAGER, masked=Backend.EAGER)
+    if gpu.device is Device.CPU:
+        return Attention(unmasked=Backend.FLASH, masked=Backend.FLASH)
+    fields, capability = model.fields, capability_of(gpu)
+    call = Call(
+        bits=8 * compute_bytes,
+        is_bf16=compute_bytes == 2,
+        grouped=leaves_groups(model),
+        head_dim=model.head_dim,
+        dropout=bool(fields.get("attention_dropout") or fields.get("attn_pdrop")),
+    )
+    return Attention(
+        unmasked=sdpa_backend(call, capability),
+        masked=sdpa_backend(call._replace(masked=True, grouped=False), capability),
+    )
+
+
+def leaves_groups(model: ModelConfig) -> bool:
+    """Whether transformers leaves grouped keys and values to the kernel, where there is no mask."""
+    return model.kv_heads < model.heads and model.head_dim <= GROUPED_HEAD_DIM

@@ -1,0 +1,258 @@
+"""Knob values that were seen to train something else, and in which settings that holds.
+
+A check is a twin's verdict or a probe's counts. One that failed blames the knob that its counts
+show, or the one in which alone it differs from a twin that passed. The value is then wrong in that
+layout, and taken to be wrong in all others until it is seen to be right in one of them: then only
+those where it failed are closed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tuner.framework import FrameworkName, same_release
+from tuner.guard.counts import Path, path_of
+from tuner.guard.ruling import Ruling
+from tuner.guard.twin import STACK, family_of, stack_of
+from tuner.guard.verdict import Verdict
+from tuner.measurement import Outcome
+from tuner.settings import Settings
+from tuner.space.dead import show
+from tuner.study import Question
+from tuner.workload import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What training settings has shown of them, with any model of the same program and versions."""
+
+    path: Path
+    """Of the settings."""
+    outcome: Outcome
+    """``ok`` where they passed."""
+    detail: str = ""
+    """Why not."""
+    knob: str = ""
+    """The knob that is to blame by what was counted; empty where counts show none."""
+    source: str = ""
+    """Where that is known from, in words."""
+    is_own: bool = False
+    """Whether it is of the question's own model, or of its own study's probes."""
+    compared: str = ""
+    """What losses were compared of: a twin's family and number format; empty of a probe, whose
+    losses have nothing to be held against."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was wrong."""
+        return self.outcome in (Outcome.OK, Outcome.STOPPED_EARLY)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it is of a probe: what that has counted, no model's twin clears."""
+        return not self.compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """Why settings must not be suggested."""
+
+    outcome: Outcome
+    """``wrong_result``, ``knob_inactive`` or ``non_finite``."""
+    why: str
+    """In words, without a full stop."""
+    is_unconfirmed: bool = False
+    """Whether the value failed in one other layout, and nobody looked into this one: a probe of it
+    says whether the value is wrong or only the layout."""
+
+
+def layout_of(path: Path, knob: str) -> str:
+    """What else decides which code a knob's value takes.
+
+    Tensor parallelism gathers alike whatever the data-parallel ranks split; buffers that are used
+    again were seen to be wrong only with, or only without, checkpointing.
+    """
+    values = dict(path)
+    if knob in ("tp_size", "tp_recompute_allgather"):
+        return f"activation_checkpointing={values['activation_checkpointing']}"
+    if knob == "sharding":
+        return "with tensor parallelism" if "tp_size" in values else "without tensor parallelism"
+    return f"sharding={values.get('sharding', 'none')}"
+
+
+def bears_on(question: Question, verdict: Verdict) -> bool:
+    """Whether a verdict says something of a question's settings: the program that was run is the
+    same, in the same versions, in a number format that the question has, or in fp32."""
+    versions = stack_of(question.framework.versions)
+    theirs = stack_of(verdict.versions)
+    return (
+        question.framework.name is not FrameworkName.NANOTRON
+        and verdict.program == question.program
+        and len(versions) == len(STACK) == len(theirs)
+        and all(same_release(versions[package], theirs[package]) for package in STACK)
+        and verdict.precision in ("", Precision.FP32, question.workload.precision)
+        and bool(verdict.settings)
+    )
+
+
+def check_of(verdict: Verdict, own_family: str) -> Check:
+    """A verdict that was kept, as a check."""
+    passed = verdict.ruling is Ruling.PASSED
+    twin = f"a small {verdict.model_type or 'model'} on {verdict.ranks} ranks"
+    return Check(
+        path=path_of(Settings.from_dict(verdict.settings), verdict.ranks),
+        outcome=Outcome.OK if passed else verdict.outcome,
+        detail=verdict.detail,
+        knob=verdict.knob,
+        source=f"a probe of {verdict.study}" if verdict.study else twin,
+        is_own=not verdict.study and verdict.family == own_family,
+        compared="" if verdict.study else f"{verdict.family} {verdict.precision}",
+    )
+
+
+def checks_of(question: Question, verdicts: Iterable[Verdict]) -> Iterator[Check]:
+    """The verdicts that bear on a question, and that were reached, as checks."""
+    family = family_of(question)
+    for verdict in verdicts:
+        if verdict.ruling is not Ruling.NOT_CHECKED and bears_on(question, verdict):
+            yield check_of(verdict, family)
+
+
+class Faults:
+    """What checks have shown, looked up by the path of settings."""
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        self._checks = tuple(dict.fromkeys(checks))
+        self._wrong: dict[Path, Wrong | None] = {}
+        self._compared: dict[Path, bool] = {}
+
+    @cached_property
+    def any(self) -> bool:
+        """Whether something failed at all."""
+        return any(not check.passed for check in self._checks)
+
+    def wrong(self, path: Path) -> Wrong | None:
+        """Why settings of a path must not be suggested; ``None`` where nothing is known."""
+        if not self.any:
+            return None
+        if path not in self._wrong:
+            found = [*(self._of_knob(path, knob, value) for knob, value in path)]
+            known = [wrong for wrong in (*found, self._of_path(path)) if wrong]
+            self._wrong[path] = min(known, key=lambda wrong: wrong.is_unconfirmed, default=None)
+        return self._wrong[path]
+
+    def is_checked(self, path: Path) -> bool:
+        """Whether each value of a path was seen to train what it should, in the same layout."""
+        if path not in self._compared:
+            self._compared[path] = all(
+                layout_of(path, knob) in self._right.get((knob, value), ()) for knob, value in path
+            )
+        return self._compared[path]
+
+    @cached_property
+    def _right(self) -> Mapping[tuple[str, Any], set[str]]:
+        """Layouts in which each value passed with its losses compared."""
+        right = defaultdict(set)
+        for check in self._checks:
+            if check.passed and check.compared:
+                for knob, value in check.path:
+                    right[knob, value].add(layout_of(check.path, knob))
+        return right
+
+    @cached_property
+    def failures(self) -> Mapping[tuple[str, Any], Sequence[tuple[Check, bool]]]:
+        """Failed checks by knob and value that are to blame, each with whether its losses show it.
+
+        Those that blame none are kept by an empty name and their path.
+        """
+        found = defaultdict(list)
+        for check in self._checks:
+            if check.passed:
+                continue
+            if check.knob in dict(check.path):
+                found[check.knob, dict(check.path)[check.knob]].append((check, False))
+            elif knob := self._differs(check):
+                found[knob, dict(check.path)[knob]].append((check, True))
+            else:
+                found["", check.path].append((check, bool(check.compared)))
+        return found
+
+    def _differs(self, failed: Check) -> str:
+        """The knob in which alone a failed check differs from one that passed, whose losses were
+        compared with those of the same process; empty where there is none.
+
+        Of several, the first of :data:`_BLAME` that can be: the more special one.
+        """
+        mine = dict(failed.path)
+        found = set()
+        for other in self._checks:
+            theirs = dict(other.path)
+            if not other.passed or not failed.compared or other.compared != failed.compared:
+                continue
+            apart = {k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)}
+            if "tp_size" in apart:  # without it there is nothing to gather again
+                apart.discard("tp_recompute_allgather")
+            if len(apart) == 1 and apart <= mine.keys() and apart <= theirs.keys() | _CAN_BE_OFF:
+                found |= apart
+        return next((knob for knob in _BLAME if knob in found), "")
+
+    def _of_knob(self, path: Path, knob: str, value: Any) -> Wrong | None:
+        failures = self.failures.get((knob, value), ())
+        if not failures:
+            return None
+        layout = layout_of(path, knob)
+        failed = {layout_of(check.path, knob) for check, _ in failures}
+        first = next((check for check, _ in failures if check.is_own), failures[0][0])
+        where = f" with {layout_of(first.path, knob)}" if len(failed) == 1 else ""
+        acts = "does not act" if first.outcome is Outcome.KNOB_INACTIVE else "trains something else"
+        known = Wrong(
+            outcome=first.outcome,
+            why=f"{knob}={show(value)} {acts}{where}: {first.detail} ({first.source})",
+        )
+        here = (check for check, _ in failures if layout_of(check.path, knob) == layout)
+        if any(check.is_own or check.is_probe for check in here):
+            return known
+        by_losses = any(shown for _, shown in failures)
+        # one data-parallel rank shows nothing of when gradients are reduced
+        passed = [
+            check
+            for check in self._checks
+            if check.passed
+            and (knob, value) in check.path
+            and (check.compared or not by_losses)
+            and (knob != "sync_each_batch" or "sharding" in dict(check.path))
+        ]
+        if any(c.is_own and c.compared and layout_of(c.path, knob) == layout for c in passed):
+            return None
+        if layout in failed:
+            return known
+        if any(layout_of(check.path, knob) not in failed for check in passed):
+            return None
+        return replace(known, is_unconfirmed=len(failed) == 1)
+
+    def _of_path(self, path: Path) -> Wrong | None:
+        """Of settings that failed as a whole."""
+        failures = [check for check, _ in self.failures.get(("", path), ())]
+        same = (check for check in self._checks if check.path == path)
+        if any(check.passed and check.is_own and check.compared for check in same):
+            failures = [check for check in failures if check.is_own or check.is_probe]
+        if not failures:
+            return None
+        first = next((check for check in failures if check.is_own), failures[0])
+        why = f"such settings ended as {first.outcome}: {first.detail} ({first.source})"
+        return Wrong(outcome=first.outcome, why=why)
+
+
+_BLAME = (
+    "tp_recompute_allgather",
+    "sync_each_batch",
+    "cpu_offload",
+    "activation_checkpointing",
+    "tp_size",
+    "sharding",
+)
+"""Knobs, the one first that others are least likely to act through."""
+_CAN_BE_OFF = {"cpu_offload", "tp_size"}
+"""Knobs that settings of a path may lack, and differ in nothing else."""

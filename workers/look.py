@@ -1,0 +1,51 @@
+"""Tells what processes find on this machine's GPUs, as one line of JSON on standard output.
+
+    python -P -m workers.look
+
+``gpus`` is what each found (``workers/probe/check.py``), ``why_unusable`` the reason why no probe
+can be run on them, and ``in_use`` whether a worker's probes run there, which are not disturbed.
+"""
+
+import json
+import sys
+import time
+
+from tuner.errors import TunerError
+from workers.device_locks import default_lock_path
+from workers.measuring.folders import default_probes_folder
+from workers.measuring.warm import Kind, WarmRanks
+from workers.placement import devices_here, first_gpus, turn_on_all
+
+
+def main() -> int:
+    """Look, and tell; 0 whatever was found."""
+    devices = devices_here()
+    gpus = first_gpus(devices, len(devices))
+    # probes on the CPU go on beside: a look takes no time of theirs that is worth waiting for
+    turn = turn_on_all(default_lock_path(), [one for one in devices if one.visible])
+    told: dict[str, object] = {"gpus": [], "why_unusable": "", "in_use": False}
+    try:
+        if gpus and not turn.take_free():
+            told["in_use"] = True
+        elif gpus:
+            kind = Kind(ranks=len(gpus), world_size=len(gpus), device="cuda", visible=gpus)
+            with WarmRanks(folder=default_probes_folder()) as ranks:
+                found = ranks.look(kind, _pause)
+            assert found is not None
+            told |= {"gpus": found.found, "why_unusable": found.why_unusable}
+    except TunerError as error:
+        told["why_unusable"] = str(error)
+    finally:
+        turn.give()
+    print(json.dumps(told))  # noqa: T201
+    return 0
+
+
+def _pause(seconds: float) -> str:
+    """Nothing but its own deadline ends a look."""
+    time.sleep(seconds)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
