@@ -142,7 +142,7 @@ bench-warm: $(INSTALLED)  ## probes that share rank processes against those that
 	@$(BIN)/python benchmarks/warm.py
 
 screenshots: $(INSTALLED)  ## the pictures of docs/pages.md, of studies run for them (needs Chromium; 10 minutes)
-	@$(BIN)/python -m tests.browser.screenshots docs/images
+	@$(BIN)/python -m tests.system.browser.screenshots docs/images
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis accelerate.yaml

@@ -21,25 +21,25 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.keys import check_bind
+from api.security import check_bind
 from api.settings import Settings, read_settings
 from tuner.cli.errors import report
 from tuner.errors import TunerError, UsageError
 from tuner.logs import set_up_logs
 from tuner.store import open_store
-from tuner.store.keys import Keys
+from tuner.store.access import Keys
 
+# Seconds that requests have to end after SIGTERM; event streams and long polls end at once.
 STOP_S = 10
-"""Seconds that requests have to end after SIGTERM; event streams and long polls end at once."""
+# Connections that may wait to be accepted.
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+# Seconds after which a thread that computes lets others on, a fifth of Python's own: what takes a
+# tenth of a second to answer must not keep waiting what takes a millisecond.
 SWITCH_S = 0.001
-"""Seconds after which a thread that computes lets others on, a fifth of Python's own: what takes a
-tenth of a second to answer must not keep waiting what takes a millisecond."""
+# How lines of the server's begin that tell to install a library.
 HINTS = ("Unsupported upgrade request", "No supported WebSocket library")
-"""How lines of the server's begin that tell to install a library."""
+# Exit code of Ctrl-C.
 INTERRUPTED = 130
-"""Exit code of Ctrl-C."""
 
 log = logging.getLogger("api")
 

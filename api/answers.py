@@ -6,46 +6,117 @@ changes.
 
 import hashlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 
-from api.study_cache import Kept, Turn
-from tuner.answering.known import best_known, is_answered, is_forecast, why_none
-from tuner.answering.launch import with_launch
+from tuner.client.advance import is_answered
+from tuner.client.launch import with_launch
+from tuner.core.answer import Suggestion
+from tuner.core.study import OPEN, Study, Terms
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
-from tuner.json_text import json_text
-from tuner.model.unknown import shown_question
+from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
+from tuner.planner.known import best_known, is_forecast, why_none
 from tuner.results import Evidence, headline
-from tuner.store import Store
-from tuner.store.headlines import Headlines
-from tuner.store.standing import Standing
-from tuner.study import OPEN, Study, Terms
-from tuner.suggestion import Suggestion
+from tuner.store import Store, StudyStatus
+from tuner.text import json_text
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+log = logging.getLogger("api.answers")
+
+# Seconds after which something is made anew: calibrations, checks of the guard and what other
+# studies found change it too, and leave no trace in the study.
+FRESH_S = 10.0
+# Seconds for which it is still given while another thread computes: one caller waits for it then,
+# and not all.
+OLDEST_S = 60.0
+# Answers that are kept, of some 30 kB each.
 MOST_KEPT = 500
-"""Answers that are kept, of some 30 kB each."""
+# Studies that are kept with all that answers, exports and pages are made of, of some megabytes
+# each.
 MOST_WHOLE = 16
-"""Studies that are kept with all that answers, exports and pages are made of, of some megabytes
-each."""
-MOST_LISTED = 64
-"""Studies whose probes are kept as text, of some hundred kB each."""
+# Threads for those who wait: one computes, the other finds what is computed.
 WAITERS = 2
-"""Threads for those who wait: one computes, the other finds what is computed."""
 
+# Kinds of ``no_answer`` by the error that says why; of any other, ``no_result``.
 KINDS: Mapping[type[TunerError], str] = {
     NothingFitsError: "nothing_fits",
     SpeedUnknownError: "speed_unknown",
     TrainsWronglyError: "trains_wrongly",
 }
-"""Why there is no answer; of anything else, ``no_result``."""
+
+
+class Kept(Generic[T]):
+    """One kind of thing, of the studies that were asked for last. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        make: Callable[[StudyStatus], T],
+        turn: threading.RLock,
+        *,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            make: makes it of a study; called while no other thread computes.
+            turn: to compute, shared with whatever else is computed.
+            most: studies of which it is kept.
+            clock: in seconds.
+        """
+        self._make = make
+        self._turn = turn
+        self._most = most
+        self._clock = clock
+        self._found: OrderedDict[str, tuple[float, StudyStatus, T]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def of(self, standing: StudyStatus) -> T:
+        """The thing of a study as it stands, or as it stood a moment later."""
+        if (found := self.fresh(standing)) is not None:
+            return found
+        old = self._find(standing, OLDEST_S)
+        if not self._turn.acquire(blocking=old is None):
+            assert old is not None
+            return old
+        try:
+            if (found := self.fresh(standing)) is not None:
+                return found
+            made = self._make(standing)
+        finally:
+            self._turn.release()
+        # The standing is older than the study that was read, so nothing that happens is missed.
+        with self._lock:
+            self._found[standing.id] = self._clock(), standing, made
+            self._found.move_to_end(standing.id)
+            while len(self._found) > self._most:
+                self._found.popitem(last=False)
+        return made
+
+    def fresh(self, standing: StudyStatus) -> T | None:
+        """The thing, if it is kept and need not be made anew: takes no time."""
+        return self._find(standing, FRESH_S)
+
+    def _find(self, standing: StudyStatus, oldest_s: float) -> T | None:
+        with self._lock:
+            if (kept := self._found.get(standing.id)) is None:
+                return None
+            made_at, then, found = kept
+            if then.newest_event < standing.newest_event or self._clock() - made_at > oldest_s:
+                return None
+            self._found.move_to_end(standing.id)
+            return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +126,13 @@ class Body:
     content: bytes
     """JSON, one object."""
     etag: str
-    """Of the content, with its quotes."""
-    standing: Standing
-    """Where the study stood."""
+    """Entity tag of the content, with its quotes; weak, since answers may be compressed."""
+    standing: StudyStatus
+    """The study's standing when it was read."""
     terms: Terms
-    """On what terms."""
+    """The limits that it was held to."""
     answered: bool
-    """Whether asking again on the same terms would find nothing new."""
+    """True where asking again on the same terms would find nothing new."""
 
     def with_notes(self, notes: Sequence[str]) -> bytes:
         """The content with what was decided for whoever asked."""
@@ -70,16 +141,16 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A study with its answer: what everything that is shown of it is made of."""
+    """A study with its answer: all that is shown of it is made of this."""
 
-    standing: Standing
-    """Where it stood before it was read."""
+    standing: StudyStatus
+    """The study's standing before it was read."""
     study: Study
-    """As it was read."""
+    """The study as it was read."""
     suggestion: Suggestion | None
-    """As of :func:`tuner.answering.known.best_known`, with its launch."""
+    """The suggestion of :func:`tuner.client.advance.best_known`, with its launch."""
     evidence: Evidence
-    """What results are made of; its parts are made when they are first asked for."""
+    """The parts of results, each made when it is first asked for."""
 
 
 class Answers:
@@ -87,15 +158,13 @@ class Answers:
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._headlines = Headlines(store.transactions)
-        self.turn = Turn()
-        """To compute."""
+        # With one interpreter, two threads that compute only slow each other.
+        self.turn = threading.RLock()
         self._whole = Kept(self._read, self.turn, most=MOST_WHOLE, clock=clock)
         self._bodies = Kept(self._made, self.turn, most=MOST_KEPT, clock=clock)
-        self._probes = Kept(self._listed, self.turn, most=MOST_LISTED, clock=clock)
         self._waiters = anyio.CapacityLimiter(WAITERS)
 
-    def of(self, standing: Standing) -> Body:
+    def of(self, standing: StudyStatus) -> Body:
         """A study as it stands, or as it stood a moment later.
 
         Raises:
@@ -103,28 +172,12 @@ class Answers:
         """
         return self._bodies.of(standing)
 
-    def fresh(self, standing: Standing) -> Body | None:
-        """As :meth:`of`, if nothing has to be computed for it."""
+    def fresh(self, standing: StudyStatus) -> Body | None:
+        """The same as :meth:`of`, if nothing has to be computed for it."""
         return self._bodies.fresh(standing)
 
-    def whole(self, standing: Standing) -> Whole:
-        """The study with its answer, as :meth:`of`.
-
-        Raises:
-            StoreError: the database fails.
-        """
-        return self._whole.of(standing)
-
-    def probes(self, standing: Standing) -> bytes:
-        """The study's probes as JSON, as :meth:`of`.
-
-        Raises:
-            StoreError: the database fails.
-        """
-        return self._probes.of(standing)
-
-    async def soon(self, standing: Standing) -> Body:
-        """As :meth:`of`, for those who wait: hundreds may be woken at once by one change.
+    async def soon(self, standing: StudyStatus) -> Body:
+        """The same as :meth:`of`, for those who wait: one change may wake hundreds at once.
 
         What is kept takes no thread. What is not, takes one of a few that are theirs, so that
         other requests have all of theirs.
@@ -133,46 +186,65 @@ class Answers:
             return body
         return await anyio.to_thread.run_sync(self.of, standing, limiter=self._waiters)
 
-    def computing(self, *, wait: bool = True) -> AbstractContextManager[bool]:
-        """See :meth:`api.study_cache.Turn.taken`."""
-        return self.turn.taken(wait=wait)
+    def whole(self, standing: StudyStatus) -> Whole:
+        """The study with its answer, as :meth:`of`.
 
-    def _read(self, standing: Standing) -> Whole:
+        Raises:
+            StoreError: the database fails.
+        """
+        return self._whole.of(standing)
+
+    def probes(self, standing: StudyStatus) -> bytes:
+        """The study's probes as JSON.
+
+        Raises:
+            StoreError: the database fails.
+        """
+        whole = self._whole.fresh(standing)
+        study = self._store.study(standing.id) if whole is None else whole.study
+        return json_text(probes_as_dict(study)).encode()
+
+    @contextmanager
+    def computing(self, *, wait: bool = True) -> Iterator[bool]:
+        """Holds the turn to compute, and gives whether it is held; without ``wait`` only if no
+        other thread computes."""
+        mine = self.turn.acquire(blocking=wait)
+        try:
+            yield mine
+        finally:
+            if mine:
+                self.turn.release()
+
+    def _read(self, standing: StudyStatus) -> Whole:
         study = self._store.study(standing.id)
         found = best_known(study)
-        suggestion = found and with_launch(found, study.question)
-        self._keep_headline(study, found, standing)
+        try:
+            self._store.keep_summary(
+                study.id, headline(study, found).as_dict(), standing.newest_event
+            )
+        except TunerError as error:  # lists of studies go without it
+            log.warning("the headline of %s was not kept: %s", study.id, error)
         return Whole(
-            standing=standing, study=study, suggestion=suggestion, evidence=Evidence(study)
+            standing=standing,
+            study=study,
+            suggestion=found and with_launch(found, study.question),
+            evidence=Evidence(study),
         )
 
-    def _keep_headline(self, study: Study, found: Suggestion | None, standing: Standing) -> None:
-        """For lists of studies. Where it cannot be kept, these go without it."""
-        try:
-            self._headlines.put(headline(study, found), standing.newest_event)
-        except TunerError as error:
-            log.warning("the headline of %s was not kept: %s", study.id, error)
-
-    def _made(self, standing: Standing) -> Body:
+    def _made(self, standing: StudyStatus) -> Body:
         whole = self.whole(standing)
         content = json_text(study_as_dict(whole.study, whole.suggestion)).encode()
-        digest = hashlib.sha256(content).hexdigest()[:32]
         return Body(
             content=content,
-            etag=f'"{digest}"',
+            etag=f'W/"{hashlib.sha256(content).hexdigest()[:32]}"',
             standing=whole.standing,
             terms=whole.study.terms,
             answered=is_answered(whole.study, whole.study.terms, here=False),
         )
 
-    def _listed(self, standing: Standing) -> bytes:
-        whole = self._whole.fresh(standing)
-        study = self._store.study(standing.id) if whole is None else whole.study
-        return json_text(probes_as_dict(study)).encode()
-
 
 def study_as_dict(study: Study, suggestion: Suggestion | None) -> dict[str, Any]:
-    """A study as plain values: what was asked, where it stands, and what is suggested."""
+    """A study as plain values: its question, its state, and what is suggested."""
     is_open = study.state in OPEN
     return {
         "study_id": study.id,
@@ -201,7 +273,7 @@ def probes_as_dict(study: Study) -> dict[str, Any]:
 
 
 def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:
-    """Why a study at its end has no answer of the fidelity that was asked for; ``None`` of one."""
+    """The reason that a study at its end has no answer of its fidelity; ``None`` where it has."""
     if found.best is not None and not is_forecast(study, found):
         return None
     why = why_none(study, found, shown=True)

@@ -172,9 +172,10 @@ EVENT_STREAM = (
     '"data":{"before":"running","state":"done","reason":""}}\n\n'
 )
 PROBLEM: dict[str, Any] = {
-    "type": "about:blank",
+    "type": "urn:tuner:problem:invalid_value",
     "title": "Unprocessable Content",
     "status": 422,
+    "code": "invalid_value",
     "detail": "workload.sequence_length: got 0; must be an integer from 2 to 4194304",
     "field": "workload.sequence_length",
     "allowed": "must be an integer from 2 to 4194304",

@@ -1,6 +1,7 @@
-"""What no request may exceed, and what every answer says: hosts, headers, bodies, rates.
+"""Bounds of requests: hosts, other sites, headers, bodies, rates.
 
-Everything here is plain ASGI: Starlette's base class for middleware holds back event streams.
+Everything here is plain ASGI: Starlette's base class for middleware holds back event streams. Its
+own TrustedHostMiddleware knows no addresses of IPv6 and refuses with plain text.
 """
 
 import asyncio
@@ -9,50 +10,63 @@ import ipaddress
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import problem
+from api.problems import ProblemCode, ProblemError, problem
 from api.settings import Settings
 
-SECURITY_HEADERS: Mapping[str, str] = {
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
-"""Of every answer that does not say otherwise. HSTS is for the proxy to say, which has the TLS."""
-
+# Names by which this machine calls itself. A page of another one that leads to it is refused.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-"""By which this machine calls itself. A page of another name that resolves to it is refused."""
+# Addresses to bind to that stand for all of the machine's.
 WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 (not bound to here)
-"""Addresses to bind to that stand for all of the machine's."""
-
+# Bytes of path and query; our longest are a few hundred.
 LONGEST_TARGET = 8 * 1024
-"""Bytes of path and query; our longest are a few hundred."""
+# Seconds for a body to arrive. A slow one holds a connection, but no thread.
 BODY_S = 30.0
-"""Seconds for a body to arrive. A slow one holds a connection, but no thread."""
+# Seconds for which more of a body that is too large is taken in, and thrown away, and how much, in
+# bodies of the largest size.
 LINGER_S, LINGER_BODIES = 2.0, 16
-"""Seconds for which more of a body that is too large is taken in, and thrown away, and how much, in
-bodies of the largest size."""
 UNSAFE = ("POST", "PUT", "PATCH", "DELETE")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(:[0-9]{1,5})?")
 
 
+# -- addresses --------------------------------------------------------------------------------
+
+
 def is_loopback(host: str) -> bool:
-    """Whether an address to bind to, or a name in a URL, is reached from this machine only."""
+    """Tells whether an address to bind to, or a name in a URL, is of this machine only."""
+    found = _ip_address(host.strip("[]"))
+    return host.lower() == "localhost" if found is None else found.is_loopback
+
+
+def address_of(scope: Scope) -> str:
+    """The caller's IP address; empty where the server says none.
+
+    A proxy that is believed may pass on whatever it was sent: what is no address is not taken.
+    """
+    given = (scope.get("client") or ("",))[0]
+    return str(_ip_address(given.partition("%")[0]) or "")
+
+
+def network_of(address: str) -> str:
+    """The address itself, or of IPv6 its /64, which one subscriber has whole."""
+    found = _ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address) and not found.ipv4_mapped:
+        return str(ipaddress.ip_network((int(found), 64), strict=False))
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(text)
     except ValueError:
-        return host.lower() == "localhost"
-
-
-# -- hosts ------------------------------------------------------------------------------------
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +76,7 @@ class Hosts:
     names: frozenset[str]
     """In small letters, without port; ``*.example.org`` for all below it, ``*`` for all."""
     any_address: bool
-    """Whether any IP address will do: no page of another name can pretend to be one."""
+    """True where any IP address will do: no page of another name can pretend to be one."""
 
     @classmethod
     def of(cls, settings: Settings) -> "Hosts":
@@ -76,49 +90,19 @@ class Hosts:
         return cls(names=lower, any_address=settings.host in WILDCARDS)
 
     def allow(self, header: str) -> bool:
-        """Whether a ``Host`` header names this service."""
+        """Tells whether a ``Host`` header names this service."""
         found = _HOST.fullmatch(header)
         if found is None:
             return False
         name = found[1].lower()
-        if name in self.names or "*" in self.names:
-            return True
-        if any(name.endswith(known[1:]) for known in self.names if known.startswith("*.")):
-            return True
-        return self.any_address and _is_address(name)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
+        return (
+            not self.names.isdisjoint((name, "*"))
+            or any(name.endswith(known[1:]) for known in self.names if known.startswith("*."))
+            or (self.any_address and _ip_address(name.strip("[]")) is not None)
+        )
 
 
 # -- middlewares ------------------------------------------------------------------------------
-
-
-class SecurityHeaders:
-    """Adds :data:`SECURITY_HEADERS` to every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def add(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive, add)
 
 
 class Bounds:
@@ -132,42 +116,42 @@ class Bounds:
         self.open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Serves one request, or refuses it."""
         if scope["type"] == "websocket":  # there are none here, so nothing would ask for a key
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            await self.app(scope, receive, send)
-        else:
-            await problem(*refusal)(scope, receive, send)
+        answer = self.app
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except ProblemError as error:
+                answer = error.response()
+        await answer(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the reason."""
+    def _check(self, scope: Scope) -> None:
         raw = scope["headers"]
         most, most_bytes = self.settings.max_headers, self.settings.max_header_bytes
         if len(raw) > most or sum(len(name) + len(value) for name, value in raw) > most_bytes:
-            return 431, f"a request may have {most} headers, of {most_bytes} bytes together"
+            detail = f"a request may have {most} headers, of {most_bytes} bytes together"
+            raise ProblemError(431, detail)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > LONGEST_TARGET:
-            return 414, f"path and query may be of {LONGEST_TARGET} bytes together"
+            raise ProblemError(414, f"path and query may be of {LONGEST_TARGET} bytes together")
         if not scope["path"].isprintable():
-            return 400, "the path must be of printable characters"
+            raise ProblemError(400, "the path must be of printable characters")
         if scope["path"] in self.open_paths:
-            return None
+            return
         headers = Headers(scope=scope)
-        host = headers.getlist("host")
-        if len(host) != 1 or not self.hosts.allow(host[0]):
-            return 400, "the Host header does not name this service; TUNER_ALLOWED_HOSTS adds names"
-        origin = headers.get("origin")
-        if scope["method"] in UNSAFE and origin is not None and not _same_site(origin, host[0]):
-            return 403, "a page of another origin may not do this"
-        return None
-
-
-def _same_site(origin: str, host: str) -> bool:
-    """Whether a page is this service's own. Its scheme may differ: a proxy has the TLS."""
-    return origin.partition("://")[2].lower() == host.lower()
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self.hosts.allow(hosts[0]):
+            detail = "the Host header does not name this service; TUNER_ALLOWED_HOSTS adds names"
+            raise ProblemError(400, detail, code=ProblemCode.WRONG_HOST)
+        # Of an origin the scheme may differ: a proxy has the TLS.
+        own = f"://{hosts[0]}".lower()
+        origin = headers.get("origin", own).lower()
+        if scope["method"] in UNSAFE and origin[origin.find("://") :] != own:
+            detail = "a page of another origin may not do this"
+            raise ProblemError(403, detail, code=ProblemCode.OTHER_ORIGIN)
 
 
 class WholeBody:
@@ -179,7 +163,7 @@ class WholeBody:
         self.within_s = within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Serves one request, or refuses it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -200,8 +184,25 @@ class WholeBody:
             if body is not None:
                 await self.app(scope, _replay(body, receive), send)
 
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """All of it; ``None`` when the caller has gone."""
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.most_bytes:
+            raise _TooLargeError
+        body, more = bytearray(), True
+        async with asyncio.timeout(self.within_s):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > self.most_bytes:
+                    raise _TooLargeError
+                more = message.get("more_body", False)
+        return bytes(body)
+
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Say that the body is too large, and close the connection once the caller has heard it.
+        """Says that the body is too large, and closes the connection once the caller has heard it.
 
         Most read an answer only when they have sent everything, and one that is closed before
         that takes the answer with it: so what still comes is thrown away for a while.
@@ -222,25 +223,6 @@ class WholeBody:
                     left -= len(message.get("body", b""))
                     more = message.get("more_body", False)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """All of it; ``None`` when the caller has gone."""
-        said = Headers(scope=scope).get("content-length", "")
-        if said.isdecimal() and int(said[:20]) > self.most_bytes:
-            raise _TooLargeError
-        parts, size, more = [], 0, True
-        async with asyncio.timeout(self.within_s):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                part = message.get("body", b"")
-                size += len(part)
-                if size > self.most_bytes:
-                    raise _TooLargeError
-                parts.append(part)
-                more = message.get("more_body", False)
-        return b"".join(parts)
 
 
 class _TooLargeError(Exception):
@@ -291,28 +273,3 @@ class Buckets:
         if len(self._kept) > self.most:
             del self._kept[next(iter(self._kept))]
         return wait_s
-
-
-def address_of(scope: Scope) -> str:
-    """The caller's IP address; empty where the server says none.
-
-    A proxy that is believed may pass on whatever it was sent: what is no address is not taken.
-    """
-    given = (scope.get("client") or ("",))[0]
-    try:
-        return str(ipaddress.ip_address(given.partition("%")[0]))
-    except ValueError:
-        return ""
-
-
-def network_of(address: str) -> str:
-    """Whom an address stands for: itself, or of IPv6 its /64, which one subscriber has whole."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((int(found), 64), strict=False))
-    return str(found)

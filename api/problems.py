@@ -1,10 +1,12 @@
 """Every error as an RFC 9457 problem: the only place where errors become HTTP statuses.
 
-Nothing of the machine is told: no trace, no address of the database, no path.
+A problem's ``type`` and ``code`` are stable; its ``detail`` is for people. Nothing of the machine
+is in it: no trace, no address of the database, no path.
 """
 
 import logging
 from collections.abc import Mapping
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
@@ -12,8 +14,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from api import examples
 from tuner.errors import (
     NothingFitsError,
     OtherTermsError,
@@ -28,27 +32,19 @@ from tuner.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+TYPE = "urn:tuner:problem:{code}"
+# Seconds after which to ask again while the database cannot be used.
 RETRY_S = 5
-"""Seconds after which to ask again while the database cannot be used."""
+MISTAKE = "the service made a mistake, and its log says which"
 
-STATUS: Mapping[type[TunerError], int] = {
-    UsageError: 422,
-    NothingFitsError: 409,
-    SpeedUnknownError: 409,
-    TrainsWronglyError: 409,
-    OtherTermsError: 409,
-    ProbeError: 409,
-    StoreError: 503,
-}
-"""HTTP status of each kind of error."""
-
+# Python's own phrases are those of an older RFC until 3.13.
 TITLES: Mapping[int, str] = {
     413: "Content Too Large",
     414: "URI Too Long",
     422: "Unprocessable Content",
 }
-"""Names of RFC 9110 that older releases of Python do not have yet."""
 
+# Values that a path, a query or a header takes, by pydantic's kind of error.
 ALLOWED: Mapping[str, str] = {
     "missing": "is required",
     "int_parsing": "must be an integer",
@@ -61,35 +57,143 @@ ALLOWED: Mapping[str, str] = {
     "string_pattern_mismatch": "must match {pattern}",
     "enum": "must be {expected}",
 }
-"""What would have been accepted in a path, a query or a header, by the reader's kind of error."""
-
-UNREADABLE = "There was an error parsing the body"
-"""What the framework says of a body that Python's reader of JSON gives up at."""
-
-MISTAKE = "the service made a mistake, and its log says which"
 
 log = logging.getLogger("api")
 
 
+class ProblemCode(StrEnum):
+    """The kinds of problems."""
+
+    BAD_REQUEST = "bad_request"  # 400: no JSON, a header twice, a path that cannot be printed
+    WRONG_HOST = "wrong_host"  # 400: the Host header names another service
+    KEY_NEEDED = "key_needed"  # 401: no key was given
+    KEY_REFUSED = "key_refused"  # 401: the key is unknown or revoked, or the session is over
+    SCOPE_TOO_SMALL = "scope_too_small"  # 403: the key does not allow this
+    OTHER_ORIGIN = "other_origin"  # 403: a page of another site sent it
+    FORM_OUT_OF_DATE = "form_out_of_date"  # 403: a page's form without its token
+    NOT_FOUND = "not_found"  # 404: there is nothing at this path
+    STUDY_NOT_FOUND = "study_not_found"  # 404: there is no study of this id
+    FORMAT_NOT_FOUND = "format_not_found"  # 404: no export has this name
+    METHOD_NOT_ALLOWED = "method_not_allowed"  # 405: the path takes others, see Allow
+    BODY_TOO_SLOW = "body_too_slow"  # 408: the body did not arrive in time
+    OTHER_LIMITS = "other_limits"  # 409: the study is held to other limits than were asked for
+    STUDY_ENDED = "study_ended"  # 409: there is nothing left to cancel
+    NO_ANSWER = "no_answer"  # 409: there is nothing to export yet, or no probe could be run
+    NOTHING_FITS = "nothing_fits"  # 409: no configuration fits in memory
+    SPEED_UNKNOWN = "speed_unknown"  # 409: nothing says which configuration is the fastest
+    TRAINS_WRONGLY = "trains_wrongly"  # 409: all that fits trains something else
+    NOT_EXPORTABLE = "not_exportable"  # 409: the launcher cannot run the answer
+    BODY_TOO_LARGE = "body_too_large"  # 413: of a body, or of a form's fields
+    URI_TOO_LONG = "uri_too_long"  # 414: path and query together
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"  # 415: of a body, or its encoding
+    INVALID_VALUE = "invalid_value"  # 422: see field and allowed
+    TOO_MANY_REQUESTS = "too_many_requests"  # 429: of one key or address
+    TOO_MANY_STUDIES = "too_many_studies"  # 429: as many are open as may be
+    HEADERS_TOO_LARGE = "headers_too_large"  # 431: in number or in bytes
+    INTERNAL_ERROR = "internal_error"  # 500: a mistake of the service's
+    STUDY_UNREADABLE = "study_unreadable"  # 500: another version wrote the study
+    UNAVAILABLE = "unavailable"  # 503: the database cannot be used now
+
+
+# The code of a status where no closer one is named.
+CODES: Mapping[int, ProblemCode] = {
+    400: ProblemCode.BAD_REQUEST,
+    401: ProblemCode.KEY_NEEDED,
+    403: ProblemCode.SCOPE_TOO_SMALL,
+    404: ProblemCode.NOT_FOUND,
+    405: ProblemCode.METHOD_NOT_ALLOWED,
+    408: ProblemCode.BODY_TOO_SLOW,
+    409: ProblemCode.STUDY_ENDED,
+    413: ProblemCode.BODY_TOO_LARGE,
+    414: ProblemCode.URI_TOO_LONG,
+    415: ProblemCode.UNSUPPORTED_MEDIA_TYPE,
+    422: ProblemCode.INVALID_VALUE,
+    429: ProblemCode.TOO_MANY_REQUESTS,
+    431: ProblemCode.HEADERS_TOO_LARGE,
+    500: ProblemCode.INTERNAL_ERROR,
+    503: ProblemCode.UNAVAILABLE,
+}
+
+# Status and code of the product's errors; any other is a mistake.
+OF_ERRORS: Mapping[type[TunerError], tuple[int, ProblemCode]] = {
+    UsageError: (422, ProblemCode.INVALID_VALUE),
+    NothingFitsError: (409, ProblemCode.NOTHING_FITS),
+    SpeedUnknownError: (409, ProblemCode.SPEED_UNKNOWN),
+    TrainsWronglyError: (409, ProblemCode.TRAINS_WRONGLY),
+    ProbeError: (409, ProblemCode.NO_ANSWER),
+}
+
+
+class Problem(BaseModel):
+    """What went wrong, as RFC 9457 has it."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.PROBLEM]})
+
+    type: str = Field(description="`urn:tuner:problem:` and the code.")
+    title: str
+    status: int
+    code: ProblemCode = Field(description="The kind of problem, for programs.")
+    detail: str = Field(description="The problem in a sentence, for people.")
+    field: str | None = Field(default=None, description="Path of the field that is wrong.")
+    allowed: str | None = Field(default=None, description="What would have been accepted.")
+    study_id: str | None = Field(
+        default=None, description="The study that is on other terms than were asked for."
+    )
+    terms: dict[str, Any] | None = Field(
+        default=None,
+        description="Where these differ: by name, what the `study` has and what was `asked`.",
+    )
+
+
 class ProblemError(Exception):
-    """An error that is told as it is."""
+    """A problem that is raised where it is found.
+
+    Args:
+        status: of the answer.
+        detail: the problem in a sentence.
+        headers: of the answer.
+        code: a closer one than the status has.
+        members: further members of the problem, such as ``field``.
+    """
 
     def __init__(
-        self, status: int, detail: str, headers: Mapping[str, str] | None = None, **members: Any
+        self,
+        status: int,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        code: ProblemCode | None = None,
+        **members: Any,
     ) -> None:
-        """``members`` are further members of the problem, such as ``field``."""
         super().__init__(detail)
         self.status, self.detail = status, detail
-        self.headers, self.members = headers, members
+        self.headers, self.code, self.members = headers, code, members
+
+    def response(self) -> JSONResponse:
+        """The problem as an answer."""
+        return problem(self.status, self.detail, self.headers, code=self.code, **self.members)
 
 
 def problem(
-    status: int, detail: str, headers: Mapping[str, str] | None = None, **members: Any
+    status: int,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    code: ProblemCode | None = None,
+    **members: Any,
 ) -> JSONResponse:
-    """A problem as a response; ``members`` are further members of it."""
-    body = {"type": "about:blank", "title": title_of(status), "status": status}
+    """A problem as an answer; arguments are those of :class:`ProblemError`."""
+    code = code or CODES.get(status, ProblemCode.BAD_REQUEST)
+    found = Problem(
+        type=TYPE.format(code=code),
+        title=title_of(status),
+        status=status,
+        code=code,
+        detail=detail,
+        **members,
+    )
     return JSONResponse(
-        {**body, "detail": detail, **members},
+        found.model_dump(mode="json", exclude_unset=True),
         status_code=status,
         headers=dict(headers or {}),
         media_type=MEDIA_TYPE,
@@ -97,12 +201,40 @@ def problem(
 
 
 def title_of(status: int) -> str:
-    """What a status is called."""
+    """The name of a status."""
     return TITLES.get(status) or HTTPStatus(status).phrase
 
 
+def problem_of(error: TunerError) -> JSONResponse:
+    """One of the product's errors as an answer."""
+    if isinstance(error, UnreadableStudyError):  # nor will it be readable when asked again
+        log.error("%s", error)
+        detail = "this version cannot read the study, and its log says why"
+        return problem(500, detail, code=ProblemCode.STUDY_UNREADABLE)
+    if isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db"):
+        log.error("%s", error)  # not told: it names the database
+        retry = {"Retry-After": str(RETRY_S)}
+        return problem(503, "the database cannot be used now", retry)
+    if isinstance(error, OtherTermsError):
+        apart = {
+            name: {"study": there, "asked": ours} for name, (there, ours) in error.apart.items()
+        }
+        code = ProblemCode.OTHER_LIMITS
+        return problem(409, str(error), code=code, study_id=error.study_id, terms=apart)
+    known = (found for kind, found in OF_ERRORS.items() if isinstance(error, kind))
+    status, code = next(known, (500, ProblemCode.INTERNAL_ERROR))
+    members: dict[str, Any] = {}
+    if isinstance(error, TrainsWronglyError):
+        members["reason"] = "trains_wrongly"
+    if isinstance(error, UsageError):
+        members |= {"field": error.field, "allowed": error.allowed}
+    if isinstance(error, UnknownNameError):
+        members["nearest"] = error.nearest
+    return problem(status, str(error), code=code, **members)
+
+
 def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None:
-    """Have every error of ``app`` answered as a problem.
+    """Has every error of ``app`` answered as a problem.
 
     Args:
         app: the application.
@@ -113,45 +245,16 @@ def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None
         # Starlette raises it again after this answer, and the server logs it.
         return problem(500, MISTAKE, headers)
 
-    app.add_exception_handler(ProblemError, _told)
-    app.add_exception_handler(TunerError, _tuner_error)
+    app.add_exception_handler(ProblemError, _raised)
+    app.add_exception_handler(TunerError, _raised)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, mistake)
 
 
-def problem_of(error: TunerError) -> JSONResponse:
-    """One of the product's errors as a problem."""
-    if isinstance(error, UnreadableStudyError):  # nor will it be readable when asked again
-        log.error("%s", error)
-        return problem(500, "this version cannot read the study, and its log says why")
-    if isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db"):
-        log.error("%s", error)  # it names the database
-        retry = {"Retry-After": str(RETRY_S)}
-        return problem(503, "the database cannot be used now", retry)
-    if isinstance(error, OtherTermsError):
-        return problem(409, str(error), study_id=error.study_id, terms=_apart(error))
-    status = next((s for kind, s in STATUS.items() if isinstance(error, kind)), 500)
-    if isinstance(error, TrainsWronglyError):
-        return problem(status, str(error), reason="trains_wrongly")
-    if not isinstance(error, UsageError):
-        return problem(status, str(error))
-    members: dict[str, Any] = {"field": error.field, "allowed": error.allowed}
-    if isinstance(error, UnknownNameError):
-        members["nearest"] = error.nearest
-    return problem(status, str(error), **members)
-
-
-def _apart(error: OtherTermsError) -> dict[str, Any]:
-    return {name: {"study": there, "asked": ours} for name, (there, ours) in error.apart.items()}
-
-
-async def _told(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ProblemError)
-    return problem(error.status, error.detail, error.headers, **error.members)
-
-
-async def _tuner_error(request: Request, error: Exception) -> JSONResponse:
+async def _raised(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, ProblemError):
+        return error.response()
     assert isinstance(error, TunerError)
     return problem_of(error)
 
@@ -163,18 +266,18 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         return problem(405, f"this path takes {allowed}", {"Allow": allowed})
-    if error.detail == UNREADABLE:
+    if error.status_code == 400:
+        # FastAPI says it of a body that Python's reader gives up at with no JSONDecodeError.
         return problem(400, "the body is JSON too deep, or with a number too long, to be read")
     return problem(error.status_code, str(error.detail), error.headers)
 
 
 def _methods(request: Request) -> list[str]:
-    """What the request's path takes, by all of its routes."""
-    route = request.scope.get("route")
-    template = getattr(route, "path_format", None)
+    """Methods that the request's path takes, by all of its routes."""
+    template = getattr(request.scope.get("route"), "path_format", None)
     same = (one for one in iter_route_contexts(request.app.routes) if one.path_format == template)
     found = {method for one in same for method in one.methods or ()}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # api.head_requests
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # see api.middleware.Heads
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -182,9 +285,9 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     where, *path = (str(part) for part in first["loc"])
     field = where if where == "body" else ".".join(path) or where
-    limits = first.get("ctx", {})
+    bounds = first.get("ctx", {})
     if first["type"] == "json_invalid":
-        return problem(400, f"the body is not JSON: {limits.get('error', '')}")
+        return problem(400, f"the body is not JSON: {bounds.get('error', '')}")
     known = ALLOWED.get(first["type"])
-    allowed = first["msg"] if known is None else known.format_map(limits)
+    allowed = first["msg"] if known is None else known.format_map(bounds)
     return problem_of(UsageError(field, first.get("input"), allowed))

@@ -1,6 +1,6 @@
 """What a question looks like, for the OpenAPI document.
 
-It is read by :mod:`tuner.request`, which says what is wrong as the command line does.
+It is read by :mod:`tuner.client.tune_request`, which says what is wrong as the command line does.
 """
 
 from typing import Annotated, Any, Literal
@@ -8,10 +8,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from api import examples
-from tuner.cases.kinds import LARGEST_GIB, LONGEST_TEXT
-from tuner.cluster import FASTEST, LONGEST_LATENCY_S, LONGEST_NAME, MOST_CORES, SLOWEST
-from tuner.request import LONGEST_S, MOST_VALUES
-from tuner.workload import LARGEST_BATCH, LARGEST_SEQUENCE, Optimizer, Precision, ReduceDtype
+from tuner.client.cases.reading import LARGEST_GIB, LONGEST_TEXT
+from tuner.client.tune_request import LONGEST_S, MOST_VALUES
+from tuner.core.cluster import (
+    FASTEST,
+    LONGEST_LATENCY_S,
+    LONGEST_NAME,
+    MOST_CORES,
+    SLOWEST,
+)
+from tuner.core.workload import (
+    LARGEST_BATCH,
+    LARGEST_SEQUENCE,
+    Optimizer,
+    Precision,
+    ReduceDtype,
+)
 
 POOL = r"^[A-Za-z0-9._-]{0,64}$"
 
@@ -135,6 +147,10 @@ class TuneRequest(Given):
     headroom: Share = Field(default=0.05, description="Share of a GPU's memory to leave free.")
     memory_limit_gib: float | None = Field(default=None, ge=2**-30, le=LARGEST_GIB)
     pool: str = Field(default="", pattern=POOL, description="Workers that may be at it.")
+    sampler: Literal["cost-model", "tpe", "gp", "random"] = Field(
+        default="cost-model",
+        description="Proposes the next configuration: ours, or one of Optuna's.",
+    )
     replace: bool = Field(
         default=False,
         description="Whether a study of this question that is open on other terms is put on these:"
@@ -144,5 +160,5 @@ class TuneRequest(Given):
     @model_validator(mode="wrap")
     @classmethod
     def _as_given(cls, value: Any, handler: ModelWrapValidatorHandler["TuneRequest"]) -> Any:
-        """Leaves reading to :mod:`tuner.request`."""
+        """Leaves reading to :mod:`tuner.client.tune_request`."""
         return value

@@ -8,11 +8,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import examples
-from tuner.measurement import Fidelity, Outcome
-from tuner.quantity import Provenance
-from tuner.settings import Checkpointing, Sharding
-from tuner.store import EventKind
-from tuner.study import ProbeState, StudyState
+from tuner.core.configuration import Checkpointing, Sharding
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import ProbeState, StudyState
 
 STUDY_ID = r"^st-[0-9a-f]{12}$"
 
@@ -200,30 +199,6 @@ class Submitted(Study):
     notes: list[str]
 
 
-class Summary(Answered):
-    """A study in a list."""
-
-    study_id: str
-    model: str
-    cluster: str
-    state: StudyState
-    reason: str
-    pool: str
-    revision: int
-    probes: dict[str, int]
-    created_at: str
-    asked_at: str
-
-
-class StudyList(Answered):
-    """A page of studies, the one asked last first."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.STUDIES]})
-
-    studies: list[Summary]
-    next: str | None = Field(description="Give it as cursor for the next page; null on the last.")
-
-
 class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 
@@ -250,35 +225,3 @@ class ProbeList(Answered):
     study_id: str
     revision: int
     probes: list[Probe]
-
-
-class Event(Answered):
-    """One thing that happened to a study: the data of one server-sent event."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.EVENT]})
-
-    id: int
-    study_id: str
-    kind: EventKind
-    at: str
-    data: dict[str, Any]
-
-
-class Problem(Answered):
-    """What went wrong, as RFC 9457 has it."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.PROBLEM]})
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    field: str | None = Field(default=None, description="Path of the field that is wrong.")
-    allowed: str | None = Field(default=None, description="What would have been accepted.")
-    study_id: str | None = Field(
-        default=None, description="The study that is on other terms than were asked for."
-    )
-    terms: dict[str, Any] | None = Field(
-        default=None,
-        description="Where these differ: by name, what the `study` has and what was `asked`.",
-    )

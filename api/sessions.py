@@ -1,4 +1,4 @@
-"""Sessions and forms of people: their cookies, and what shows that a form is this service's own.
+"""Sessions and forms of people: their cookies, and the proof that a form is this service's own.
 
 A cookie comes with every request of a browser, whoever had it sent. So it is believed where
 nothing is changed, and of forms that hold a token which only pages of this service know: it is
@@ -18,40 +18,41 @@ from markupsafe import Markup
 from starlette.datastructures import ImmutableMultiDict
 from starlette.types import Scope
 
-from api.problems import ProblemError
+from api.problems import ProblemCode, ProblemError
 
+# Cookie of those who signed in.
 SESSION = "tuner_session"
-"""Cookie of those who signed in."""
+# Cookie of those who did not, for their forms.
 VISIT = "tuner_visit"
-"""Cookie of those who did not, for their forms."""
+# Field of every form.
 CSRF = "csrf_token"
-"""Field of every form."""
 FORM_TYPE = "application/x-www-form-urlencoded"
+# Fields of a form; our largest has a few dozen.
 MOST_FIELDS = 200
-"""Fields of a form; our largest has a few dozen."""
 TOKEN_BYTES = 32
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+_MASKED = re.compile(rf"[0-9a-f]{{{4 * TOKEN_BYTES}}}")
 
+# Fields by name: ``form["model"]`` is the last of this name, ``form.getlist("tp_size")`` all.
 Form = ImmutableMultiDict[str, str]
-"""Fields by name: ``form["model"]`` is the last of this name, ``form.getlist("tp_size")`` all."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """What the cookies of one request say; it is ``request.state.visit`` of every page."""
+    """The cookies of one request; it is ``request.state.visit`` of every page."""
 
     secure: bool
-    """Whether the browser came by https, so that its cookies never leave it otherwise."""
+    """True where the browser came by https, so that its cookies never leave it otherwise."""
     session: str | None = field(repr=False)
     """The session's token as it was given; whether it is good is for the middleware to say."""
     secret: str = field(repr=False)
-    """Of the visit's cookie, or made for this request."""
+    """Secret of the visit's cookie, or made for this request."""
     is_new: bool
-    """Whether the browser does not have the visit's secret yet."""
+    """True while the browser does not have the visit's secret."""
     by_session: bool = False
-    """Whether it is by the session that the caller was let in."""
+    """True where the session let the caller in."""
     is_used: bool = False
-    """Whether a form was made with the visit's secret, which the browser must have then."""
+    """True where a form was made with the visit's secret, which the browser must have then."""
     form: Form | None = None
     """The form that was sent, once it was read and found to be ours."""
 
@@ -68,9 +69,21 @@ class Visit:
         )
 
     def csrf_token(self) -> str:
-        """The token of forms of this session or visit: always the same, known to no other."""
-        secret = self.session if self.by_session and self.session else self.secret
-        return hmac_digest(secret.encode(), CSRF.encode(), "sha256").hex()
+        """A token for forms of this session or visit, another each time.
+
+        The bytes that are always the same are masked by as many random ones: answers are
+        compressed, and their length would give a fixed token away piece by piece (BREACH).
+        """
+        mask = secrets.token_bytes(TOKEN_BYTES)
+        return (mask + _xor(mask, self._csrf_bytes())).hex()
+
+    def owns(self, token: str) -> bool:
+        """Tells whether a form's token is of this session or visit."""
+        if not _MASKED.fullmatch(token):
+            return False
+        given = bytes.fromhex(token)
+        unmasked = _xor(given[:TOKEN_BYTES], given[TOKEN_BYTES:])
+        return compare_digest(unmasked, self._csrf_bytes())
 
     def set_cookie(self) -> str | None:
         """The visit's cookie, when the browser needs it and has it not."""
@@ -78,12 +91,20 @@ class Visit:
             return None
         return cookie(VISIT, self.secret, secure=self.secure)
 
+    def _csrf_bytes(self) -> bytes:
+        secret = self.session if self.by_session and self.session else self.secret
+        return hmac_digest(secret.encode(), CSRF.encode(), "sha256")
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
 
 # -- cookies ----------------------------------------------------------------------------------
 
 
 def cookie_name(name: str, *, secure: bool) -> str:
-    """What a cookie is called: by https so that no neighbour of our domain can set it."""
+    """The cookie's full name: by https one that no neighbour of our domain can set."""
     return f"__Host-{name}" if secure else name
 
 
@@ -116,28 +137,27 @@ def _token(scope: Scope, name: str) -> str | None:
 def visit_of(request: Request) -> Visit:
     """The request's visit; made here for requests that came through no middleware of ours."""
     state = request.scope.setdefault("state", {})
-    visit: Visit = state.get("visit") or Visit.of(request.scope)
-    state["visit"] = visit
+    if state.get("visit") is None:
+        state["visit"] = Visit.of(request.scope)
+    visit: Visit = state["visit"]
     return visit
-
-
-def csrf_field(request: Request) -> Markup:
-    """The hidden field that every form needs which is sent by POST."""
-    visit = visit_of(request)
-    visit.is_used = True
-    return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF, visit.csrf_token())
 
 
 @dataclass(frozen=True, slots=True)
 class LazyField:
-    """The same for templates: made when it is shown, so that pages without forms set no cookie."""
+    """The hidden field of every form that is sent by POST, for templates.
+
+    It is made when it is shown, so that pages without forms set no cookie.
+    """
 
     request: Request
-    """For which the page is."""
+    """The request that the page answers."""
 
     def __html__(self) -> Markup:
         """The field."""
-        return csrf_field(self.request)
+        visit = visit_of(self.request)
+        visit.is_used = True
+        return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF, visit.csrf_token())
 
     __str__ = __html__
 
@@ -152,12 +172,13 @@ async def formed(request: Request) -> Form:
     visit = visit_of(request)
     if visit.form is None:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise ProblemError(403, "a page of another site may not do this")
+            detail = "a page of another site may not do this"
+            raise ProblemError(403, detail, code=ProblemCode.OTHER_ORIGIN)
         pairs = await _pairs(request)
-        given = [value for name, value in pairs if name == CSRF]
-        if len(given) != 1 or not _same(given[0], visit.csrf_token()):
+        tokens = [value for name, value in pairs if name == CSRF]
+        if len(tokens) != 1 or not visit.owns(tokens[0]):
             detail = "this form is out of date: load its page again, and send it once more"
-            raise ProblemError(403, detail)
+            raise ProblemError(403, detail, code=ProblemCode.FORM_OUT_OF_DATE)
         visit.form = Form([pair for pair in pairs if pair[0] != CSRF])
     return visit.form
 
@@ -175,9 +196,5 @@ async def _pairs(request: Request) -> list[tuple[str, str]]:
         raise ProblemError(400, "the form cannot be read") from error
 
 
-def _same(given: str, expected: str) -> bool:
-    return compare_digest(given.encode(), expected.encode())
-
-
+# The fields of a form, as a parameter of a route.
 Formed = Annotated[Form, Depends(formed)]
-"""The fields of a form, as a parameter of a route."""

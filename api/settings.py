@@ -9,11 +9,11 @@ from tuner.errors import UsageError
 
 PREFIX = "TUNER_"
 
+# How bounds are told, by what they are called in a field.
 BOUNDS = {"ge": "from", "gt": "above", "le": "up to"}
-"""How bounds are told, by what they are called in a field."""
 
+# Written with commas between them.
 Words = Annotated[tuple[str, ...], NoDecode]
-"""Written with commas between them."""
 
 
 class Settings(BaseSettings):

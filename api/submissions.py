@@ -8,54 +8,48 @@ from dataclasses import dataclass, replace
 from math import inf
 from threading import Lock
 
-from sqlalchemy.orm import Session
-
-from api.answers import Answers, Body
-from api.problems import ProblemError
-from api.study_cache import OLDEST_S
-from tuner.answering.advance import conclude
-from tuner.answering.known import closed_as_probed, foresee
+from api.answers import OLDEST_S, Answers, Body
+from api.problems import ProblemCode, ProblemError
+from tuner.client.advance import closed_as_probed, conclude, foresee
+from tuner.client.matching import Placed, place
+from tuner.client.tune_request import TuneRequest, read_request
+from tuner.core.measurement import Fidelity
+from tuner.core.study import OPEN, Question, StudyState, Terms
 from tuner.cost.calibration import Calibration
 from tuner.errors import OtherTermsError, StoreError
-from tuner.measurement import Fidelity
-from tuner.request import TuneRequest, read_request
-from tuner.store import Store, study_id
-from tuner.store.audit import LOCAL, Action, Audit, add_audit
+from tuner.store import Store, StudyStatus, study_id
+from tuner.store.audit import LOCAL, Action, Audit, AuditNote
 from tuner.store.requests import RequestKey, Requests, body_hash
-from tuner.store.shares import count_open_of
-from tuner.store.standing import Standing, Standings
 from tuner.store.workers import RegisteredWorker, Workers
-from tuner.study import OPEN, Question, Study, StudyState, Terms
-from tuner.worker_matching import Placed, place
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("api.submissions")
 
+# Seconds after which to ask again while too many studies are open.
 ROOM_RETRY_S = 60
-"""Seconds after which to ask again while too many studies are open."""
-SEEN_S = 1.0
-"""Seconds for which the list of living workers is taken as it was."""
+# Seconds for which the list of living workers is kept.
+LIVING_S = 1.0
+# Seconds after which the same question is placed anew, when nothing else is computed: calibrations
+# may come.
 PLACED_S = 10.0
-"""Seconds after which the same question is placed anew, when nothing else is computed: calibrations
-may come."""
+# Questions that are kept placed.
 MOST_PLACED = 500
-"""Questions that are kept placed."""
+# Keys and studies of which it is remembered that a joining was noted.
 MOST_NOTED = 10_000
-"""Keys and studies of which it is remembered that a joining was noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What became of a question."""
+    """A question that was taken."""
 
     body: Body
     """The study that answers it."""
     notes: tuple[str, ...]
-    """What was decided and not asked for, and why."""
+    """Decisions that were left open, with their reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Named:
-    """A question that is placed, with what follows from it."""
+    """A question that is placed, with the names that follow from it."""
 
     placed: Placed
     study_id: str
@@ -87,7 +81,6 @@ class Submissions:
         self._most_open = most_open
         self._most_each = max(1, most_open // 2) if most_each is None else most_each
         self._clock = clock
-        self._standings = Standings(store.transactions)
         self._requests = Requests(store.transactions)
         self._workers = Workers(store.transactions)
         self._audit = Audit(store.transactions)
@@ -97,7 +90,7 @@ class Submissions:
         self._noted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def submit(self, value: object, *, owner: str, key: str | None, address: str = "") -> Submitted:
-        """Ask the question of a request, unless it is being answered, or was, on its terms.
+        """Asks the question of a request, unless it is being answered, or was, on its terms.
 
         The audit notes who asked, in the transaction that asks; and the first time in this process
         that a key is answered by a study that it need not ask.
@@ -123,7 +116,7 @@ class Submissions:
             self._note_joined(owner, known, address)
             return Submitted(body=again, notes=())
         named = self._place(request, asked)
-        standing = self._standings.one(named.study_id)
+        standing = self._store.status(named.study_id)
         if standing is not None and standing.identity != named.identity:
             standing = None  # which asking refuses
         placed = _joining(request, named.placed, standing)
@@ -134,11 +127,10 @@ class Submissions:
             return Submitted(body=body, notes=placed.notes)
         self._check_room(standing, owner)
         self._store.reap()
-        data = _noted_data(standing, placed.terms, address)
-
-        def note(session: Session, study_id: str) -> None:
-            add_audit(session, owner or LOCAL, Action.SUBMIT, study_id, **data)
-
+        data: dict[str, str | int] = {"address": address}
+        if standing and standing.state in OPEN and placed.terms.apart(standing.terms):
+            data["replaced"] = 1
+        note = AuditNote(actor=owner or LOCAL, action=Action.SUBMIT, data=data)
         asked_id = self._requests.ask(
             placed.question, placed.terms, request_key, note, replace=request.replace
         )
@@ -147,7 +139,7 @@ class Submissions:
         asked_standing = self._standing(asked_id)
         return Submitted(body=self._on_terms(asked_standing, placed.terms), notes=placed.notes)
 
-    def _as_it_stands(self, standing: Standing, placed: Placed, replace: bool) -> Body | None:
+    def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
         """The study, if asking it again would change nothing of it.
 
         Raises:
@@ -169,7 +161,7 @@ class Submissions:
         terms = request.terms_at(request.fidelity or Fidelity(standing.terms["fidelity"]))
         return self._on_terms(standing, terms)
 
-    def _on_terms(self, standing: Standing, terms: Terms) -> Body:
+    def _on_terms(self, standing: StudyStatus, terms: Terms) -> Body:
         """A study as it stands.
 
         Raises:
@@ -200,37 +192,37 @@ class Submissions:
             if len(self._noted) > MOST_NOTED:
                 self._noted.popitem(last=False)
 
-    def _check_room(self, standing: Standing | None, owner: str) -> None:
-        """Refuse a further open study, if there are as many as may be, of all or of one key."""
+    def _check_room(self, standing: StudyStatus | None, owner: str) -> None:
+        """Refuses a further open study, if there are as many as may be, of all or of one key."""
         if standing is not None and standing.state in OPEN:
             return
+        full = ""
         if self._store.count_open() >= self._most_open:
-            detail = f"{self._most_open} studies are open, which is as many as may be"
-            raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)})
-        if not owner or self._most_each >= self._most_open:
-            return
-        with self._store.transactions.read() as session:
-            theirs = count_open_of(session, owner)
-        if theirs >= self._most_each:
-            detail = f"{self._most_each} studies of this key are open, which is as many as may be"
-            raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)})
+            full = f"{self._most_open} studies are open"
+        elif (
+            owner
+            and self._most_each < self._most_open
+            and self._store.count_open(owner) >= self._most_each
+        ):
+            full = f"{self._most_each} studies of this key are open"
+        if full:
+            detail, code = f"{full}, which is as many as may be", ProblemCode.TOO_MANY_STUDIES
+            raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)}, code=code)
 
     def _advance(self, asked_id: str, placed: Placed) -> None:
-        """Enter what is known already, and end a study that needs nothing more."""
+        """Enters what is known already, and ends a study that needs nothing more."""
         with self._answers.computing():
             study = self._store.study(asked_id)
             if study.state is not StudyState.QUEUED or study.terms != placed.terms:
                 return  # a worker is at it, or another asked on other terms meanwhile
             if placed.terms.fidelity is Fidelity.PREDICTED:
-                conclude(self._store, self._foreseen(study, placed), here=False)
+                study = foresee(self._store, study, placed.versions)
+                conclude(self._store, study, here=False)
             elif closed_as_probed(self._store, study) is None:
-                self._foreseen(study, placed)
-
-    def _foreseen(self, study: Study, placed: Placed) -> Study:
-        return foresee(self._store, study, placed.versions)
+                foresee(self._store, study, placed.versions)
 
     def _place(self, request: TuneRequest, asked: str) -> _Named:
-        """As :func:`tuner.worker_matching.place`, which takes 0.1 s for some questions."""
+        """Places a question, which takes 0.1 s for some, or gives it as it was placed lately."""
         workers = self._living_workers(request.pool)
         key = f"{asked} {sorted(worker.id for worker in workers)}"
         with self._lock:
@@ -241,7 +233,7 @@ class Submissions:
         with self._answers.computing(wait=age_s > OLDEST_S) as mine:
             if kept is not None and not mine:
                 return kept[1]
-            placed = place(request, workers, self._rates)
+            placed = place(request, workers, self._calibration)
         question = placed.question
         named = _Named(placed=placed, study_id=study_id(question), identity=question.identity)
         with self._lock:
@@ -250,13 +242,13 @@ class Submissions:
                 self._placed.popitem(last=False)
         return named
 
-    def _rates(self, question: Question) -> Calibration | None:
+    def _calibration(self, question: Question) -> Calibration | None:
         return self._store.calibration(question.cluster, question.framework.versions)
 
     def _living_workers(self, pool: str) -> Sequence[RegisteredWorker]:
         with self._lock:
             seen_at, workers = self._living.get(pool, (0.0, None))
-        if workers is not None and self._clock() - seen_at <= SEEN_S:
+        if workers is not None and self._clock() - seen_at <= LIVING_S:
             return workers
         workers = self._workers.living(pool)
         with self._lock:
@@ -265,14 +257,14 @@ class Submissions:
             self._living[pool] = self._clock(), workers
         return workers
 
-    def _standing(self, known: str) -> Standing:
-        standing = self._standings.one(known)
+    def _standing(self, known: str) -> StudyStatus:
+        standing = self._store.status(known)
         assert standing is not None, "studies are never deleted"
         return standing
 
 
-def _joining(request: TuneRequest, placed: Placed, standing: Standing | None) -> Placed:
-    """A question that leaves the fidelity open, at that of its study, if this is open: workers
+def _joining(request: TuneRequest, placed: Placed, standing: StudyStatus | None) -> Placed:
+    """Puts a question that leaves the fidelity open at that of its study, if this is open: workers
     come and go, and who asks again should not be told that the terms are others for that."""
     if standing is None or standing.state not in OPEN or request.fidelity or request.replace:
         return placed
@@ -280,13 +272,5 @@ def _joining(request: TuneRequest, placed: Placed, standing: Standing | None) ->
     if fidelity is placed.terms.fidelity:
         return placed
     note = f"fidelity {fidelity}: the study is open on it; asked again at its end it is chosen anew"
-    kept = tuple(one for one in placed.notes if not one.startswith("fidelity "))
-    return replace(placed, terms=request.terms_at(fidelity), notes=(*kept, note))
-
-
-def _noted_data(standing: Standing | None, terms: Terms, address: str) -> dict[str, str | int]:
-    """What the audit says of an asking; whether terms were replaced, as the study was seen."""
-    data: dict[str, str | int] = {"address": address}
-    if standing is not None and standing.state in OPEN and terms.apart(standing.terms):
-        data["replaced"] = 1
-    return data
+    # Where the fidelity is left open, the last note is of how it was chosen.
+    return replace(placed, terms=request.terms_at(fidelity), notes=(*placed.notes[:-1], note))

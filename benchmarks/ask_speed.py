@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from replay import part_of
 
-from tuner.cluster import parse_cluster
-from tuner.framework import Framework, FrameworkName
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.study import Question
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner.candidates import prior_of
-from tuner.search.prior import Prior
-from tuner.search.sampler import ask
-from tuner.search.trials import Past, Result, Trial
-from tuner.study import Question
-from tuner.workload import Workload
+from tuner.search.engine import ask
+from tuner.search.trials import Past, Prior, Result, Trial
 
-LIMIT_S = 0.2
-"""What is asked of the median."""
+LIMIT_S = 0.1
+"""Goal for the median."""
 SETTINGS, TRIALS, PAST = 5000, 200, 300
 ASKS = 20
 """Of which the median is taken; one before them is not counted, as in a study that goes on."""

@@ -20,24 +20,23 @@ from typing import Any
 from common import Goal, as_rows, show
 from sqlalchemy import create_engine, func, make_url, select, text
 
-from tuner.cluster import parse_cluster
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity
+from tuner.core.study import ProbeRequest, Question, Terms
+from tuner.core.workload import Workload
 from tuner.errors import TunerError
-from tuner.framework import framework
-from tuner.measurement import Fidelity
 from tuner.model import load_model
-from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity, migrate, open_store
-from tuner.store.records import AttemptState
-from tuner.store.tables import AttemptRow
-from tuner.study import ProbeRequest, Question, Terms
-from tuner.workload import Workload
+from tuner.store.tables import AttemptRow, AttemptState
 
 PROBES = 2000
 PROCESSES = 8
 STUDIES = (1, 20)
 """Among how many studies the probes are shared out."""
 DATABASES = ("sqlite", "postgresql")
-WANTED_PER_S = {"sqlite": 1000, "postgresql": 500}
+WANTED_PER_S = {"sqlite": 1000, "postgresql": 400}
 PATIENCE_S = 300.0
 """For all processes together."""
 
@@ -74,14 +73,14 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     return found
 
 
-def _measured(database: str, studies: int) -> dict[str, Any]:
-    with database(database) as url:
+def _measured(name: str, studies: int) -> dict[str, Any]:
+    with database(name) as url:
         ids = _filled(url, studies)
         took_s, taken = _raced(url, ids)
         wrong = _wrong(url, taken)
     claim_s = [seconds for one in taken for seconds in one.claim_s]
     return {
-        "database": database,
+        "database": name,
         "studies": studies,
         "claims_per_s": len(claim_s) / took_s,
         **wrong,

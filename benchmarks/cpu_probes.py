@@ -20,14 +20,14 @@ import torch
 from common import described
 from probe_cases import Case, cases, spec_of
 
+from tuner.core.measurement import Fidelity, Outcome
 from tuner.machine import usable_cores
-from tuner.measurement import Fidelity, Outcome
 from workers.launchers.base import Job
 from workers.launchers.environment import rank_environment
 from workers.measuring.files import log_path, write_spec
 from workers.measuring.records import BadRecord, RankRecord, read_records
 from workers.probe.orders import SPEC
-from workers.probe.rank import run_rank
+from workers.probe.run import run_rank
 
 RESULT = Path(__file__).parent / "data" / "cpu_probes.json"
 REPETITIONS = 3

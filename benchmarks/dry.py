@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuner.cluster import Cluster
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import Framework
+from tuner.core.workload import Workload
 from tuner.dryrun import (
     DryRun,
     DryRunner,
@@ -19,9 +22,6 @@ from tuner.dryrun import (
     dry_run_versions,
     plan_dry_runs,
 )
-from tuner.framework import Framework
-from tuner.settings import Settings
-from tuner.workload import Workload
 
 LIMIT_S = 300.0
 """CPU seconds of the dry runs of one class; more than users wait, for this machine is busy."""

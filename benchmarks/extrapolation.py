@@ -15,8 +15,10 @@ from typing import Any
 
 from common import Goal, report
 
-from tuner.catalog.models import read
-from tuner.cluster import parse_cluster
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import framework
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.dryrun import (
     DryRun,
     DryRunner,
@@ -26,9 +28,7 @@ from tuner.dryrun import (
     dry_run_versions,
     plan_dry_runs,
 )
-from tuner.framework import framework
-from tuner.settings import Settings, parse_settings
-from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.model import published_model as read
 
 GOAL = 0.005
 """Relative error of a peak."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tuner.quantity import Quantity
+from tuner.core.quantity import Quantity
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:

@@ -1,4 +1,4 @@
-"""The results in ``docs/prediction.md``: written by the benchmark, so that page and file agree."""
+"""The tables of ``benchmarks/results/predict.md``, by the benchmark: page and file agree."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from common import ROOT
 from markdown import between, goals, percent, table
 from sweep_table import WORKLOAD
 
-PAGE = ROOT / "docs" / "prediction.md"
+PAGE = ROOT / "benchmarks" / "results" / "predict.md"
 LOST = 0.1
 """Workloads are named whose fastest predicted run loses more than this share."""
 

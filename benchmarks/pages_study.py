@@ -11,17 +11,31 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from math import exp
 
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.measurement import Collective, Fidelity, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import (
+    Collective,
+    Fidelity,
+    Measurement,
+    Memory,
+    Outcome,
+    OutOfMemory,
+)
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner.candidates import prior_of
 from tuner.planner.timing import counts_to_run
-from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity
-from tuner.store.standing import Standings
-from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
-from tuner.workload import Workload
 
 PROBES = 500
 AGAIN = 24
@@ -227,11 +241,11 @@ def enter(store: Store, made: Study, count: int) -> str:
 
 def enter_one(store: Store, study_id: str, probe: Probe) -> None:
     """One more probe of the study is done: one event."""
-    standing = Standings(store.transactions).one(study_id)
+    standing = store.status(study_id)
     assert standing is not None
     assert probe.measurement is not None
-    told = (probe.request, probe.measurement, probe.memory_limit_bytes)
-    assert store.enter_done(study_id, standing.revision, *told) is not None
+    told = (probe.request, probe.memory_limit_bytes, probe.measurement)
+    assert store.enter_probe(study_id, standing.revision, *told) is not None
 
 
 def moment(after_s: float) -> str:

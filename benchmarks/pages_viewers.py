@@ -25,8 +25,8 @@ from service_statements import counted, listening_socket
 from api.__main__ import Server
 from api.app import create_app
 from api.settings import Settings
+from tuner.core.study import Probe, Study, StudyState
 from tuner.store import Store, open_store
-from tuner.study import Probe, Study, StudyState
 
 VIEWERS = (1, 100)
 PROBES = 8

@@ -14,16 +14,24 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.measurement import Fidelity, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner import answer, candidates, estimates, next_probe
 from tuner.planner.candidates import prior_of
-from tuner.settings import Settings
 from tuner.space import enumerate_space
-from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
-from tuner.workload import Workload
 
 PROBES = 200
 """Done when the clock starts."""

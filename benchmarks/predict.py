@@ -4,7 +4,7 @@ Everything is predicted anew, with dry runs of its own; measured is what was pub
 (``data/*.csv``), and what ``make bench-cpu-probes`` has measured on CPU ranks. The check of
 extrapolated against full-depth dry runs takes an hour and is shown as it was run last
 (``make bench-extrapolation``). It writes ``docs/images/prediction.svg`` and the
-tables of ``docs/prediction.md`` too.
+tables of ``benchmarks/results/predict.md`` too.
 """
 
 import argparse

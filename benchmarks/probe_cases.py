@@ -8,16 +8,25 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tuner.catalog.models import entry, read
-from tuner.cluster import Cluster, parse_cluster
-from tuner.framework import Framework, framework
-from tuner.measurement import Fidelity
+from tuner.catalog.models import entry
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import Framework, framework
+from tuner.core.measurement import Fidelity
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.model import ModelConfig, read_model_config
-from tuner.settings import Settings, parse_settings
+from tuner.model import published_model as read
 from tuner.space import check_settings
-from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
-from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
-from workers.measuring.spec import probe_spec
+from workers.measuring.measure import probe_spec
 
 MOE = {
     "model_type": "mixtral",

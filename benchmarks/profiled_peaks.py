@@ -17,7 +17,7 @@ from common import described
 from cpu_probes import FEW_STEPS
 from probe_cases import Case, profiled_cases, spec_of
 
-from tuner.measurement import Fidelity
+from tuner.core.measurement import Fidelity
 from workers.launchers.base import Job
 from workers.launchers.environment import rank_environment
 from workers.measuring.files import write_spec

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workers.probe import mesh as meshes
-from workers.probe.data import micro_batches
 from workers.probe.device import open_device
 from workers.probe.group import join
+from workers.probe.model import micro_batches
 from workers.probe.record import versions
 from workers.probe.spec import Spec, read_spec
 from workers.probe.stack import Stack, build_stack
@@ -33,7 +32,7 @@ MARK = "benchmark: a step"
 
 def batches(spec: Spec, rank: int, step: int) -> Sequence[torch.Tensor]:
     """This rank's micro-batches of one step."""
-    count, data_rank = spec.accumulation_counts[-1], meshes.data_parallel_rank(spec, rank)
+    count, data_rank = spec.accumulation_counts[-1], spec.data_parallel_rank(rank)
     return micro_batches(spec, step=step, count=count, data_rank=data_rank)
 
 

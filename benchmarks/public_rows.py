@@ -9,13 +9,13 @@ from typing import Any
 from dry import Dried
 from judging import holds
 
-from tuner.catalog.models import read
-from tuner.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import Framework, framework
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.prediction import HEADROOM, Prediction, predict
 from tuner.cost.script import PLAIN, Script
-from tuner.framework import Framework, framework
-from tuner.settings import Settings
-from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.model import published_model as read
 
 DATA = Path(__file__).parent / "data" / "fsdp_memory.csv"
 ISSUE_29425, DLROVER, TORCHTITAN = "transformers issue 29425", "dlrover", "torchtitan"

@@ -12,13 +12,13 @@ from typing import Any
 
 from common import show
 
-from tuner.catalog.models import read
-from tuner.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import FrameworkName
+from tuner.core.workload import Precision, ReduceDtype, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.step_time import step_time
-from tuner.framework import FrameworkName
-from tuner.settings import parse_settings
-from tuner.workload import Precision, ReduceDtype, Workload
+from tuner.model import published_model as read
 
 TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON
 

@@ -14,18 +14,25 @@ from typing import Any
 import numpy as np
 from sweep import Run
 
+from tuner.core.configuration import Settings
+from tuner.core.framework import FrameworkName
+from tuner.core.quantity import QUANTILE
 from tuner.cost.constants import Costs
-from tuner.cost.pipeline_memory import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
-from tuner.framework import FrameworkName
+from tuner.cost.stages import refused, stage_memory
 from tuner.planner.candidates import RUNS
-from tuner.planner.history import Found, past_trials
 from tuner.planner.ranking import complexity
-from tuner.quantity import QUANTILE
-from tuner.search.features import Array, Mask, Rows, settings_features, workload_features
-from tuner.search.prior import Prior
-from tuner.search.trials import Past, Result, Trial, joined
-from tuner.settings import Settings
+from tuner.planner.similar import Found, past_trials
+from tuner.search.kernel import Array, Mask, Rows
+from tuner.search.trials import (
+    Past,
+    Prior,
+    Result,
+    Trial,
+    joined,
+    settings_features,
+    workload_features,
+)
 
 LENGTH = 10
 """Probes of a replay, or as many as there are candidates."""

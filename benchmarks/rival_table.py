@@ -10,9 +10,9 @@ from public_rows import PublicRow
 from rivals import RIVALS, estimates
 from sweep_table import Pair, printed_gib
 
-from tuner.cluster import Cluster
-from tuner.settings import Settings
-from tuner.workload import Workload
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.workload import Workload
 
 GIB = 2**30
 WAYS = {"dry_run": "ours, dry run", "arithmetic": "ours, arithmetic"}

@@ -19,10 +19,10 @@ from accelerate.commands.estimate import estimate_training_usage
 from accelerate.utils import calculate_maximum_sizes
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from tuner.cluster import Cluster
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.workload import Precision, Workload
 from tuner.model import ModelConfig
-from tuner.settings import Settings, Sharding
-from tuner.workload import Precision, Workload
 
 ACCELERATE = "accelerate estimate-memory"
 ACCELERATE_SHARDED = "accelerate estimate-memory, sharded parts / ranks"

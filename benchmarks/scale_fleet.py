@@ -24,11 +24,10 @@ from common import Goal, show
 from scale_rows import found_measurement
 from sqlalchemy import text
 
+from tuner.core.framework import installed_versions
 from tuner.errors import TunerError
-from tuner.framework import installed_versions
 from tuner.machine import this_machine
-from tuner.store import Store, WorkerIdentity, open_store
-from tuner.store.records import Claim
+from tuner.store import Claim, Store, WorkerIdentity, open_store
 from tuner.store.workers import Workers
 
 FLEETS = (50, 200, 500)

@@ -17,13 +17,13 @@ from typing import Any
 from common import Goal, show
 from plan_speed import forget
 
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner import answer, next_probe
 from tuner.space import enumerate_space
-from tuner.study import Question, Study, StudyState, Terms
-from tuner.workload import Workload
 
 GPUS_PER_NODE = 8
 QUESTIONS = (
@@ -48,7 +48,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """None: the figures are a sheet, and docs/scale.md says what follows from them."""
+    """None: the figures are a sheet, and docs/deploy.md says what follows from them."""
     return []
 
 

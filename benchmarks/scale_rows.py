@@ -16,10 +16,10 @@ from claims import DATABASES, database, new_study
 from common import Goal, show
 from sqlalchemy import insert, select, text
 
-from tuner.measurement import Measurement, Memory, Outcome
+from tuner.core.measurement import Measurement, Memory, Outcome
+from tuner.core.study import StudyState
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.store.tables import EventRow, MeasurementRow, ProbeRow, StudyRow
-from tuner.study import StudyState
 
 COUNTS = (10, 10_000, 1_000_000)
 """Rows of studies."""
@@ -159,16 +159,16 @@ def _add_probes(
 def _timed(store: Store, first: str) -> dict[str, float]:
     """Medians of what is asked all day, in milliseconds."""
     question = store.study(first).question
-    oldest = store.page(limit=1)[-1]
+    oldest = store.studies(limit=1)[-1]
     calls: dict[str, Callable[[], object]] = {
         "worker_looks": store.open_studies,
         "leases_are_looked_at": store.reap,
         "study_read": lambda: store.study(first),
         "asked_again": lambda: store.find(question),
         "similar_studies": lambda: store.similar(question),
-        "newest_page": lambda: store.page(limit=50),
-        "page_by_model": lambda: store.page(limit=50, model=oldest.model_name),
-        "page_by_rare_word": lambda: store.page(limit=50, query="no such word"),
+        "newest_page": lambda: store.studies(limit=50),
+        "page_by_model": lambda: store.studies(limit=50, model=oldest.model_name),
+        "page_by_rare_word": lambda: store.studies(limit=50, query="no such word"),
     }
     return {f"{name}_ms": _median_ms(call) for name, call in calls.items()}
 

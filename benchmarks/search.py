@@ -1,10 +1,10 @@
 """How few probes the search needs, against its rivals: ``make bench-search``.
 
 Both files of published runs are replayed: a row is revealed only when it is probed, and a failed
-run costs a probe. The product's own search is replayed (:func:`tuner.search.sampler.ask`), from
+run costs a probe. The product's own search is replayed (:func:`tuner.search.engine.ask`), from
 constants of the cost model that saw nothing of the replayed workload
 (``data/replay_costs.json``, made by ``make bench-replay-costs``). It writes
-``docs/images/search.svg`` and the tables of ``docs/search.md`` and ``docs/history.md`` too.
+``docs/images/search.svg`` and the tables of ``benchmarks/results/search.md`` too.
 """
 
 import argparse
@@ -39,6 +39,8 @@ RESULT = RESULTS / "search.json"
 PICTURE = ROOT / "docs" / "images" / "search.svg"
 TABLES = {"sweep": 10, "vTrain": 8}
 """Probes of a replay."""
+PLAN_LIMIT_S = 0.2
+"""Goal for the median of planning a probe."""
 PARTS = 20
 """Random parts of the sweep's tables; vTrain's are too small to be cut."""
 SHARE = 0.6
@@ -210,7 +212,7 @@ def complete(result: dict[str, Any]) -> dict[str, Any]:
         Goal(name="one ask, 200 measurements, 5,000 legal settings: seconds, median",
              goal=f"<= {LIMIT_S:g}", value=round(slowest, 4)),
         Goal(name=f"next_probe, {planned['probes']} measurements, {planned['settings']:,} legal"
-             " settings: seconds, median", goal=f"<= {LIMIT_S:g}", value=planned["median_s"]),
+             " settings: seconds, median", goal=f"<= {PLAN_LIMIT_S:g}", value=planned["median_s"]),
     ]  # fmt: skip
     made = tables(kept_before())
     made["curves"] = in_order([*result.get("curves", ()), *made["curves"]])

@@ -8,11 +8,10 @@ import numpy as np
 from replay import Replay
 
 from tuner.search.belief import Belief, believe
-from tuner.search.features import Array
-from tuner.search.improvement import HOPEFUL, log_expected_speed
-from tuner.search.prior import Prior
-from tuner.search.sampler import ask
-from tuner.search.trials import Past, Result, Trial
+from tuner.search.engine import ask
+from tuner.search.gain import HOPEFUL, log_expected_speed
+from tuner.search.kernel import Array
+from tuner.search.trials import Past, Prior, Result, Trial
 
 RIDGE = 1.0
 """Weight of a ridge regression's penalty, of features in length scales."""
@@ -21,7 +20,7 @@ Searching = Callable[[Replay, Past | None], None]
 
 
 def product(replay: Replay, past: Past | None) -> None:
-    """What the planner does: :func:`tuner.search.sampler.ask`, of what is legal."""
+    """What the planner does: :func:`tuner.search.engine.ask`, of what is legal."""
     while replay.going and (allowed := replay.open & replay.case.legal).any():
         replay.probe(ask(replay.case.prior, replay.trials, allowed, past).index)
 

@@ -1,4 +1,4 @@
-"""The tables of ``docs/search.md`` and ``docs/history.md``: of the result file, so they agree."""
+"""The tables of ``benchmarks/results/search.md``: of the result file, so they agree."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,7 @@ import markdown
 from common import ROOT
 from search_table import PROBES, percents
 
-PAGE = ROOT / "docs" / "search.md"
-HISTORY = ROOT / "docs" / "history.md"
+PAGE = ROOT / "benchmarks" / "results" / "search.md"
 Row = Mapping[str, Any]
 Sections = Mapping[str, Callable[[Row], list[str]]]
 """What is between markers of the same names."""
@@ -46,30 +45,6 @@ def searches(result: Row) -> list[str]:
     return found[:-1]
 
 
-def workloads(result: Row) -> list[str]:
-    """Each workload of the sweep; vTrain's are too many, and are in the result file."""
-    own = [row for row in result["workloads"] if row["table"] == "sweep"]
-    head = ("workload", "rows", "left out", "candidates", "ran",
-            *(f"no history, {k}" for k in PROBES), *(f"history, {k}" for k in PROBES))  # fmt: skip
-    return markdown.table(head, _cells(own))
-
-
-def differences(result: Row) -> list[str]:
-    """What is kept less each other search."""
-    found = []
-    for name in dict.fromkeys(row["table"] for row in result["differences"]):
-        own = [row for row in result["differences"] if row["table"] == name]
-        head = ("kept", "against", *(f"{k}" for k in PROBES))
-        found += [f"**{name}**", "", *markdown.table(head, _cells(own)), ""]
-    return found[:-1]
-
-
-def stability(result: Row) -> list[str]:
-    """Random parts of the sweep's tables."""
-    head = ("search", "knows", *(f"{k}{of}" for k in PROBES for of in ("", ", standard error")))
-    return markdown.table(head, _cells(result["stability"]))
-
-
 def seconds_of(name: str) -> Callable[[Row], list[str]]:
     """A table of seconds as the result has it, with its own head."""
 
@@ -103,12 +78,9 @@ PAGES: Mapping[Path, Sections] = {
     PAGE: {
         "goals": markdown.goals,
         "searches": searches,
-        "workloads": workloads,
-        "differences": differences,
-        "stability": stability,
         "asks": seconds_of("asks"),
         "plans": seconds_of("plans"),
+        "transferred": transferred,
     },
-    HISTORY: {"transferred": transferred},
 }
 """Sections by page."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from common import ROOT, write
 
-from tuner.search.features import Array
+from tuner.search.kernel import Array
 
 KEPT_AT = ROOT / "benchmarks" / "data" / "search_curves.json"
 DIGITS = 4

@@ -18,10 +18,10 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from replay import Case, Replay
 
-from tuner.search.features import Array
-from tuner.search.sampler import quiet
+from tuner.core.configuration import Settings, Sharding
+from tuner.search.engine import quiet
+from tuner.search.kernel import Array
 from tuner.search.trials import Result, Trial
-from tuner.settings import Settings, Sharding
 
 Rival = Callable[[Replay, int], None]
 """A search: it probes until no probe is left; the second argument is its seed."""

@@ -8,7 +8,7 @@ from common import Goal
 from search_lines import KEPT
 from search_played import Played
 
-from tuner.search.features import Array
+from tuner.search.kernel import Array
 
 PROBES = (1, 3, 5, 8)
 """After how many regrets are told."""

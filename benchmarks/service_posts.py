@@ -18,8 +18,8 @@ from service_client import Client
 from service_server import TUNER, Server, environment, result_of, serving, start_program
 
 from tuner.store import open_store
-from tuner.store.keys import Keys
-from tuner.store.records import Scope
+from tuner.store.access import Keys
+from tuner.store.tables import Scope
 
 CLIENTS = 32
 SECONDS = 15.0

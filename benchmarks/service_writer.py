@@ -11,15 +11,14 @@ import sys
 import time
 from typing import Any
 
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.measurement import Fidelity, Measurement, Memory, Outcome
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
+from tuner.core.study import ProbeRequest, Question, StudyState, Terms
+from tuner.core.workload import Workload
 from tuner.model import load_model
-from tuner.settings import Settings
 from tuner.store import Store, WorkerIdentity, open_store
-from tuner.store.standing import Standings
-from tuner.study import ProbeRequest, Question, StudyState, Terms
-from tuner.workload import Workload
 
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
 MIB = 2**20
@@ -47,7 +46,7 @@ def ask(store: Store, studies: int, first: int = 0) -> list[str]:
 
 def probe(store: Store, study_id: str, repetition: int) -> None:
     """One probe from queued to done: three events."""
-    standing = Standings(store.transactions).one(study_id)
+    standing = store.status(study_id)
     assert standing is not None
     request = ProbeRequest(
         settings=SETTINGS, fidelity=Fidelity.MEASURED, repetition=repetition,

@@ -15,13 +15,13 @@ from typing import Any
 
 from common import Goal
 
-from tuner.catalog.models import read
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.settings import Checkpointing, Settings, Sharding
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.model import published_model as read
 from tuner.space import enumerate_space
-from tuner.study import Question
-from tuner.workload import Workload
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 LLAMA = ("--model", "llama-3.1-8b", "--cluster", "8xh100-80gb",

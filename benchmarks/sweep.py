@@ -6,10 +6,10 @@ from functools import cache
 from math import log2
 from pathlib import Path
 
-from tuner.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.workload import Workload
 from tuner.model import ModelConfig, read_model_config
-from tuner.settings import Settings
-from tuner.workload import Workload
 
 DATA = Path(__file__).parent / "data"
 

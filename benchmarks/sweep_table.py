@@ -19,11 +19,11 @@ from common import Goal
 from judging import balanced, holds, share, spearman
 from sweep import Run
 
+from tuner.core.configuration import Settings
+from tuner.core.framework import FrameworkName
 from tuner.cost.constants import default_costs
-from tuner.cost.pipeline_memory import stage_memory
 from tuner.cost.prediction import Prediction, predict
-from tuner.framework import FrameworkName
-from tuner.settings import Settings
+from tuner.cost.stages import stage_memory
 
 Pair = tuple[Run, Prediction]
 Figure = tuple[str, str, float]

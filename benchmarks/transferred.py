@@ -1,7 +1,7 @@
 """How good transferred step times are; ``make bench-search`` records it.
 
 Of a workload of the published runs nothing is known but what a few runs of the nearest other
-workloads took; what the planner makes of these (:func:`tuner.planner.transfer.corrected_by`) is
+workloads took; what the planner makes of these (:func:`tuner.planner.similar.corrected_by`) is
 compared with what the workload's own runs took, where something at least half alike was run.
 """
 
@@ -19,8 +19,8 @@ from replay import Case, cases_of, past_of, prediction_of, workloads
 from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
-from tuner.planner.transfer import NEAR, corrected_by
-from tuner.search.features import Array
+from tuner.planner.similar import NEAR, corrected_by
+from tuner.search.kernel import Array
 from tuner.search.trials import Past
 
 NEAREST = (1, 2, 4)

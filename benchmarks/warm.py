@@ -16,10 +16,10 @@ from typing import Any
 from common import Goal, report
 from probe_cases import Case, case
 
-from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
 from workers.measuring.measure import measure
-from workers.measuring.warm import WarmRanks
+from workers.measuring.ranks import WarmRanks
 
 SETTINGS = (
     "sharding=ddp,micro_batch_size=4",

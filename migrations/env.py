@@ -2,12 +2,11 @@
 
 from alembic import context
 
-from tuner.store.page_tables import METADATA
-from tuner.store.tables import VERSION_TABLE
+from tuner.store.tables import VERSION_TABLE, Base
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=METADATA,
+    target_metadata=Base.metadata,
     version_table=VERSION_TABLE,
     render_as_batch=True,
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests import profiles
-from tests.workers.preloaded import Preloaded, preloaded_server
+from tests.process.preloaded import Preloaded, preloaded_server
 from tuner.store import open_store
 
 profiles.register()
@@ -50,6 +50,6 @@ def make_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
 
 @pytest.fixture(scope="session")
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
-    """``preloaded(argv)`` runs a program in a fork that has torch: tests.workers.preloaded."""
+    """``preloaded(argv)`` runs a program in a fork that has torch: tests.process.preloaded."""
     with preloaded_server(tmp_path_factory.mktemp("preloaded")) as start:
         yield start

@@ -19,18 +19,18 @@ from packaging.specifiers import SpecifierSet
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
-from api.metrics import Metrics
+from api.ops import Metrics
 from api.settings import PREFIX, Settings
 from tests.docs import pages
 from tests.docs.command_line import known_variables, parsed
 from tests.postgresql import postgresql_server
 from tuner.cli import main
-from tuner.measurement import Outcome
+from tuner.core.measurement import Outcome
+from tuner.core.study import StudyState
 from tuner.store import open_store
 from tuner.store.figures import Figures
-from tuner.study import StudyState
-from workers.device_locks import default_lock_path
-from workers.measuring.folders import default_probes_folder
+from workers.devices import default_lock_path
+from workers.measuring.files import default_probes_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -1,8 +1,8 @@
 """Words that cross from the probe program, which imports nothing of ours, into ``tuner``."""
 
-from tuner.cost.categories import Category, Phase
+from tuner.core.measurement import Category, Phase
 from tuner.cost.collectives import Overlap
-from workers.probe import overlap
+from workers.probe import collectives
 from workers.probe.dry import ledger
 
 
@@ -11,7 +11,7 @@ def test_memory_is_for_the_same_things_on_both_sides() -> None:
 
 
 def test_collectives_are_hidden_by_the_same_things_on_both_sides() -> None:
-    assert {str(o) for o in overlap.Overlap} == {str(o) for o in Overlap}
+    assert {str(o) for o in collectives.Overlap} == {str(o) for o in Overlap}
 
 
 def test_the_loss_is_a_phase_of_the_same_name() -> None:

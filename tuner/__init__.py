@@ -15,9 +15,14 @@ of it; each public name is looked up when it is first used::
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.asking.answered import Answer
-    from tuner.asking.predicting import Prediction, predict
-    from tuner.asking.suggesting import suggest
+    from tuner.client.answered import Answer
+    from tuner.client.predict import Prediction, predict
+    from tuner.client.sampling import cost_model_sampler
+    from tuner.client.suggest import suggest
+    from tuner.core.answer import Candidate, Suggestion
+    from tuner.core.configuration import Settings
+    from tuner.core.quantity import Provenance, Quantity
+    from tuner.core.script import Launch, Script, read_script
     from tuner.errors import (
         NothingFitsError,
         ProbeError,
@@ -28,10 +33,6 @@ if TYPE_CHECKING:
         TunerError,
         UsageError,
     )
-    from tuner.quantity import Provenance, Quantity
-    from tuner.script.script import Launch, Script, read_script
-    from tuner.settings import Settings
-    from tuner.suggestion import Candidate, Suggestion
 
 __all__ = [
     "Answer",
@@ -51,23 +52,25 @@ __all__ = [
     "TrainsWronglyError",
     "TunerError",
     "UsageError",
+    "cost_model_sampler",
     "predict",
     "read_script",
     "suggest",
 ]
 
 _HOMES = {
-    "asking.answered": ("Answer",),
-    "asking.predicting": ("Prediction", "predict"),
-    "asking.suggesting": ("suggest",),
+    "client.answered": ("Answer",),
+    "client.predict": ("Prediction", "predict"),
+    "client.sampling": ("cost_model_sampler",),
+    "client.suggest": ("suggest",),
     "errors": (
         "NothingFitsError", "ProbeError", "ServiceError", "SpeedUnknownError", "StoreError",
         "TrainsWronglyError", "TunerError", "UsageError",
     ),
-    "quantity": ("Provenance", "Quantity"),
-    "script.script": ("Launch", "Script", "read_script"),
-    "settings": ("Settings",),
-    "suggestion": ("Candidate", "Suggestion"),
+    "core.quantity": ("Provenance", "Quantity"),
+    "core.script": ("Launch", "Script", "read_script"),
+    "core.configuration": ("Settings",),
+    "core.answer": ("Candidate", "Suggestion"),
 }  # fmt: skip
 """The module of each public name."""
 

@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.suggestion import Suggestion
+    from tuner.core.answer import Suggestion
 
 
 class TunerError(Exception):
@@ -59,7 +59,7 @@ class UsageError(TunerError):
 
     @property
     def detail(self) -> str:
-        """What is wrong, for those who show the field beside it."""
+        """Message without the field, for those who show the field beside it."""
         return f"got {_shown(self.given)}; {self.allowed}"
 
 
@@ -72,7 +72,7 @@ class RefusedError(UsageError):
 
     @property
     def detail(self) -> str:
-        """What is wrong, as the service says it."""
+        """Message as the service says it."""
         return self._said
 
 

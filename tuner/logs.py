@@ -19,13 +19,13 @@ from structlog.typing import EventDict, Processor
 
 from tuner.errors import UsageError
 
+# Values of ``TUNER_LOG``.
 FORMATS = ("json", "text")
-"""Values of ``TUNER_LOG``."""
+# Loggers of which everything from INFO up is shown; of others from WARNING up.
 OURS = ("tuner", "workers", "api", "__main__")
-"""Loggers of which everything from INFO up is shown; of others from WARNING up."""
 
+# What a JSON line begins with; the other fields follow by name.
 FIRST = ("timestamp", "level", "process", "logger", "message")
-"""What a JSON line begins with; the other fields follow by name."""
 
 
 def set_up_logs(
@@ -66,6 +66,7 @@ def _formatter(process: str, *, as_json: bool) -> ProcessorFormatter:
     said: list[Processor] = [
         merge_contextvars,
         ExtraAdder(),
+        _without("_ray_timestamp_ns"),  # Ray puts it on every record once it is imported
         add_log_level,
         add_logger_name,
         _named(process),

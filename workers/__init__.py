@@ -1,1 +1,1 @@
-"""What runs beside the devices: the worker, its launchers, and the probe program."""
+"""Runs beside the devices: the worker, its launchers, and the probe program."""

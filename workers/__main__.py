@@ -11,8 +11,8 @@ Ray; by default by Slurm in an allocation of several nodes, but for a script, wh
 this machine.
 
 The second takes open studies, those asked first before others, and goes on until it is stopped; it
-waits for a database that is away, but with --once. The third trains the twins of a usual model for
-every knob, and keeps their verdicts.
+waits for a database that is away, but with --once. The third trains the replicas of a usual model
+for every knob, and keeps their checks.
 
 Exit codes: 0 nothing more to do (the study's state says why), 1 it could not go on, 2 usage,
 130 a stop was requested (Ctrl-C, SIGTERM, or the starting command is gone): the study is queued.
@@ -27,81 +27,78 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.launcher import LauncherName
-from tuner.measurement import Fidelity
+from tuner.core.launcher import LauncherName
+from tuner.core.measurement import Fidelity
 from tuner.store import open_store
-from workers.command import run_command
-from workers.guard import check_knobs_here
-from workers.launchers.sites import default_launcher, open_site
-from workers.measuring.folders import probes_folder
-from workers.options import PROBE_DEADLINE_S, Options
-from workers.service import Service, Until, code_of
-from workers.stop import StopRequest, open_fd
-from workers.store_waiting import open_patiently
-from workers.worker import INTERRUPTED, Worker
+from workers.executor import PROBE_DEADLINE_S, WorkerOptions
+from workers.launchers.site import default_launcher, open_site
+from workers.measuring.files import probes_folder
+from workers.replicas import check_knobs_here
+from workers.serve import Service, Until, exit_code, open_when_reachable
+from workers.stop import INTERRUPTED, StopRequest, open_fd, run_command
+from workers.worker import Worker
 
 log = logging.getLogger("workers")
 
 
 def main() -> int:
-    """Run a worker; the exit code."""
-    options = _options()
+    """Runs a worker; the exit code."""
+    command = _command_line()
 
     def work(stop: StopRequest) -> int:
-        if options.guard:
-            with open_store(options.db, create=False) as store:
-                done = check_knobs_here(store, stop.wait)
-                return 0 if done else INTERRUPTED
-        return (_serve if options.serve else _work)(stop, options)
+        if command.guard:
+            with open_store(command.db, create=False) as store:
+                return 0 if check_knobs_here(store, stop.wait) else INTERRUPTED
+        return (_serve if command.serve else _work)(stop, command)
 
-    return run_command(work, log, options.watch_fd, is_service=options.serve)
+    return run_command(work, log, command.watch_fd, is_service=command.serve)
 
 
-def _work(stop: StopRequest, options: argparse.Namespace) -> int:
-    with open_store(options.db, create=False) as store:
-        is_script = store.study(options.study).question.script is not None
+def _work(stop: StopRequest, command: argparse.Namespace) -> int:
+    with open_store(command.db, create=False) as store:
+        is_script = store.study(command.study).question.script is not None
         usual = LauncherName.LOCAL if is_script else default_launcher()
-        with _plan(stop, options, usual) as plan:
-            fidelity = Fidelity(options.fidelity) if options.fidelity else None
-            plan = replace(plan, queued_only=options.queued_only, fidelity=fidelity)
-            return Worker(store, options.study, stop=stop, options=plan).run()
+        with _options(stop, command, usual) as options:
+            fidelity = Fidelity(command.fidelity) if command.fidelity else None
+            options = replace(options, queued_only=command.queued_only, fidelity=fidelity)
+            return Worker(store, command.study, stop=stop, options=options).run()
 
 
 @contextmanager
-def _plan(stop: StopRequest, options: argparse.Namespace, usual: LauncherName) -> Iterator[Options]:
+def _options(
+    stop: StopRequest, command: argparse.Namespace, usual: LauncherName
+) -> Iterator[WorkerOptions]:
     """How and where probes are run, by the ``usual`` launcher unless one is stated."""
-    launcher = LauncherName(options.launcher) if options.launcher else usual
-    folder = probes_folder(options.probes)
-    with open_site(launcher, stop, folder, ray=options.ray) as site:
-        yield Options(
-            site=site, folder=folder, cold=options.cold, deadline_s=options.probe_deadline
+    launcher = LauncherName(command.launcher) if command.launcher else usual
+    folder = probes_folder(command.probes)
+    with open_site(launcher, stop, folder, ray=command.ray) as site:
+        yield WorkerOptions(
+            site=site, folder=folder, cold=command.cold, deadline_s=command.probe_deadline
         )
 
 
-def _serve(stop: StopRequest, options: argparse.Namespace) -> int:
-    with _plan(stop, options, default_launcher()) as plan:
-        return _served(stop, options, plan)
+def _serve(stop: StopRequest, command: argparse.Namespace) -> int:
+    until = Until.ONCE if command.once else Until.DRAINED if command.drain else Until.STOPPED
+    with _options(stop, command, default_launcher()) as options:
+        if until is Until.ONCE:
+            store = open_store(command.db)
+        else:  # it is waited for, as it is when the database goes away later
+            found = open_when_reachable(command.db, stop)
+            if found is None:
+                return exit_code(stop)
+            store = found
+        with store:
+            return Service(
+                store,
+                stop=stop,
+                pools=tuple(command.pool),
+                name=command.name,
+                until=until,
+                options=options,
+            ).run()
 
 
-def _served(stop: StopRequest, options: argparse.Namespace, plan: Options) -> int:
-    until = Until.ONCE if options.once else Until.DRAINED if options.drain else Until.STOPPED
-    waits = until is not Until.ONCE  # as it does when the database goes away later
-    store = open_patiently(options.db, stop) if waits else open_store(options.db)
-    if store is None:
-        return code_of(stop)
-    with store:
-        service = Service(
-            store,
-            stop=stop,
-            pools=tuple(options.pool),
-            name=options.name,
-            until=until,
-            options=plan,
-        )
-        return service.run()
-
-
-def _options() -> argparse.Namespace:
+def _command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
     parser.add_argument("--db", help="address of the database; the user's own by default")
     what = parser.add_mutually_exclusive_group(required=True)

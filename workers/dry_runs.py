@@ -1,4 +1,4 @@
-"""Dry runs of a worker: one process that makes them, kept warm, and given up when asked to."""
+"""Dry runs of a worker: one process makes them, is kept warm, and is given up when asked to."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tuner.errors import ProbeError
 class DryRuns:
     """The process that dry-runs, as a context: started when first wanted, ended with it.
 
-    It makes the dry runs of one class after another, whichever thread asks.
+    It makes the dry runs of one layout after another, for any thread.
     """
 
     def __init__(self, runner: Callable[[], DryRunner] = DryRunner) -> None:
@@ -33,7 +33,7 @@ class DryRuns:
         self.end()
 
     def start(self) -> None:
-        """Start the process, if it is not there yet; returns at once.
+        """Starts the process, if it is not there yet; returns at once.
 
         Raises:
             ProbeError: it cannot be started.
@@ -43,7 +43,7 @@ class DryRuns:
                 self._runner = self._make_runner().__enter__()
 
     def make(self, plan: DryRunPlan, why_stop: Callable[[], str]) -> DryRun:
-        """Make the dry runs of one class, all depths in one asking: they run side by side.
+        """Makes the dry runs of one layout, all depths in one request: they run side by side.
 
         Args:
             plan: what to ask for.
@@ -69,7 +69,7 @@ class DryRuns:
         return DryRun.from_answers(plan, answers, moment)
 
     def end(self) -> None:
-        """End the process, if it is there; it can be started again."""
+        """Ends the process, if it is there; it can be started again."""
         with self._lock:
             runner, self._runner = self._runner, None
             if runner is not None:

@@ -1,74 +1,64 @@
-"""A claim's lease, renewed while its probe runs, and the moment from which it is not ours."""
+"""The lease of a claim, renewed while its probe runs, and patience with a store that fails."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from typing import Self, TypeVar
 
-from tuner.errors import TunerError
+from tuner.core import lease
+from tuner.errors import StoreError, TunerError, UnreadableStudyError, UsageError
+from workers.stop import StopRequest
 
+T = TypeVar("T")
+
+# Renewals in the time of a lease: several may fail before it runs out.
 BEATS = 6
-"""Renewals in the time of a lease: several may fail before it runs out."""
+# Seconds until a call of the store that failed is tried again.
 RETRY_S = 1.0
-"""Seconds until a renewal that failed is tried again."""
+# Part of a lease before its end at which it counts as over: the probe must be gone by its end, for
+# the fence that guards the rows of a lost claim does not guard devices. Ranks whose supervisor is
+# stopped at that moment end after ``SILENCE_S`` of :mod:`workers.launchers.supervised`; other ends
+# take less.
 MARGIN = 25 / 60
-"""Part of a lease before its end at which it counts as over: the probe must be gone by its end, for
-the fence that guards the rows of a lost claim does not guard devices. Ranks whose supervisor is
-stopped at that moment end after ``SILENCE_S`` of :mod:`workers.launchers.supervised`; other ends
-take less."""
+# For a store that does not answer: as long as a lease, after which probes are others'.
+STORE_PATIENCE_S = lease.LEASE_S
+# For recording a measurement, which cost minutes of devices.
+RECORD_PATIENCE_S = 600.0
 
 log = logging.getLogger(__name__)
 
 
 class Lease:
-    """Renews a claim from a thread of its own, so that a slow store never delays supervision.
+    """Renews a claim from a thread of its own, so that a slow store never delays supervision."""
 
-    Time is the monotonic clock's: a clock that is set does not make a lease longer.
-    """
-
-    def __init__(
-        self,
-        beat: Callable[[], bool],
-        *,
-        claimed_at: float,
-        lease_s: float,
-        beat_s: float | None = None,
-        margin_s: float | None = None,
-    ) -> None:
+    def __init__(self, beat: Callable[[], bool], *, claimed_at: float) -> None:
         """A lease that was given at ``claimed_at`` or later.
 
         Args:
             beat: renews it; ``False`` when it is lost. May raise TunerError.
-            claimed_at: ``time.monotonic()`` from before the claim.
-            lease_s: seconds from a renewal to the lease's end.
-            beat_s: seconds between renewals; of a lease's usual ones unless given.
-            margin_s: seconds before its end at which it is given up; likewise.
+            claimed_at: ``time.monotonic()`` from before the claim: a clock that is set does not
+                make a lease longer.
         """
         self._beat = beat
-        self._beat_s = lease_s / BEATS if beat_s is None else beat_s
-        self._kept_s = lease_s - (lease_s * MARGIN if margin_s is None else margin_s)
+        self._beat_s = lease.LEASE_S / BEATS
+        self._kept_s = lease.LEASE_S * (1 - MARGIN)
         self._renewed = claimed_at
         self._lost = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
 
-    def __enter__(self) -> "Lease":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         self._thread.join(RETRY_S)  # a store that hangs must not hold the worker
 
     @property
     def over(self) -> str:
-        """Why the claim must be given up now; empty while it is ours."""
+        """The reason to give the claim up now; empty while it is ours."""
         if self._lost:
             return "the store gave the probe to another worker, or the study was cancelled"
         if time.monotonic() > self._renewed + self._kept_s:
@@ -78,6 +68,7 @@ class Lease:
     def _keep(self) -> None:
         pause = self._beat_s
         while not self._done.wait(pause):
+            # the moment before the call: the store may have given the time to others by its answer
             asked = time.monotonic()
             try:
                 held = self._beat()
@@ -90,3 +81,23 @@ class Lease:
                 return
             self._renewed = asked
             pause = self._beat_s
+
+
+def retried(call: Callable[[], T], stop: StopRequest, patience_s: float = STORE_PATIENCE_S) -> T:
+    """Calls the store, again and again while it fails; not once a stop is requested."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return call()
+        except TunerError as error:
+            if not may_pass(error) or time.monotonic() > until or stop.wait(0):
+                raise
+            log.warning("%s; trying again", error)
+            stop.wait(RETRY_S)
+
+
+def may_pass(error: TunerError) -> bool:
+    """True for the database's own trouble, which is no mistake of anybody's."""
+    if isinstance(error, UnreadableStudyError):
+        return False
+    return isinstance(error, StoreError) or (isinstance(error, UsageError) and error.field == "db")

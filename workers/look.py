@@ -11,21 +11,20 @@ import sys
 import time
 
 from tuner.errors import TunerError
-from workers.device_locks import default_lock_path
-from workers.measuring.folders import default_probes_folder
-from workers.measuring.warm import Kind, WarmRanks
-from workers.placement import devices_here, first_gpus, turn_on_all
+from workers.devices import DeviceLocks, default_lock_path, devices_here, first_gpus
+from workers.measuring.files import default_probes_folder
+from workers.measuring.ranks import Kind, WarmRanks
 
 
 def main() -> int:
-    """Look, and tell; 0 whatever was found."""
+    """Looks, and tell; 0 whatever was found."""
     devices = devices_here()
     gpus = first_gpus(devices, len(devices))
     # probes on the CPU go on beside: a look takes no time of theirs that is worth waiting for
-    turn = turn_on_all(default_lock_path(), [one for one in devices if one.visible])
+    locks = DeviceLocks(default_lock_path(), [one.name for one in devices if one.visible])
     told: dict[str, object] = {"gpus": [], "why_unusable": "", "in_use": False}
     try:
-        if gpus and not turn.take_free():
+        if gpus and not locks.acquire_at_once():
             told["in_use"] = True
         elif gpus:
             kind = Kind(ranks=len(gpus), world_size=len(gpus), device="cuda", visible=gpus)
@@ -36,7 +35,7 @@ def main() -> int:
     except TunerError as error:
         told["why_unusable"] = str(error)
     finally:
-        turn.give()
+        locks.release()
     print(json.dumps(told))  # noqa: T201
     return 0
 

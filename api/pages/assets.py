@@ -1,66 +1,82 @@
-"""The files that pages load: each has an address that changes with what is in it."""
+"""The files that pages load, ``/static/{version}/{name}``: an address changes with its content."""
 
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Final
+from typing import Annotated, Final
 
+from fastapi import APIRouter, Header, Response
+
+from api.problems import ProblemError
+
+# Media types by how a file's name ends. Other files are not served.
 MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
-    ".ico": "image/x-icon",
     ".js": "text/javascript; charset=utf-8",
-    ".png": "image/png",
     ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".woff2": "font/woff2",
 }
-"""Media types by how a file's name ends. Other files are not served."""
 VERSION_DIGITS = 16
 FAVICON = "icon.svg"
+# A year, of what never changes at its address.
+FOR_EVER = "public, max-age=31536000, immutable"
+ASK_AGAIN = "public, no-cache"
+
+router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """A file that pages load."""
+    """A file of the folder ``static``."""
 
-    name: str
-    """Its name in the folder ``static``."""
     content: bytes
-    """What is in it."""
     media_type: str
-    """What it is."""
     version: str
     """Beginning of its SHA-256, in hex."""
-
-    @classmethod
-    def of(cls, name: str, content: bytes, media_type: str) -> "Asset":
-        """The asset of a file's content."""
-        version = sha256(content).hexdigest()[:VERSION_DIGITS]
-        return cls(name=name, content=content, media_type=media_type, version=version)
-
-    @property
-    def url(self) -> str:
-        """Where it is served, and may be kept for ever."""
-        return f"/static/{self.version}/{self.name}"
 
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All of them by name, read once: whatever is asked for is looked up, and no path opened."""
-    folder = files("api.pages") / "static"
-    return {
-        file.name: Asset.of(file.name, file.read_bytes(), media_type)
-        for file in folder.iterdir()
-        for ending, media_type in MEDIA_TYPES.items()
-        if file.name.endswith(ending)
-    }
+    """All of them by name, read once: a name that is asked for is looked up, and no path opened."""
+    found = {}
+    for file in (files("api.pages") / "static").iterdir():
+        media_type = MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}")
+        if media_type is not None:
+            content = file.read_bytes()
+            version = sha256(content).hexdigest()[:VERSION_DIGITS]
+            found[file.name] = Asset(content=content, media_type=media_type, version=version)
+    return found
 
 
 def asset_url(name: str) -> str:
-    """Where a page loads a file of the folder ``static`` from.
+    """The address of a file, which may be kept for ever.
 
     Raises:
         KeyError: there is no such file.
     """
-    return assets()[name].url
+    return f"/static/{assets()[name].version}/{name}"
+
+
+@router.get("/static/{version}/{name}")
+def serve_file(
+    version: str, name: str, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
+    """A file; of another version than was asked for, it is not to be kept."""
+    found = assets().get(name)
+    if found is None:
+        raise ProblemError(404, "there is nothing at this path")
+    return _sent(found, FOR_EVER if found.version == version else ASK_AGAIN, if_none_match)
+
+
+@router.get("/favicon.ico")
+def serve_favicon(if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """The icon for browsers that ask without having been told of one."""
+    return _sent(assets()[FAVICON], ASK_AGAIN, if_none_match)
+
+
+def _sent(found: Asset, keep: str, known: str | None) -> Response:
+    etag = f'"{found.version}"'
+    headers = {"Cache-Control": keep, "ETag": etag}
+    if known is not None and etag in known:
+        return Response(None, 304, headers)
+    return Response(found.content, 200, headers, found.media_type)

@@ -6,27 +6,26 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from api.answers import Whole
-from api.pages.settings_words import settings_parts
 from api.schemas import STUDY_ID
+from tuner.core.configuration import KNOBS, short_parts
+from tuner.core.quantity import Quantity
+from tuner.core.study import Study
+from tuner.core.words import listed
 from tuner.errors import UsageError
-from tuner.planner.words import listed
-from tuner.quantity import Quantity
 from tuner.results import Compared, Difference, Part, differences
 from tuner.results.differences import LEAST_COMPARED, MOST_COMPARED
-from tuner.settings import KNOBS
-from tuner.study import Study
 
+# What studies are called beside each other.
 LETTERS = "ABCD"
-"""What studies are called beside each other."""
+# Name of the line of step times: speeds, which say the same, are drawn already.
 STEP = "step"
-"""Name of the line of step times: speeds, which say the same, are drawn already."""
+# Of the parts, in the order of the page: what one compares for goes first.
 TITLES = {
     Part.ANSWER: "The answer",
     Part.QUESTION: "The question",
     Part.TERMS: "The terms",
     Part.COST: "What it took",
 }
-"""Of the parts, in the order of the page: what one compares for goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What one study has in one line."""
+    """One study's value in a line."""
 
     letter: str
     """The study's."""
@@ -95,7 +94,7 @@ class Comparison:
 
     @property
     def in_short(self) -> str:
-        """What differs in the question, in a sentence."""
+        """The differences of the questions, in a sentence."""
         asked = (one for one in self.sections if one.title == TITLES[Part.QUESTION])
         differing = [row.name for section in asked for row in section.rows if row.differs]
         if not differing and not self.further.rows:
@@ -126,7 +125,7 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
         Column(
             letter=letter,
             study=one.study,
-            words=settings_parts(one.best.settings) if one.best else (),
+            words=short_parts(one.best.settings) if one.best else (),
         )
         for letter, one in zip(LETTERS, compared, strict=False)
     )
@@ -143,7 +142,7 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
 
 
 def _is_further(line: Difference) -> bool:
-    """Whether it is one field of a configuration, or one figure of a cluster."""
+    """Tells one field of a configuration, or one figure of a cluster."""
     return line.part is Part.QUESTION and line.name.startswith(("model ", "cluster "))
 
 

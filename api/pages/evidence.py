@@ -6,37 +6,35 @@ from statistics import median
 
 from markupsafe import Markup
 
-from api.pages.drawings import memory_bar
-from tuner.answering.words import range_text, rank_word, speed_text
-from tuner.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
+from api.pages.charts import memory_bar
+from api.pages.render import spaced
+from tuner.core.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
+from tuner.core.study import Probe, Study
+from tuner.core.words import describe, range_text, rank_word, speed_text
 from tuner.planner import speed_of
-from tuner.planner.probes import attention_text, clocks_text, step_time_of
-from tuner.planner.repricing import at_todays_rates
-from tuner.planner.words import describe
-from tuner.sizes import size_text
-from tuner.space.dead import show
-from tuner.study import Probe, Study
-from tuner.units import count_text, duration_text, time_text
+from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, step_time_of
+from tuner.space.inactive import show
+from tuner.text import count_text, duration_text, size_text, time_text
 
+# Lines that are shown of the end of a rank's log.
 LOG_LINES = 60
-"""Lines that are shown of the end of a rank's log."""
+# The same on the study's own page.
 LOG_LINES_IN_SHORT = 6
-"""The same on the study's own page."""
+# Characters of a line of a log.
 LONGEST_LINE = 400
-"""Characters of a line of a log."""
+# The same on the study's own page.
 LONGEST_LINE_IN_SHORT = 160
-"""The same on the study's own page."""
+# Ranks whose logs are shown.
 MOST_LOGS = 16
-"""Ranks whose logs are shown."""
+# What stands behind figures of each fidelity.
 FIDELITIES: Mapping[Fidelity, str] = {
     Fidelity.MEASURED: "all ranks were run",
     Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
     Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
 }
-"""What stands behind figures of each fidelity."""
 
+# A name, and what is known of it.
 Fact = tuple[str, str]
-"""A name, and what is known of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +106,7 @@ def evidence_of(study: Study, probe: Probe) -> Evidence:
     memory = found.memory if found else None
     return Evidence(
         id=probe.id,
-        words=describe(settings).replace(",", ", "),
+        words=spaced(describe(settings)),
         settings=tuple((name, show(value)) for name, value in settings.as_dict().items()),
         outcome=str(found.outcome if found else probe.state),
         ran=found is not None and found.outcome in RAN,
@@ -125,12 +123,12 @@ def evidence_of(study: Study, probe: Probe) -> Evidence:
 
 
 def trouble_of(study: Study, probe: Probe, found: Measurement) -> Trouble:
-    """What a failed probe shows on the study's own page."""
+    """A failed probe as the study's own page shows it."""
     oom = found.oom
     return Trouble(
         id=probe.id,
         outcome=str(found.outcome),
-        words=describe(probe.request.settings).replace(",", ", "),
+        words=spaced(describe(probe.request.settings)),
         said=oom_text(oom) if oom else found.detail[:LONGEST_LINE],
         facts=tuple(_oom_facts(oom)) if oom else (),
         logs=tuple(_logs(found, LOG_LINES_IN_SHORT, LONGEST_LINE_IN_SHORT))[:1],
@@ -138,7 +136,7 @@ def trouble_of(study: Study, probe: Probe, found: Measurement) -> Trouble:
 
 
 def oom_text(oom: OutOfMemory) -> str:
-    """Where memory ran out, and for how much."""
+    """Says where memory ran out, and for how much."""
     return (
         f"out of memory in {oom.phase}: rank {oom.rank} asked for {size_text(oom.requested_bytes)}"
         f" with {size_text(oom.allocated_bytes)} allocated, of {size_text(oom.limit_bytes)}"

@@ -1,10 +1,11 @@
 """The form that starts a study: read into the JSON of ``POST /tune``, and shown again as typed.
 
-What is right is decided by :mod:`tuner.request` alone. Text that cannot be what a field wants is
-handed on as text, so that it is refused there, in the same words as anywhere.
+:mod:`tuner.client.tune_request` alone decides what is right. Text that cannot be what a field
+wants is handed on as text, so that it is refused there, in the same words as anywhere.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,51 +21,53 @@ from api.pages.form_fields import (
     MODEL_NAME,
     NODES,
     VERSIONS,
-    Group,
-    Spec,
+    FieldGroup,
+    FieldSpec,
+    Kind,
     groups,
     specs,
 )
-from api.pages.form_text import number_of, value_of
-from tuner.cases.kinds import renamed
+from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
+from tuner.client.cases.reading import as_mapping, renamed
+from tuner.client.tune_request import MOST_PROBES, read_request
+from tuner.core.cluster import Cluster, Device, parse_cluster
+from tuner.core.configuration import knob_value
+from tuner.core.framework import FrameworkName, parse_stated_versions
+from tuner.core.study import HEADROOM, Question, SamplerName, Study, Terms
+from tuner.core.workload import LARGEST_SEQUENCE, choice
 from tuner.errors import UsageError
-from tuner.framework import FrameworkName
-from tuner.request import read_request
-from tuner.settings import knob_value
-from tuner.workload import LARGEST_SEQUENCE, choice
+from tuner.model import published_model
+from tuner.space.inactive import show
+from tuner.text import read_duration
 
+# What was typed, by field; a field of flags may have several values.
 Texts = Mapping[str, Sequence[str]]
-"""What was typed, by field; a field of flags may have several values."""
-
-MOST_ERRORS = 40
-"""Errors that are looked for in one form."""
-ANY_MODEL: Mapping[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": 128,
-    "max_position_embeddings": LARGEST_SEQUENCE,
-}
-"""Stands for a model that is wrong, so that the other fields are looked at too."""
-RIGHT: Mapping[str, object] = {
-    "workload.model": ANY_MODEL,
+# Fields whose names are no paths of the request.
+WHOLE_PATHS = {CONFIG, CLUSTER, FRAMEWORK, VERSIONS}
+# Values that are right, of the fields that a request must have.
+STAND_INS: Mapping[str, Any] = {
+    CONFIG: {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 128,
+        "max_position_embeddings": LARGEST_SEQUENCE,
+    },
+    GPU: next(iter(gpu_kinds())),
+    NODES: 1,
+    GPUS_PER_NODE: 1,
     "workload.sequence_length": 2,
     "workload.global_batch_size": 1,
-    "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": next(iter(gpu_kinds()))},
-    "cluster.nodes": 1,
-    "cluster.gpus_per_node": 1,
-    "cluster.gpu": next(iter(gpu_kinds())),
-    "framework": "torch",
+    FRAMEWORK: str(FrameworkName.TORCH),
 }
-"""What stands for further required fields that are wrong; others are left out then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """What is wrong with one field."""
+    """An error, and its field."""
 
     name: str
     """The field's; empty for what is of none of them."""
@@ -73,29 +76,32 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TypedForm:
     """A form as it was read."""
 
     texts: Texts
-    """What was typed."""
-    request: Mapping[str, Any]
-    """The JSON object that asks for it."""
-    places: Mapping[str, str]
-    """Which field a path of the request came from."""
-    wrong: tuple[Wrong, ...] = ()
-    """What could not even be read."""
+    values: Mapping[str, Any]
+    """JSON values of the fields that are filled in and could be read."""
+    wrong: tuple[Wrong, ...]
+    """Errors of those that could not."""
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The JSON object that asks for it."""
+        return _request_of(self.values)
+
+    def fills(self, name: str) -> bool:
+        """True of a field that is filled in, rightly or not."""
+        return name in self.values or any(one.name == name for one in self.wrong)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class ShownField:
     """One field as it is shown."""
 
-    spec: Spec
-    """What it is."""
+    spec: FieldSpec
     values: tuple[str, ...]
-    """What it holds."""
     errors: tuple[str, ...] = ()
-    """What is wrong with it."""
 
     @property
     def text(self) -> str:
@@ -110,37 +116,35 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ShownGroup:
     """Fields under one heading, as they are shown."""
 
-    group: Group
-    """What they are."""
-    controls: tuple[Control, ...]
+    group: FieldGroup
+    controls: tuple[ShownField, ...]
     """Those that are always shown, in order."""
-    folded: tuple[Control, ...]
+    folded: tuple[ShownField, ...]
     """Further ones, in order."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the further ones are shown without being asked for."""
+        """True where the further ones are shown without being asked for."""
         return any(one.errors or any(one.values) for one in self.folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class ShownForm:
     """The whole form as it is shown."""
 
-    sections: tuple[Section, ...]
-    """In order."""
+    sections: tuple[ShownGroup, ...]
     errors: tuple[tuple[str, str], ...] = ()
-    """What is wrong, in the fields' order: the id to go to, empty for none, and the words."""
+    """Errors in the fields' order: the id to go to, empty for none, and the words."""
 
 
 # -- what was typed, read into a request --------------------------------------------------------
 
 
 def texts_of(pairs: Iterable[tuple[str, object]]) -> dict[str, list[str]]:
-    """What was typed, of a form's or a query's pairs; other fields than the form's are left out."""
+    """The texts of a form's or a query's pairs; other fields than the form's are left out."""
     texts: dict[str, list[str]] = {}
     for name, value in pairs:
         if name in specs() and isinstance(value, str):
@@ -149,75 +153,100 @@ def texts_of(pairs: Iterable[tuple[str, object]]) -> dict[str, list[str]]:
 
 
 def initial_texts() -> dict[str, list[str]]:
-    """What an empty form holds."""
+    """The texts of an empty form."""
     return {name: [spec.initial] for name, spec in specs().items() if spec.initial}
 
 
-def read_form(texts: Texts) -> Asked:
-    """The request that a form asks for. Empty fields are left out of it."""
-    values, wrong = _values(texts)
-    places = {path: path for path in specs()}
-    request: dict[str, Any] = {}
-    for name in values.keys() - {CONFIG, CLUSTER, FRAMEWORK, VERSIONS}:
-        _put(request, name, values[name])
-    _put_model(request, values, places, wrong)
-    _put_cluster(request, values, places)
-    _put_framework(request, values, places)
-    return Asked(texts=texts, request=request, places=places, wrong=tuple(wrong))
-
-
-def all_wrong(asked: Asked) -> tuple[Wrong, ...]:
-    """Everything that :func:`tuner.request.read_request` finds wrong with a form's request.
-
-    It stops at the first error; so what is wrong is replaced by what is right, or left out, and
-    the request is read again.
-    """
-    wrong = list(asked.wrong)
-    request = json.loads(json.dumps(asked.request))
-    for one in asked.wrong:
-        _mend(request, asked, one.name)
-    seen = set()
-    while len(wrong) < MOST_ERRORS:
-        try:
-            _check(request)
-        except UsageError as error:
-            found = place_of(asked, error)
-            if (found.name, error.field) in seen:
-                break  # putting it right did not help
-            seen.add((found.name, error.field))
-            wrong.append(found)
-            _mend(request, asked, found.name)
-        else:
-            break
-    return tuple(wrong)
-
-
-def _check(request: Mapping[str, Any]) -> None:
-    """What can be said of a request before it is known who answers it.
-
-    Raises:
-        UsageError: with the path of what is wrong first.
-    """
-    asked = read_request(request)
-    stack = asked.framework
-    choice(FRAMEWORK, FrameworkName, stack["name"] if isinstance(stack, Mapping) else stack)
-    for name, values in asked.knobs.items():
-        for value in values:
+def read_form(texts: Texts) -> TypedForm:
+    """The values of a form's fields, and what is wrong with those that have none."""
+    values: dict[str, Any] = {}
+    wrong = []
+    for name, spec in specs().items():
+        typed = [text.strip() for text in texts.get(name, ()) if text.strip()]
+        if typed:
             try:
-                knob_value(name, value)
+                values[name] = _value_of(spec, typed)
             except UsageError as error:
-                raise renamed(error, f"knobs.{name}") from error
+                wrong.append(Wrong(name=name, said=_sentence(error.allowed)))
+    is_pasted = CONFIG in values or any(one.name == CONFIG for one in wrong)
+    if is_pasted and MODEL in values:
+        said = "A configuration is pasted too: empty one of the two"
+        wrong.append(Wrong(name=MODEL, said=said))
+        values.pop(CONFIG, None)
+    if not is_pasted:
+        values.pop(MODEL_NAME, None)  # what a browser kept, of a configuration that is gone
+    return TypedForm(texts=texts, values=values, wrong=tuple(wrong))
 
 
-def place_of(asked: Asked, error: UsageError) -> Wrong:
+def all_wrong(form: TypedForm) -> tuple[Wrong, ...]:
+    """Everything that the reader of requests finds wrong with a form, in one pass over its fields.
+
+    It stops at the first error; so each field is given to it beside those before that are right,
+    and with what stands in for the others.
+    """
+    whole = _error_in(form.values)
+    if whole is None:
+        return form.wrong
+    wrong = list(form.wrong)
+    right = dict(STAND_INS)
+    # The one field says what the others would say.
+    passed = {CONFIG} if form.fills(MODEL) or not form.fills(CONFIG) else {MODEL}
+    passed |= {GPU, NODES, GPUS_PER_NODE} if CLUSTER in form.values else set()
+    passed |= {one.name for one in wrong}
+    for name in specs():
+        if name in passed or (name not in form.values and name not in (*STAND_INS, MODEL)):
+            continue
+        tried = {key: value for key, value in right.items() if key != name}
+        if name == MODEL:
+            del tried[CONFIG]
+        if name in form.values:
+            tried[name] = form.values[name]
+        if (error := _error_in(tried)) is None:
+            right = tried
+        else:
+            wrong.append(place_of(form, error))
+    return tuple(dict.fromkeys(wrong)) or (place_of(form, whole),)
+
+
+def _error_in(values: Mapping[str, Any]) -> UsageError | None:
+    """The first error of a request, as far as it is seen before it is known who answers it."""
+    try:
+        asked = read_request(_request_of(values))
+        stack = asked.framework
+        choice(FRAMEWORK, FrameworkName, stack["name"] if isinstance(stack, Mapping) else stack)
+        for name, allowed in asked.knobs.items():
+            for value in allowed:
+                _check_knob(name, value)
+    except UsageError as error:
+        return error
+    return None
+
+
+def _check_knob(name: str, value: object) -> None:
+    try:
+        knob_value(name, value)
+    except UsageError as error:
+        raise renamed(error, f"knobs.{name}") from error
+
+
+def place_of(form: TypedForm, error: UsageError) -> Wrong:
     """The field that an error is about, and what to say beside it."""
+    places = {name: name for name in specs()}
+    places |= {"workload": MODEL, CLUSTER: GPU}
+    places |= {"framework": FRAMEWORK, "framework_version": VERSIONS}
+    if form.fills(CONFIG) and MODEL not in form.values:
+        places |= dict.fromkeys((MODEL, "workload", "body"), CONFIG)
+    if CLUSTER in form.values:
+        places[CLUSTER] = CLUSTER
+        for name in (GPU, NODES, GPUS_PER_NODE):
+            del places[name]
     path = error.field
-    while path and path not in asked.places:
+    while path and path not in places:
         path = path.rpartition(".")[0]
-    name = asked.places.get(path, "")
+    name = places.get(path, "")
     rest = error.field[len(path) :].lstrip(".")
-    typed = " ".join(asked.texts.get(name, ())).strip()
-    is_typed = error.given is None or error.given in (typed, number_of(typed))
+    typed = " ".join(form.texts.get(name, ())).strip()
+    is_typed = error.given is None or error.given in (typed, _number(typed))
     said = error.allowed if is_typed else error.detail
     return Wrong(name=name, said=f"{rest}: {said}" if rest else _sentence(said))
 
@@ -227,114 +256,189 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:] if words.partition(" ")[0].isalpha() else words
 
 
-def _values(texts: Texts) -> tuple[dict[str, Any], list[Wrong]]:
-    """Values of the fields that are not empty, and what is wrong with those that have none."""
-    values: dict[str, Any] = {}
-    wrong = []
-    for name, spec in specs().items():
-        typed = [text.strip() for text in texts.get(name, ())]
-        typed = [text for text in typed if text]
-        if not typed:
-            continue
-        try:
-            values[name] = value_of(spec, typed)
-        except UsageError as error:
-            wrong.append(Wrong(name=name, said=_sentence(error.allowed)))
-    return values, wrong
-
-
-def _put(request: dict[str, Any], path: str, value: object) -> None:
-    *parents, last = path.split(".")
-    for parent in parents:
-        request = request.setdefault(parent, {})
-    request[last] = value
-
-
-def _put_model(
-    request: dict[str, Any], values: dict[str, Any], places: dict[str, str], wrong: list[Wrong]
-) -> None:
-    """The model's name, or its configuration; not both."""
-    workload = request.setdefault("workload", {})
-    is_pasted = CONFIG in values or any(one.name == CONFIG for one in wrong)
-    if is_pasted and MODEL in values:
-        said = "A configuration is pasted too: empty one of the two"
-        wrong.append(Wrong(name=MODEL, said=said))
-    elif is_pasted:
-        workload["model"] = values.get(CONFIG)
-        places |= {"workload.model": CONFIG, "body": CONFIG}
-    elif MODEL_NAME in values:
-        del workload["model_name"]  # what a browser kept, of a configuration that is gone
-    places["workload"] = places["workload.model"]
-
-
-def _put_cluster(request: dict[str, Any], values: dict[str, Any], places: dict[str, str]) -> None:
-    """The cluster of its three fields, or as it is written out."""
+def _request_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {"workload": {}, "cluster": {}}
+    for name in values.keys() - WHOLE_PATHS:
+        table = request
+        *parents, last = name.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = values[name]
+    if CONFIG in values and MODEL not in values:
+        request["workload"]["model"] = values[CONFIG]
+    if FRAMEWORK in values:
+        request["framework"] = values[FRAMEWORK]
+    if VERSIONS in values:
+        request["framework"] = {"name": values.get(FRAMEWORK), "versions": values[VERSIONS]}
+    nodes, ranks = values.get(NODES), values.get(GPUS_PER_NODE)
     if CLUSTER in values:
         request["cluster"] = values[CLUSTER]
-        for name in (GPU, NODES, GPUS_PER_NODE):
-            del places[name]
-        return
-    places["cluster"] = GPU
-    parts = request.setdefault("cluster", {})
-    nodes, ranks = values.get(NODES), values.get(GPUS_PER_NODE)
-    if str(values.get(GPU)).lower() != CPU:
-        return
-    if _is_count(nodes) and _is_count(ranks):
-        request["cluster"] = f"cpu:{ranks}" if nodes == 1 else f"{nodes}x{ranks}xcpu"
-    else:
-        parts["gpu"] = RIGHT[GPU]  # the counts are wrong, which is said of any kind
+    elif str(values.get(GPU)).lower() == CPU:
+        if _is_count(nodes) and _is_count(ranks):
+            request["cluster"] = f"cpu:{ranks}" if nodes == 1 else f"{nodes}x{ranks}xcpu"
+        else:
+            # The counts are wrong, which is said of any kind.
+            request["cluster"]["gpu"] = STAND_INS[GPU]
+    return request
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and 1 <= value < 10**6
 
 
-def _put_framework(request: dict[str, Any], values: dict[str, Any], places: dict[str, str]) -> None:
-    request["framework"] = values.get(FRAMEWORK)
-    if VERSIONS in values:
-        request["framework"] = {"name": values.get(FRAMEWORK), "versions": values[VERSIONS]}
-    places |= {"framework": FRAMEWORK, "framework_version": VERSIONS}
+# -- texts as values --------------------------------------------------------------------------
 
 
-def _mend(request: dict[str, Any], asked: Asked, name: str) -> None:
-    """Put what is right in the place of a field, or nothing where it can be left out."""
-    for path in [path for path, place in asked.places.items() if place == name]:
-        *parents, last = path.split(".")
-        if path == "workload" or (name == GPU and isinstance(request.get(path), dict)):
-            continue  # of which but one field is wrong
-        table: Any = request
-        for parent in parents:
-            table = table.get(parent) if isinstance(table, dict) else None
-        if path in RIGHT and isinstance(table, dict):
-            table[last] = RIGHT[path]
-        elif isinstance(table, dict):
-            table.pop(last, None)
+def _value_of(spec: FieldSpec, typed: Sequence[str]) -> Any:
+    """The JSON value of a field's text.
+
+    Raises:
+        UsageError: it is no JSON, no duration, or no versions.
+    """
+    text = typed[0]
+    match spec.kind:
+        case Kind.WHOLE:
+            return _whole(text)
+        case Kind.NUMBER:
+            return _number(text)
+        case Kind.DURATION:
+            return read_duration(spec.name, text)
+        case Kind.FLAGS:
+            return [{"true": True, "false": False}.get(one, one) for one in typed]
+        case Kind.WHOLES:
+            return [_whole(one) for one in re.split(r"[\s,]+", text) if one]
+        case Kind.OBJECT:
+            return as_mapping(spec.name, _json(spec.name, text))
+        case Kind.CLUSTER:
+            return _json(spec.name, text) if text.startswith("{") else text
+        case Kind.VERSIONS:
+            return parse_stated_versions(one for one in re.split(r"[\s,]+", text) if one)
+        case Kind.TEXT | Kind.CHOICE:
+            return text
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
+
+
+def _number(text: str) -> float | str:
+    return float(text) if re.fullmatch(r"[+-]?(?=.*[0-9])[0-9]{0,18}\.?[0-9]{0,18}", text) else text
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(name, text, f"is not JSON: {error.msg.lower()} ({place})") from error
+    except (ValueError, RecursionError) as error:
+        own = isinstance(error, _JsonError)
+        why = str(error) if own else "it is too deep, or has a number too long"
+        raise UsageError(name, text, f"is not JSON that can be read: {why}") from error
+
+
+class _JsonError(ValueError):
+    """Something that the reader of JSON lets pass, and we do not."""
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _JsonError(f"{twice[:80]} is there twice")
+    return values
+
+
+def _no_constant(text: str) -> Any:
+    raise _JsonError(f"{text} is no number")
 
 
 # -- the form, shown ----------------------------------------------------------------------------
 
 
-def form_of(texts: Texts | None, wrong: Sequence[Wrong] = ()) -> Form:
+def form_of(texts: Texts | None, wrong: Sequence[Wrong] = ()) -> ShownForm:
     """The form with what was typed, or as it begins, and what is wrong beside the fields."""
-    sections = tuple(_section(group, texts, wrong) for group in groups())
-    found = [
-        (control.spec.id, f"{control.spec.label}: {said}")
-        for section in sections
-        for control in (*section.controls, *section.folded)
-        for said in control.errors
-    ]
-    loose = [("", _sentence(one.said)) for one in wrong if one.name not in specs()]
-    return Form(sections=sections, errors=(*loose, *found))
+
+    def shown(fields: Iterable[FieldSpec]) -> tuple[ShownField, ...]:
+        return tuple(
+            ShownField(
+                spec=spec,
+                values=tuple([spec.initial] if texts is None else texts.get(spec.name, ())),
+                errors=tuple(dict.fromkeys(one.said for one in wrong if one.name == spec.name)),
+            )
+            for spec in fields
+        )
+
+    sections = tuple(
+        ShownGroup(group=group, controls=shown(group.fields), folded=shown(group.folded))
+        for group in groups()
+    )
+    errors = [("", _sentence(one.said)) for one in wrong if one.name not in specs()]
+    for section in sections:
+        for field in (*section.controls, *section.folded):
+            errors += [(field.spec.id, f"{field.spec.label}: {said}") for said in field.errors]
+    return ShownForm(sections=sections, errors=tuple(errors))
 
 
-def _section(group: Group, texts: Texts | None, wrong: Sequence[Wrong]) -> Section:
-    def controls(fields: Iterable[Spec]) -> tuple[Control, ...]:
-        return tuple(_control(spec, texts, wrong) for spec in fields)
-
-    return Section(group=group, controls=controls(group.fields), folded=controls(group.folded))
+# -- a study, as it would be typed --------------------------------------------------------------
 
 
-def _control(spec: Spec, texts: Texts | None, wrong: Sequence[Wrong]) -> Control:
-    typed = [spec.initial] if texts is None else texts.get(spec.name, ())
-    errors = dict.fromkeys(one.said for one in wrong if one.name == spec.name)
-    return Control(spec=spec, values=tuple(typed), errors=tuple(errors))
+def texts_of_study(study: Study) -> dict[str, list[str]]:
+    """The form as it would ask a study's question again, within its limits."""
+    question = study.question
+    workload = question.workload
+    texts: dict[str, Any] = {
+        "workload.sequence_length": str(workload.sequence_length),
+        "workload.global_batch_size": str(workload.global_batch_size),
+        "workload.optimizer": str(workload.optimizer),
+        "workload.precision": str(workload.precision),
+        "workload.reduce_dtype": str(workload.reduce_dtype),
+        FRAMEWORK: str(question.framework.name),
+        **_texts_of_model(question),
+        **_texts_of_cluster(question.cluster),
+        **_texts_of_limits(study.terms),
+    }
+    for name, values in question.knobs.items():
+        shown = [show(value) for value in values]
+        is_list = specs()[f"knobs.{name}"].kind is Kind.WHOLES
+        texts[f"knobs.{name}"] = ", ".join(shown) if is_list else shown
+    return {name: value if isinstance(value, list) else [value] for name, value in texts.items()}
+
+
+def _texts_of_model(question: Question) -> dict[str, str]:
+    model = question.workload.model
+    if models.find(model.name) and published_model(model.name).as_config() == model.as_config():
+        return {MODEL: model.name}
+    return {CONFIG: json.dumps(model.as_config(), indent=2), MODEL_NAME: model.name}
+
+
+def _texts_of_cluster(cluster: Cluster) -> dict[str, str]:
+    counts = {NODES: str(cluster.nodes), GPUS_PER_NODE: str(cluster.gpus_per_node)}
+    # CPU ranks are of whichever worker takes them, so their short spelling says all.
+    if cluster.gpu.device is Device.CPU:
+        return {GPU: CPU, **counts}
+    is_known = cluster.gpu.name in gpu_kinds()
+    if is_known and parse_cluster(cluster.name, allow_files=False) == cluster:
+        return {GPU: cluster.gpu.name, **counts}
+    return {CLUSTER: json.dumps(cluster.as_dict(), indent=2)}
+
+
+def _texts_of_limits(terms: Terms) -> dict[str, str]:
+    texts = {
+        "fidelity": str(terms.fidelity),
+        "tolerance": f"{terms.tolerance:g}",
+        "pool": terms.pool,
+    }
+    if terms.sampler is not SamplerName.COST_MODEL:
+        texts["sampler"] = str(terms.sampler)
+    if terms.max_probes != MOST_PROBES[terms.fidelity]:  # a default has further ones with it
+        texts["budget.max_probes"] = str(terms.max_probes)
+    for name, seconds in (("budget.wall_s", terms.wall_s), ("budget.gpu_s", terms.device_s)):
+        if seconds is not None:
+            texts[name] = f"{seconds:g}s"
+    if terms.memory_limit_bytes is not None:
+        texts["memory_limit_gib"] = f"{terms.memory_limit_bytes / 2**30:.10g}"
+    elif terms.headroom != HEADROOM:
+        texts["headroom"] = f"{terms.headroom:g}"
+    return texts

@@ -8,15 +8,15 @@ from typing import Any
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
-from tuner.framework import FrameworkName
-from tuner.measurement import Fidelity
-from tuner.request import AUTO, MOST_PROBES
-from tuner.settings import KNOBS, Checkpointing, Sharding
-from tuner.study import HEADROOM
-from tuner.workload import Optimizer, Precision, ReduceDtype
+from tuner.client.tune_request import AUTO, MOST_PROBES
+from tuner.core.configuration import KNOBS
+from tuner.core.framework import FrameworkName
+from tuner.core.measurement import Fidelity
+from tuner.core.study import HEADROOM, SamplerName
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
 
+# What is chosen as GPU kind for ranks on the workers' processors.
 CPU = "cpu"
-"""What is chosen as GPU kind for ranks on the workers' processors."""
 MODEL, CONFIG, MODEL_NAME = "workload.model", "config", "workload.model_name"
 GPU, NODES, GPUS_PER_NODE = "cluster.gpu", "cluster.nodes", "cluster.gpus_per_node"
 CLUSTER = "cluster"
@@ -24,7 +24,7 @@ FRAMEWORK, VERSIONS = "framework.name", "framework.versions"
 
 
 class Kind(StrEnum):
-    """What a field's text is read as."""
+    """The ways to read a field's text."""
 
     TEXT = "text"  # as it is
     WHOLE = "whole"  # an integer
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class Choice:
     """One value that can be chosen."""
 
     value: str
@@ -49,7 +49,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class FieldSpec:
     """One field of the form."""
 
     name: str
@@ -60,7 +60,7 @@ class Spec:
     """How its text is read."""
     hint: str = ""
     """What helps to fill it in."""
-    options: tuple[Option, ...] = ()
+    options: tuple[Choice, ...] = ()
     """What can be chosen, or is offered."""
     initial: str = ""
     """What an empty form holds."""
@@ -69,29 +69,29 @@ class Spec:
 
     @property
     def id(self) -> str:
-        """Of its control in the page."""
+        """The id of its control in the page."""
         return f"f-{self.name.replace('.', '-').replace('_', '-')}"
 
     @property
     def values(self) -> tuple[str, ...]:
-        """What its options send."""
+        """The values that its options send."""
         return tuple(option.value for option in self.options)
 
     @property
     def is_offered(self) -> bool:
-        """Whether its options are only offered, and other text is taken too."""
+        """True where other text than its options is taken too."""
         return self.kind is Kind.TEXT and bool(self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FieldGroup:
     """Fields under one heading."""
 
     title: str
     """The heading."""
-    fields: tuple[Spec, ...] = ()
+    fields: tuple[FieldSpec, ...] = ()
     """Those that are always shown, in order."""
-    folded: tuple[Spec, ...] = ()
+    folded: tuple[FieldSpec, ...] = ()
     """Further ones, shown when somebody opens them, or one of them was filled in."""
     fold: str = ""
     """What is opened then."""
@@ -121,156 +121,137 @@ FIDELITIES: Mapping[str, str] = {
     Fidelity.EMULATED: "emulated: real steps of one rank",
     Fidelity.PREDICTED: "predicted: no device needed",
 }
-KNOB_LABELS: Mapping[str, str] = {
-    "sharding": "Sharding",
-    "tp_size": "Tensor-parallel size",
-    "tp_recompute_allgather": "Gather activations again in backward",
-    "pp_size": "Pipeline stages",
-    "micro_batch_size": "Micro-batch size",
-    "gradient_accumulation_steps": "Accumulation steps",
-    "sync_each_batch": "Sync gradients after each micro-batch",
-    "activation_checkpointing": "Activation checkpointing",
-    "cpu_offload": "Offload to host memory",
-}
-"""Knobs as people call them."""
-SHARDINGS: Mapping[Sharding, str] = {
-    Sharding.DDP: "ddp: nothing is split",
-    Sharding.ZERO1: "zero1: optimizer state (nanotron)",
-    Sharding.SHARD_GRAD_OP: "shard_grad_op: gradients and state",
-    Sharding.FULL_SHARD: "full_shard: parameters too",
-    Sharding.HYBRID_SHARD: "hybrid_shard: full within a node",
-}
 
 
-def _options(labels: Mapping[Any, str]) -> tuple[Option, ...]:
-    return tuple(Option(str(value), label) for value, label in labels.items())
+def _options(labels: Mapping[Any, str]) -> tuple[Choice, ...]:
+    return tuple(Choice(str(value), label) for value, label in labels.items())
 
 
 @cache
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[FieldGroup, ...]:
     """The whole form. The catalogues are read once."""
     return (_model(), _cluster(), _training(), _looking(), _knobs())
 
 
 @cache
-def specs() -> Mapping[str, Spec]:
+def specs() -> Mapping[str, FieldSpec]:
     """All fields by name, in order."""
     return {spec.name: spec for group in groups() for spec in (*group.fields, *group.folded)}
 
 
-def _model() -> Group:
-    name = Spec(
+def _model() -> FieldGroup:
+    name = FieldSpec(
         name=MODEL,
         label="Model",
         hint="A name of the catalogue, or a repository such as meta-llama/Llama-3.1-8B.",
         options=_model_options(),
         example="such as llama-3.1-8b",
     )
-    config = Spec(
+    config = FieldSpec(
         name=CONFIG,
         label="config.json",
         kind=Kind.OBJECT,
         hint="Paste the file of any supported model. It is read as data; nothing is downloaded.",
         example='{"model_type": "llama", "hidden_size": 4096, ...}',
     )
-    called = Spec(
+    called = FieldSpec(
         name=MODEL_NAME,
         label="What to call it",
         hint="Optional; of a pasted configuration.",
         example="such as our-7b",
     )
     fold = "Or paste its config.json"
-    return Group(title="Model", fields=(name,), folded=(config, called), fold=fold)
+    return FieldGroup(title="Model", fields=(name,), folded=(config, called), fold=fold)
 
 
-def _model_options() -> tuple[Option, ...]:
+def _model_options() -> tuple[Choice, ...]:
     sizes = ((name, models.entry(name)["parameters"]) for name in models.names())
-    return tuple(Option(name, f"{_parameters(count)} parameters") for name, count in sizes)
+    return tuple(Choice(name, f"{_parameters(count)} parameters") for name, count in sizes)
 
 
 def _parameters(count: int) -> str:
     return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
-def _cluster() -> Group:
+def _cluster() -> FieldGroup:
     kinds = (
-        Option(name, f"{kind.title}, {kind.memory_bytes / 2**30:.1f} GiB")
+        Choice(name, f"{kind.title}, {kind.memory_bytes / 2**30:.1f} GiB")
         for name, kind in gpu_kinds().items()
     )
-    gpu = Spec(
+    gpu = FieldSpec(
         name=GPU,
         label="GPU",
         hint="A kind of the catalogue, or cpu for ranks on processors. Others: under More.",
-        options=(*kinds, Option(CPU, "CPU ranks")),
+        options=(*kinds, Choice(CPU, "CPU ranks")),
         example="such as h100-80gb",
     )
-    per_node = Spec(name=GPUS_PER_NODE, label="GPUs per node", kind=Kind.WHOLE, initial="8")
-    nodes = Spec(name=NODES, label="Nodes", kind=Kind.WHOLE, initial="1")
-    return Group(title="Cluster", fields=(gpu, nodes, per_node))
+    per_node = FieldSpec(name=GPUS_PER_NODE, label="GPUs per node", kind=Kind.WHOLE, initial="8")
+    nodes = FieldSpec(name=NODES, label="Nodes", kind=Kind.WHOLE, initial="1")
+    return FieldGroup(title="Cluster", fields=(gpu, nodes, per_node))
 
 
-def _training() -> Group:
+def _training() -> FieldGroup:
     fields = (
-        Spec(
+        FieldSpec(
             name="workload.sequence_length",
             label="Sequence length",
             kind=Kind.WHOLE,
             hint="Tokens of one sequence.",
             example="such as 4096",
         ),
-        Spec(
+        FieldSpec(
             name="workload.global_batch_size",
             label="Global batch size",
             kind=Kind.WHOLE,
             hint="Sequences of one optimizer step, over all GPUs. No answer changes it.",
             example="such as 256",
         ),
-        Spec(
+        FieldSpec(
             name="workload.optimizer",
             label="Optimizer",
             kind=Kind.CHOICE,
             options=_options(OPTIMIZERS),
         ),
-        Spec(
+        FieldSpec(
             name="workload.precision",
             label="Precision",
             kind=Kind.CHOICE,
             options=_options(PRECISIONS),
         ),
-        Spec(
+        FieldSpec(
             name=FRAMEWORK,
             label="Framework",
             kind=Kind.CHOICE,
             options=_options(FRAMEWORKS),
         ),
     )
-    return Group(title="Training", fields=fields)
+    return FieldGroup(title="Training", fields=fields)
 
 
-def _looking() -> Group:
+def _looking() -> FieldGroup:
     most = MOST_PROBES[Fidelity.MEASURED]
     fields = (
-        Spec(
+        FieldSpec(
             name="fidelity",
             label="How probes are run",
             kind=Kind.CHOICE,
             options=_options(FIDELITIES),
         ),
-        Spec(
+        FieldSpec(
             name="budget.max_probes",
             label="Probes at most",
             kind=Kind.WHOLE,
             hint=f"By default {most}; of predicted ones {MOST_PROBES[Fidelity.PREDICTED]}.",
             example=str(most),
         ),
-        Spec(
+        FieldSpec(
             name="budget.wall_s",
             label="Time at most",
             kind=Kind.DURATION,
             hint="Such as 10m, 1.5h or 90s.",
             example="no limit",
         ),
-        Spec(
+        FieldSpec(
             name="budget.gpu_s",
             label="GPU time at most",
             kind=Kind.DURATION,
@@ -278,11 +259,11 @@ def _looking() -> Group:
             example="no limit",
         ),
     )
-    return Group(title="How long to look", fields=fields)
+    return FieldGroup(title="How long to look", fields=fields)
 
 
-def _knobs() -> Group:
-    return Group(
+def _knobs() -> FieldGroup:
+    return FieldGroup(
         title="More",
         note="Leave all of this empty to let every legal setting compete.",
         folded=(*map(_knob, KNOBS), *_further()),
@@ -290,63 +271,70 @@ def _knobs() -> Group:
     )
 
 
-def _knob(name: str) -> Spec:
-    path, label, kind = f"knobs.{name}", KNOB_LABELS[name], KNOBS[name]
-    if kind is Sharding:
-        return Spec(name=path, label=label, kind=Kind.FLAGS, options=_options(SHARDINGS))
-    if kind is Checkpointing:
-        options = tuple(Option(str(value), str(value)) for value in Checkpointing)
-        return Spec(name=path, label=label, kind=Kind.FLAGS, options=options)
-    if kind is bool:
-        options = (Option("true", "on"), Option("false", "off"))
-        return Spec(name=path, label=label, kind=Kind.FLAGS, options=options)
-    return Spec(name=path, label=label, kind=Kind.WHOLES, example="any, or such as 1, 2, 4")
+def _knob(name: str) -> FieldSpec:
+    knob = KNOBS[name]
+    path, label = f"knobs.{name}", knob.label
+    if knob.values:
+        return FieldSpec(name=path, label=label, kind=Kind.FLAGS, options=_options(knob.values))
+    if knob.kind is bool:
+        options = (Choice("true", "on"), Choice("false", "off"))
+        return FieldSpec(name=path, label=label, kind=Kind.FLAGS, options=options)
+    return FieldSpec(name=path, label=label, kind=Kind.WHOLES, example="any, or such as 1, 2, 4")
 
 
-def _further() -> tuple[Spec, ...]:
+def _further() -> tuple[FieldSpec, ...]:
     return (
-        Spec(
+        FieldSpec(
             name="headroom",
             label="Headroom",
             kind=Kind.NUMBER,
             hint=f"Share of a GPU's memory to leave free; by default {HEADROOM:g}.",
             example=f"{HEADROOM:g}",
         ),
-        Spec(
+        FieldSpec(
             name="memory_limit_gib",
             label="Memory limit in GiB",
             kind=Kind.NUMBER,
             hint="What one GPU may use, taken as it is: headroom is not applied then.",
         ),
-        Spec(
+        FieldSpec(
             name="tolerance",
             label="Tolerance",
             kind=Kind.NUMBER,
             hint="Gain in speed that is not worth another probe; by default 0.01.",
             example="0.01",
         ),
-        Spec(
+        FieldSpec(
             name="workload.reduce_dtype",
             label="Gradients are reduced in",
             kind=Kind.CHOICE,
             options=(
-                Option("", "the precision's own format"),
-                *(Option(str(value), str(value)) for value in ReduceDtype),
+                Choice("", "the precision's own format"),
+                *(Choice(str(value), str(value)) for value in ReduceDtype),
             ),
         ),
-        Spec(
+        FieldSpec(
             name=VERSIONS,
             label="Versions",
             kind=Kind.VERSIONS,
             hint="By default those of the workers.",
             example="such as torch=2.13.0",
         ),
-        Spec(
+        FieldSpec(
             name="pool",
             label="Pool of workers",
             hint="Empty for any.",
         ),
-        Spec(
+        FieldSpec(
+            name="sampler",
+            label="Sampler",
+            kind=Kind.CHOICE,
+            options=(
+                Choice("", "cost model"),
+                *(Choice(str(one), str(one)) for one in SamplerName if one != "cost-model"),
+            ),
+        ),
+        FieldSpec(
             name=CLUSTER,
             label="Another cluster",
             kind=Kind.CLUSTER,

@@ -3,31 +3,31 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from api.answers import Answers
-from api.cursors import cursor_of, read_cursor
+from api.inputs import cursor_of, read_cursor
 from api.pages.form_fields import CPU, GPU, GPUS_PER_NODE, MODEL, NODES
-from api.pages.settings_words import settings_parts
+from tuner.core.configuration import short_parts
+from tuner.core.quantity import Quantity
+from tuner.core.study import OPEN, StudyState
 from tuner.errors import UsageError
-from tuner.quantity import Quantity
 from tuner.results import Headline
 from tuner.results import headline as make_headline
-from tuner.store import Store, StudySummary
-from tuner.store.headlines import Headlines
-from tuner.store.standing import Standing, Standings
-from tuner.study import OPEN, StudyState
+from tuner.store import Store, StudyStatus, StudySummary
+from tuner.store.caches import StoredSummary
 
 log = logging.getLogger(__name__)
 
+# Studies of one page.
 ON_A_PAGE = 25
-"""Studies of one page."""
+# Characters of a search, and of a model's name.
 LONGEST_TEXT = 200
-"""Characters of a search, and of a model's name."""
+# Seconds in which answers are computed that are not kept; others are seen on the study's page.
 BUDGET_S = 0.2
-"""Seconds in which answers are computed that are not kept; others are seen on the study's page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +60,17 @@ def _start(title: str, note: str, gpu: str, nodes: int, ranks: int, *batch: int)
     return Start(title=title, note=note, texts=texts)
 
 
+# Offered while there are no studies.
 STARTS = (
     _start("stories15m on 2 CPU ranks", "measured in minutes, anywhere", CPU, 1, 2, 128, 16),
     _start("llama-3.1-8b on 8 H100", "predicted without a GPU", "h100-80gb", 1, 8, 4096, 256),
     _start("qwen3-14b on 4 × 8 A100", "over four nodes", "a100-80gb", 4, 8, 4096, 512),
 )
-"""Offered while there are no studies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which studies are wanted, and from where on."""
+    """A choice of studies, and the place where its page begins."""
 
     query: str = ""
     """Only those with this in their id, or in the name of their model or cluster."""
@@ -97,7 +97,7 @@ class Wanted:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether studies are left out."""
+        """True where studies are left out."""
         return bool(self.query or self.state or self.model)
 
     def href(self) -> str:
@@ -130,12 +130,12 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not at its end."""
+        """True until it is at its end."""
         return self.summary.state in OPEN
 
     @property
     def may_change(self) -> bool:
-        """Whether there will be more to show of it."""
+        """True while there will be more to show of it."""
         return self.is_open or self.is_old
 
     @property
@@ -149,11 +149,11 @@ class Line:
     def words(self) -> tuple[str, ...]:
         """The best settings in words; none where there are none, or none are known."""
         found = self.headline and self.headline.settings
-        return settings_parts(found) if found else ()
+        return short_parts(found) if found else ()
 
     @property
     def speed(self) -> Quantity | None:
-        """Of the best settings, where it is known."""
+        """The speed of the best configuration, where it is known."""
         found = self.headline and self.headline.tokens_per_s_per_gpu
         return found if found and found.value is not None else None
 
@@ -199,7 +199,7 @@ def list_studies(
         StoreError: the database fails.
     """
     before = read_cursor(wanted.cursor) if wanted.cursor else None
-    found = store.page(
+    found = store.studies(
         before=before,
         limit=ON_A_PAGE + 1,
         state=wanted.state,
@@ -220,21 +220,29 @@ def _lines(
     store: Store, answers: Answers, page: Sequence[StudySummary], clock: Callable[[], float]
 ) -> tuple[Line, ...]:
     ids = [summary.id for summary in page]
-    kept = Headlines(store.transactions).of(ids)
-    standings = Standings(store.transactions).of(ids)
+    kept = store.summaries(ids)
+    standings = store.statuses(ids)
     until = clock() + BUDGET_S
     lines = []
     for summary in page:
         found, standing = kept.get(summary.id), standings[summary.id]
-        is_old = found is None or found.newest_event < standing.newest_event
-        headline = found.headline if found else None
+        headline = _read(found) if found else None
+        newest = found.newest_event if found and headline else -1
+        is_old = newest < standing.newest_event
         if is_old and clock() < until and (made := _made(answers, standing)):
             headline, is_old = made, False
         lines.append(Line(summary=summary, headline=headline, is_old=is_old))
     return tuple(lines)
 
 
-def _made(answers: Answers, standing: Standing) -> Headline | None:
+def _read(found: StoredSummary) -> Headline | None:
+    """A study's answer as it is kept; ``None`` where another version has written it."""
+    with suppress(KeyError, TypeError, ValueError, UsageError):
+        return Headline.from_dict(found.content)
+    return None
+
+
+def _made(answers: Answers, standing: StudyStatus) -> Headline | None:
     """A study's answer now; ``None`` while another thread computes, or where it has none."""
     with answers.computing(wait=False) as mine:
         if not mine:

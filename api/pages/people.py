@@ -1,13 +1,14 @@
-"""What people get where tools get a problem, and what every page says to the browser.
+"""Pages for people where tools get a problem, and the headers of every page.
 
 Plain ASGI, around all that answers or refuses requests for pages, so that no route or refusal
 can forget it.
 """
 
 import json
-from collections.abc import Mapping
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.pages.form_again import path_with
+from api.pages.form import initial_texts, texts_of
 from api.pages.paths import HOME, NEW, SIGN_IN, is_page, local_path, wants_page
 from api.pages.render import render
 from api.problems import MEDIA_TYPE, MISTAKE, title_of
-from api.sessions import Visit
+from api.sessions import MOST_FIELDS, Visit, cookie, cookie_name
 
+# What a page may load and do: nothing of another origin, and nothing that is written in it.
 POLICY: Mapping[str, str] = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -31,24 +33,30 @@ POLICY: Mapping[str, str] = {
     "base-uri": "'none'",
     "frame-ancestors": "'none'",
 }
-"""What a page may load and do: nothing of another origin, and nothing that is written in it."""
+# What no page of ours asks a browser for.
 DENIED = ("camera", "display-capture", "geolocation", "microphone", "payment", "usb")
-"""What no page of ours asks a browser for."""
+# Of every page, instead of what other answers say. Without referrers browsers would send our own
+# forms with ``Origin: null``, so pages allow them, to this service only.
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": ", ".join(f"{name}=()" for name in DENIED),
     "Referrer-Policy": "same-origin",
 }
-"""Of every page, instead of what other answers say. Without referrers browsers would send our own
-forms with ``Origin: null``, so pages allow them, to this service only."""
 
+# Of a form that came without a session.
 SIGN_IN_FIRST = "nobody is signed in here any more; sign in, and send the form again"
-"""Of a form that came without a session."""
+# Seconds for which the rest of such a form is waited for.
 LATE_S = 5
-"""Seconds for which the rest of such a form is waited for."""
+# Bytes of a form that are kept until it is known whether somebody must sign in again.
 LONGEST_FORM = 16_384
-"""Bytes of a form that are kept until it is known whether somebody must sign in again."""
+
+# Cookie that carries it over the redirect.
+TOLD = "tuner_told"
+# Seconds for which it waits for the page.
+TOLD_S = 60
+# Characters of the cookie's value: browsers keep 4,096 of a whole cookie.
+LONGEST_TOLD = 3000
 
 
 class ForPeople:
@@ -89,7 +97,7 @@ class _Shown:
         self.is_heard = False
 
     async def hear(self) -> Message:
-        """What comes from the browser; a form that is asked with is kept, if it is short."""
+        """Hears the browser, and keeps the form of a question, if it is short."""
         message = await self.receive()
         self.is_heard = not message.get("more_body")
         if self.scope["path"] == NEW and len(self.form) <= LONGEST_FORM:
@@ -125,7 +133,7 @@ class _Shown:
         return problem["status"] == 401 and reads and not self._has_key()
 
     def _has_lost_session(self, problem: Mapping[str, Any]) -> bool:
-        """Whether somebody sent a form whose session has ended meanwhile."""
+        """True where somebody sent a form whose session has ended meanwhile."""
         sent = self.scope["method"] == "POST" and is_page(self.scope["path"])
         return sent and problem["status"] == 401 and not self._has_key()
 
@@ -173,7 +181,58 @@ def _sign_in_path(onward: str) -> str:
 
 
 def _back(path: str) -> str:
-    """Where a problem's page leads back to: the study that it is about, or all studies."""
+    """The way back from a problem's page: the study that it is about, or all studies."""
     first, _, rest = path.lstrip("/").partition("/")
     study, _, part = rest.partition("/")
     return f"/studies/{quote(study)}" if first == "studies" and part else HOME
+
+
+def path_with(form: bytes) -> str:
+    """The form's address, with what was typed into it; without, where that would be too long.
+
+    Args:
+        form: the body that the browser sent, which may be anybody's.
+    """
+    text = form.decode("utf-8", "replace") if form.count(b"&") < MOST_FIELDS else ""
+    typed, initial = texts_of(parse_qsl(text, keep_blank_values=True)), initial_texts()
+    # What was emptied must not come back as an empty form holds it.
+    texts = {name: given for name, given in typed.items() if any(given) or name in initial}
+    path = f"{NEW}?{urlencode(texts, doseq=True)}" if texts else NEW
+    return path if local_path(path) == path else NEW
+
+
+# -- notes for the next page -------------------------------------------------------------------
+
+
+def told_cookie(study_id: str, notes: Sequence[str], *, secure: bool) -> str | None:
+    """The ``Set-Cookie`` header that keeps notes for a study's page; ``None`` where there are none.
+
+    Notes that would make the cookie too long are left out, the last ones first.
+    """
+    kept = list(notes)
+    while kept:
+        value = urlsafe_b64encode(json.dumps([study_id, *kept]).encode()).decode()
+        if len(value) <= LONGEST_TOLD:
+            return cookie(TOLD, value, secure=secure, max_age_s=TOLD_S)
+        kept.pop()
+    return None
+
+
+def forgetting_cookie(*, secure: bool) -> str:
+    """The ``Set-Cookie`` header that has them forgotten."""
+    return cookie(TOLD, "", secure=secure, max_age_s=0)
+
+
+def told_of(request: Request, study_id: str) -> tuple[str, ...]:
+    """The notes that a request brings for this study; none of a cookie that is not of our form."""
+    value = request.cookies.get(cookie_name(TOLD, secure=request.url.scheme == "https"), "")
+    if len(value) > LONGEST_TOLD:
+        return ()
+    try:
+        found = json.loads(urlsafe_b64decode(value))
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair can be in no page
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        return ()
+    return tuple(found[1:]) if found[:1] == [study_id] else ()

@@ -1,170 +1,85 @@
 """The table of a study's probes: its columns, and its rows in any order, of any outcome."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
-from markupsafe import Markup
-
-from api.pages.render import outcome as outcome_words
-from tuner.answering.words import rank_word, speed_text
+from tuner.core.configuration import KNOBS, Settings
+from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
+from tuner.core.quantity import UNKNOWN
+from tuner.core.study import Probe, ProbeState, Study
+from tuner.core.words import rank_word, speed_text
 from tuner.errors import UsageError
-from tuner.identity_keys import Same
-from tuner.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.planner import speed_of
-from tuner.planner.probes import fits, step_time_of
-from tuner.planner.repricing import repriced
-from tuner.quantity import UNKNOWN
-from tuner.results.rows import differing, knob_texts
-from tuner.settings import KNOBS, Settings
-from tuner.sizes import size_number, size_unit
-from tuner.space.dead import show
-from tuner.study import Probe, ProbeRequest, ProbeState, Study
-from tuner.units import duration_text, time_text
+from tuner.planner.probes import repriced, step_time_of
+from tuner.results.points import differing, knob_texts
+from tuner.space.inactive import show
+from tuner.text import duration_text, size_number, size_unit, time_text
 
+# The filter that shows all probes.
 ANY = ""
-"""The filter that shows all probes."""
 FASTEST_FIRST = "-speed"
-FIGURES = frozenset({"memory", "step", "speed", "took"})
-"""Columns of what was measured: the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ProbeCell:
+    """One thing that is known of a probe."""
+
+    text: str
+    """As it is read."""
+    order: Any
+    """Sorts the rows; ``None`` goes last, whichever way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
     """One probe in the table."""
 
     id: int
     """The probe's number."""
     outcome: str
-    """How it ended, or where it stands."""
+    """How it ended, or its state."""
     failed: bool
     """Whether it ended without its steps being done."""
-    fits: bool | None
-    """Whether it fits on the study's terms; ``None`` when that is not known."""
-    knobs: tuple[str, ...]
-    """Values of the table's knobs, in words."""
-    fidelity: str
-    """How it was run."""
-    memory: str
-    """In the table's unit, with ``>`` before a lower bound; ``-`` for unknown."""
-    step: str
-    """Seconds of a step; ``-`` for unknown."""
-    speed: str
-    """Tokens per second and rank; ``-`` for unknown."""
-    took: str
-    """How long it ran."""
     is_best: bool
-    """Whether its settings are the answer."""
-    order: Mapping[str, Any]
-    """By each column what it is sorted by; ``None`` goes last, whichever way."""
+    """Whether its configuration is the answer."""
+    cells: Mapping[str, ProbeCell]
+    """By the key of a column, in their order; all columns but the first two are shown so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ProbeColumn:
     """One column."""
 
     key: str
     """In ``?sort=``; the knob's name, or what it shows."""
     title: str
     """Above it."""
-    is_number: bool
+    is_number: bool = True
     """Whether it is sorted from the largest first."""
-    is_figure: bool
+    is_figure: bool = False
     """Whether it is set flush right, as what was measured is."""
-    sorted: str
-    """``ascending`` or ``descending`` where rows are sorted by it, else empty."""
-    href: str
-    """Sorts by it, the other way round where it is sorted by already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """One outcome that can be chosen."""
-
-    title: str
-    """The outcome, or ``all``."""
-    count: int
-    """How many probes have it."""
-    outcome: str
-    """In ``?outcome=``; empty for all."""
-    is_current: bool
-    """Whether it is chosen."""
-    href: str
-    """Chooses it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """What is known of a study's probes, and how it is shown."""
+class ProbeTable:
+    """A study's probes in the order of ``sort``, those of ``outcome``."""
 
     study_id: str
-    """Whose."""
-    lines: tuple[Line, ...]
-    """All of them, until they are chosen; in the order of :attr:`sort`."""
-    knobs: tuple[str, ...]
-    """Knobs that have a column: those in which probes differ."""
+    columns: tuple[ProbeColumn, ...]
+    rows: tuple[ProbeRow, ...]
     common: str
-    """The others, which are the same in all probes, in words."""
-    unit: str
-    """Of memory."""
-    per: str
-    """What a rank is to its user."""
-    several_fidelities: bool
-    """Whether it matters how each was run."""
+    """Knobs without a column, which are the same in all probes, in words."""
     counts: Mapping[str, int]
-    """Probes of each outcome, or state of those that have none."""
+    """Probes of each outcome, or state of those that have none; of all under :data:`ANY`."""
     sort: str = FASTEST_FIRST
     """Key of a column, after ``-`` from the largest first."""
     outcome: str = ANY
-    """Only probes of it are shown."""
 
-    @property
-    def rows(self) -> tuple[Markup, ...]:
-        """The lines as rows of HTML."""
-        return tuple(map(self._row, self.lines))
-
-    def _row(self, line: Line) -> Markup:
-        how = (line.fidelity,) if self.several_fidelities else ()
-        figures = (line.memory, line.step, line.speed, line.took)
-        return _row(line.id, line.outcome, (*how, *line.knobs, *figures), is_best=line.is_best)
-
-    @property
-    def filters(self) -> tuple[Filter, ...]:
-        """All, and each outcome that there is."""
-        total = {ANY: sum(self.counts.values())} | dict(self.counts)
-        return tuple(
-            Filter(
-                title=outcome or "all",
-                count=count,
-                outcome=outcome,
-                is_current=outcome == self.outcome,
-                href=self._href(self.sort, outcome),
-            )
-            for outcome, count in total.items()
-        )
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """In their order."""
-        knobs = [(knob, knob.replace("_", " "), _is_number(knob)) for knob in self.knobs]
-        fidelity = [("fidelity", "how", False)] if self.several_fidelities else []
-        shown = [
-            ("id", "probe", True),
-            ("outcome", "outcome", False),
-            *fidelity,
-            *knobs,
-            ("memory", f"memory, {self.unit}", True),
-            ("step", "step, s", True),
-            ("speed", f"tokens/s per {self.per}", True),
-            ("took", "took", True),
-        ]
-        return tuple(self._column(*one) for one in shown)
-
-    def chosen(self, sort: str, outcome: str) -> "Table":
-        """The table in an order, of an outcome.
+    def chosen(self, sort: str, outcome: str) -> "ProbeTable":
+        """The table in an order, of an outcome; made of the whole table.
 
         Raises:
             UsageError: there is no such column, or no such outcome.
@@ -174,26 +89,30 @@ class Table:
         if key not in keys:
             raise UsageError("sort", sort, f"must be one of {', '.join(keys)}, or one after -")
         if outcome and outcome not in {*self.counts, *Outcome, *ProbeState}:
-            raise UsageError("outcome", outcome, f"must be one of {', '.join(self.counts)}")
-        lines = [line for line in self.lines if outcome in (ANY, line.outcome)]
-        lines.sort(key=lambda line: line.id)
-        known = [line for line in lines if line.order[key] is not None]
-        known.sort(key=_by(key), reverse=sort.startswith("-"))
-        unknown = [line for line in lines if line.order[key] is None]
-        return replace(self, lines=(*known, *unknown), sort=sort, outcome=outcome)
+            allowed = f"must be one of {', '.join(filter(None, self.counts))}"
+            raise UsageError("outcome", outcome, allowed)
+        rows = [row for row in self.rows if outcome in (ANY, row.outcome)]
+        rows.sort(key=lambda row: row.id)
+        known = [row for row in rows if row.cells[key].order is not None]
+        known.sort(key=lambda row: row.cells[key].order, reverse=sort.startswith("-"))
+        unknown = [row for row in rows if row.cells[key].order is None]
+        return replace(self, rows=(*known, *unknown), sort=sort, outcome=outcome)
 
-    def _column(self, key: str, title: str, is_number: bool) -> Column:
-        now = self.sort.removeprefix("-") == key
-        down = self.sort.startswith("-")
-        other = key if (down if now else not is_number or key == "id") else f"-{key}"
-        return Column(
-            key=key,
-            title=title,
-            is_number=is_number,
-            is_figure=key in FIGURES,
-            sorted=("descending" if down else "ascending") if now else "",
-            href=self._href(other, self.outcome),
-        )
+    def sorted_by(self, column: ProbeColumn) -> str:
+        """``ascending`` or ``descending`` where the rows are sorted by a column, else empty."""
+        if self.sort.removeprefix("-") != column.key:
+            return ""
+        return "descending" if self.sort.startswith("-") else "ascending"
+
+    def sorting(self, column: ProbeColumn) -> str:
+        """The address that sorts by a column, the other way round where it is so already."""
+        now = self.sorted_by(column)
+        falls = now == "ascending" if now else column.is_number and column.key != "id"
+        return self._href(f"-{column.key}" if falls else column.key, self.outcome)
+
+    def choosing(self, outcome: str) -> str:
+        """The address that shows the probes of an outcome."""
+        return self._href(self.sort, outcome)
 
     def _href(self, sort: str, outcome: str) -> str:
         chosen = {"sort": sort} if sort != FASTEST_FIRST else {}
@@ -202,105 +121,84 @@ class Table:
         return f"/studies/{self.study_id}{query}#probes"
 
 
-def table_of(study: Study, best: Settings | None) -> Table:
+def table_of(study: Study, best: Settings | None) -> ProbeTable:
     """The table of all probes, the fastest first.
 
     Args:
         study: whose probes; emulated ones are shown at today's rates.
-        best: settings that are the answer.
+        best: the configuration that is the answer.
     """
     probes = repriced(study).probes
     knobs = differing([probe.request.settings for probe in probes]) if probes else ()
     needed = [found for probe in probes if (found := _needed_bytes(probe.measurement))]
     unit, divisor = size_unit(max(needed, default=2**30))
-    lines = tuple(_line(study, probe, knobs, divisor, best) for probe in probes)
-    table = Table(
+    several = len({probe.request.fidelity for probe in probes}) > 1
+    columns = (
+        ProbeColumn(key="id", title="probe"),
+        ProbeColumn(key="outcome", title="outcome", is_number=False),
+        *((ProbeColumn(key="fidelity", title="how", is_number=False),) if several else ()),
+        *(
+            ProbeColumn(key=knob, title=knob.replace("_", " "), is_number=KNOBS[knob].kind is int)
+            for knob in knobs
+        ),
+        ProbeColumn(key="memory", title=f"memory, {unit}", is_figure=True),
+        ProbeColumn(key="step", title="step, s", is_figure=True),
+        ProbeColumn(key="speed", title=f"tokens/s per {rank_word(study.question)}", is_figure=True),
+        ProbeColumn(key="took", title="took", is_figure=True),
+    )
+    rows = tuple(_row(study, probe, columns, divisor, best) for probe in probes)
+    counts = Counter(row.outcome for row in rows)
+    table = ProbeTable(
         study_id=study.id,
-        lines=lines,
-        knobs=knobs,
+        columns=columns,
+        rows=rows,
         common=_common(probes, knobs),
-        unit=unit,
-        per=rank_word(study.question),
-        several_fidelities=len({probe.request.fidelity for probe in probes}) > 1,
-        counts=dict(Counter(line.outcome for line in lines).most_common()),
+        counts={ANY: len(rows), **dict(counts.most_common())},
     )
     return table.chosen(FASTEST_FIRST, ANY)
 
 
-def _line(
-    study: Study, probe: Probe, knobs: tuple[str, ...], divisor: int, best: Settings | None
-) -> Line:
-    found, settings = probe.measurement, probe.request.settings
-    step = step_time_of(study, probe, found) if found else UNKNOWN
-    return _line_of(
-        probe.id,
-        probe.request,
-        str(found.outcome) if found else str(probe.state),
-        Same(found),
-        step.value,
-        speed_of(step, study.question).value,
-        knobs,
-        divisor,
-        fits=fits(study, found) if found else None,
-        is_best=settings == best,
-    )
-
-
-# A page is made again after every event, and most of its lines stay the same.
-@lru_cache(maxsize=2048)
-def _line_of(
-    probe_id: int,
-    request: ProbeRequest,
-    outcome: str,
-    key: Same[Measurement | None],
-    step: float | None,
-    speed: float | None,
-    knobs: tuple[str, ...],
+def _row(
+    study: Study,
+    probe: Probe,
+    columns: Sequence[ProbeColumn],
     divisor: int,
-    *,
-    fits: bool | None,
-    is_best: bool,
-) -> Line:
-    found, settings = key.value, request.settings
-    texts, needed = _texts(settings), _needed_bytes(found)
-    at_least = found is not None and found.memory is None
-    return Line(
-        id=probe_id,
+    best: Settings | None,
+) -> ProbeRow:
+    found, settings, fidelity = probe.measurement, probe.request.settings, probe.request.fidelity
+    outcome = str(found.outcome) if found else str(probe.state)
+    step = step_time_of(study, probe, found) if found else UNKNOWN
+    speed = speed_of(step, study.question).value
+    needed = _needed_bytes(found)
+    at_least = "> " if found and found.memory is None else ""
+    memory = f"{at_least}{size_number(needed, divisor)}" if needed else "-"
+    texts = _knob_texts(settings)
+    known = {
+        "id": ProbeCell(text=f"#{probe.id}", order=probe.id),
+        "outcome": ProbeCell(text=outcome, order=outcome),
+        "fidelity": ProbeCell(text=str(fidelity), order=list(Fidelity).index(fidelity)),
+        "memory": ProbeCell(text=memory, order=needed),
+        "step": ProbeCell(text=time_text(step.value), order=step.value),
+        "speed": ProbeCell(text=speed_text(speed), order=speed),
+        "took": ProbeCell(
+            text=duration_text(found.wall_s) if found else "-",
+            order=found.wall_s if found else None,
+        ),
+    }
+    for knob, text in texts.items():
+        order = None if text == "-" else getattr(settings, knob)
+        known[knob] = ProbeCell(text=text, order=order)
+    return ProbeRow(
+        id=probe.id,
         outcome=outcome,
         failed=found is not None and found.outcome not in RAN,
-        fits=fits,
-        knobs=tuple(texts[knob] for knob in knobs),
-        fidelity=str(request.fidelity),
-        memory=f"{'> ' * at_least}{size_number(needed, divisor)}" if needed else "-",
-        step=time_text(step),
-        speed=speed_text(speed),
-        took=duration_text(found.wall_s) if found else "-",
-        is_best=is_best,
-        order={
-            **{knob: None if texts[knob] == "-" else getattr(settings, knob) for knob in knobs},
-            "id": probe_id,
-            "outcome": outcome,
-            "fidelity": list(Fidelity).index(request.fidelity),
-            "memory": needed,
-            "step": step,
-            "speed": speed,
-            "took": found.wall_s if found else None,
-        },
+        is_best=settings == best,
+        cells={column.key: known[column.key] for column in columns},
     )
-
-
-# There may be hundreds of rows: links are short, end tags that HTML lets one leave out are, and
-# most rows are as they were before the last event.
-@lru_cache(maxsize=4096)
-def _row(probe_id: int, outcome: str, cells: tuple[str, ...], *, is_best: bool) -> Markup:
-    found = Markup('<tr{}><th scope="row"><a href="?probe={}">#{}</a><td class="o-{}">{}<td>{}')
-    best = Markup(' class="is-best"') if is_best else ""
-    words = outcome_words(outcome)
-    return found.format(best, probe_id, probe_id, outcome, words, Markup("<td>").join(cells))
 
 
 def _needed_bytes(found: Measurement | None) -> int | None:
-    """What must be free on a device, or at least that."""
+    """The memory that must be free on a device; of one that ran out of it, at least that."""
     if found is None:
         return None
     if found.memory is not None:
@@ -309,24 +207,12 @@ def _needed_bytes(found: Measurement | None) -> int | None:
 
 
 def _common(probes: Sequence[Probe], knobs: Sequence[str]) -> str:
-    if not probes:
-        return ""
-    texts = _texts(probes[0].request.settings)
+    texts = _knob_texts(probes[0].request.settings) if probes else {}
     same = {knob: text for knob, text in texts.items() if knob not in knobs and text != "-"}
     return ", ".join(f"{knob.replace('_', ' ')} {text}" for knob, text in same.items())
 
 
-# A page is made again after every event, and most of its rows stay the same.
-@lru_cache(maxsize=4096)
-def _texts(settings: Settings) -> Mapping[str, str]:
+def _knob_texts(settings: Settings) -> dict[str, str]:
     """Each knob's value as it is written; ``-`` where it has no meaning."""
-    meant, values = knob_texts(settings), settings.as_dict()
-    return {knob: "-" if meant[knob] == "-" else show(values[knob]) for knob in values}
-
-
-def _by(key: str) -> Callable[[Line], Any]:
-    return lambda line: line.order[key]
-
-
-def _is_number(knob: str) -> bool:
-    return KNOBS[knob] is int
+    meant = knob_texts(settings)
+    return {k: "-" if meant[k] == "-" else show(v) for k, v in settings.as_dict().items()}

@@ -1,8 +1,11 @@
-"""Templates made into pages: one environment, which escapes everything."""
+"""Templates made into pages: one environment, which escapes everything, and its filters."""
 
+import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -10,19 +13,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from api.pages.assets import asset_url
-from api.pages.sentences import sentence, spaced
 from api.sessions import LazyField
-from tuner.answering.words import speed_text
-from tuner.planner.words import share_text
-from tuner.sizes import size_text
-from tuner.space.dead import show
-from tuner.suggestion import GIB
-from tuner.units import count_text, duration_text, time_text
+from tuner.core.answer import GIB
+from tuner.core.configuration import Settings
+from tuner.core.words import share_text, speed_text
+from tuner.space.inactive import show
+from tuner.text import count_text, duration_text, size_text, time_text
 
+# What is written in the place of a figure that nobody knows.
 UNKNOWN = "unknown"
-"""What is written in the place of a figure that nobody knows."""
+# Outcomes whose names are no words.
 OUTCOMES = {"oom": "out of memory", "host_oom": "host out of memory"}
-"""Outcomes whose names are no words."""
+_COMMA = re.compile(r",(?=\w+=)")
+_PROBE = re.compile(r"#(\d{1,18})")
+_CODE = re.compile(r"`([^`]+)`")
+# They turn the direction of all text that follows, and a stranger's words may hold them.
+_CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+REPLACEMENT = "\ufffd"
 _AGO = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
@@ -80,6 +87,56 @@ def environment() -> Environment:
         words=words,
     )
     return found
+
+
+# -- sentences --------------------------------------------------------------------------------
+
+
+def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
+    """A sentence of an explanation as HTML: the numbers of probes are links.
+
+    Args:
+        text: in plain words, in which ``#7`` is a probe.
+        study_id: whose.
+        probes: the numbers that its probes have; others, of other studies, are left as they are.
+    """
+    # An explanation is sentences alone, so the probes that it names can be found only in its text.
+    parts = _PROBE.split(_CONTROLS.sub(REPLACEMENT, spaced(text)))
+    shown = [_marked_up(parts[0])]
+    for number, rest in zip(parts[1::2], parts[2::2], strict=True):
+        link = Markup('<a href="{}">#{}</a>').format(probe_path(study_id, number), number)
+        shown += [link if int(number) in probes else escape(f"#{number}"), _marked_up(rest)]
+    return Markup("").join(shown)
+
+
+def settings_path(study_id: str, settings: Settings) -> str:
+    """The address of what is predicted of a configuration."""
+    values = {name: show(value) for name, value in settings.as_dict().items()}
+    return f"/studies/{study_id}/settings?{urlencode(values)}"
+
+
+def _marked_up(text: str) -> Markup:
+    """Text escaped, with what stands between backticks as code."""
+    parts = _CODE.split(text)
+    shown = [escape(parts[0])]
+    for code, rest in zip(parts[1::2], parts[2::2], strict=True):
+        shown += [Markup("<code>{}</code>").format(code), escape(rest)]
+    return Markup("").join(shown)
+
+
+def spaced(text: str) -> str:
+    """A sentence in which configurations, which have no spaces, can be wrapped."""
+    return _COMMA.sub(", ", text)
+
+
+def sentence(text: str) -> str:
+    """The same, with a capital at its beginning."""
+    return spaced(text[:1].upper() + text[1:])
+
+
+def probe_path(study_id: str, probe_id: int | str) -> str:
+    """The address of a probe's evidence."""
+    return f"/studies/{study_id}/probes/{probe_id}"
 
 
 # -- figures as they are written --------------------------------------------------------------

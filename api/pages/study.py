@@ -1,41 +1,44 @@
-"""A study's page in parts, which are the same for all who see it, made once for each event."""
+"""A study's page: its parts, which are the same for all who see it, made once for each event."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Any
 
+import anyio
 from markupsafe import Markup
 
-from api.answers import Answers, Whole
-from api.pages.answer import Answer, answer_of
-from api.pages.drawings import Drawings, best_bar, point_path
-from api.pages.evidence import Trouble, trouble_of
-from api.pages.probe_table import Table, table_of
-from api.pages.render import render_part
-from api.pages.sentences import linked
-from api.pages.status import Status, status_of
-from api.study_cache import Kept
+from api.answers import Answers, Kept, Whole
+from api.pages import charts
+from api.pages.answer import answer_of
+from api.pages.charts.memory import OUTSIDE
+from api.pages.evidence import trouble_of
+from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
+from api.pages.render import linked, probe_path, render_part, settings_path, spaced
 from tuner import results
-from tuner.answering.words import rank_word
-from tuner.measurement import RAN, Fidelity
-from tuner.planner.spending import cost
-from tuner.settings import knob_value
-from tuner.store import Event, Store
-from tuner.store.standing import Standing
-from tuner.study import OPEN, Question, Study, StudyState
-from tuner.suggestion import GIB
+from tuner.core.answer import GIB, Candidate
+from tuner.core.configuration import knob_value
+from tuner.core.measurement import RAN, Fidelity
+from tuner.core.study import OPEN, ProbeState, Question, Study, StudyState
+from tuner.core.words import describe, rank_word
+from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
+from tuner.space.inactive import show
+from tuner.store import Event, Store, StudyStatus
+from tuner.store.tables import EventKind
+from tuner.text import count_text, duration_text
 
+# Pages that are kept, of some 300 kB each.
 MOST_KEPT = 64
-"""Pages that are kept, of some 300 kB each."""
+# Threads for those who watch: one makes a page, the other finds what is made.
+MAKERS = 2
+# Events that are looked at for when things began.
 LATEST_EVENTS = 256
-"""Events that are looked at for when things began."""
+# Failed probes that are shown in short; all of them are in the table.
 MOST_TROUBLES = 12
-"""Failed probes that are shown in short; all of them are in the table."""
+# Values of a knob that are shown: the fastest ones, in their order.
 MOST_VALUES = 12
-"""Values of a knob that are shown: the fastest ones, in their order."""
+# Configurations in the table behind the scatter, which were not probed; best ones first.
 MOST_UNPROBED = 30
-"""Settings in the table behind the scatter, which were not probed; best ones first."""
+# In the order of the page.
 PARTS = (
     "status",
     "answer",
@@ -48,64 +51,100 @@ PARTS = (
     "trouble",
     "cost",
 )
-"""In the order of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What the page says above everything else."""
+class StudyHead:
+    """The unchanging part of a page, above everything else."""
 
     id: str
-    """The study."""
     model: str
     """What is trained, as whoever asked named it."""
     cluster: str
-    """Where."""
     facts: tuple[str, ...]
     """The rest of the question, in a few words each."""
     is_script: bool
     """Whether a user's script is trained: nothing is predicted of it, and no form asks for it."""
-    created_at: str
-    """When it was first asked, UTC in ISO 8601."""
-    asked_at: str
-    """When it was asked last, UTC in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A study as its page shows it."""
+class Budget:
+    """One limit of a request, and how much of it is spent, in its own unit."""
 
-    head: Head
-    """What never changes."""
+    spent: float
+    most: float
+    words: str
+    """Both, as people read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningProbe:
+    """A probe that is being run."""
+
+    id: int
+    words: str
+    """Its configuration."""
+    since: str
+    """When it began, UTC in ISO 8601; empty when that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownStatus:
+    """The state of a study: what runs, since when, and how much of its budget is spent."""
+
     state: StudyState
-    """Where it stood."""
-    newest_event: int
-    """Id of the last thing that had happened to it."""
-    said: str
-    """Where it stands, in a sentence."""
-    parts: Mapping[str, Markup]
-    """The page's parts by name; empty ones for what is not known."""
-    table: Table
-    """Its probes, for those who want them in another order."""
-    version: str
-    """Digest of all parts."""
+    reason: str
+    began: str
+    """When it was asked last, UTC in ISO 8601."""
+    ended: str
+    """When it came to its end; empty while it is open, or when that is not known."""
+    budgets: tuple[Budget, ...]
+    """Probes first."""
+    running: tuple[RunningProbe, ...]
+    waits_for: str
+    """Why no probe is running, in words."""
 
     @property
     def is_open(self) -> bool:
-        """Whether more will come."""
+        """True while more will come."""
         return self.state in OPEN
 
-    def beside(self, known: Mapping[str, Markup]) -> dict[str, Markup]:
-        """The parts that are not as they are known."""
-        return {name: part for name, part in self.parts.items() if known.get(name) != part}
+    @property
+    def said(self) -> str:
+        """All of it in one sentence, for those who hear the page."""
+        done = self.budgets[0].words
+        if not self.is_open:
+            why = f": {self.reason}" if self.reason else ""
+            return f"{str(self.state).capitalize()}{why}. {done}."
+        if self.running:
+            numbers = ", ".join(f"#{one.id}" for one in self.running)
+            return f"Probe {numbers} is running; {done} done."
+        return f"{self.waits_for}; {done} done."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableView:
-    """What the template of the probes' part reads."""
+class StudyPage:
+    """A study as its page shows it."""
 
-    table: Table
-    """The table, in the order that was asked for."""
+    head: StudyHead
+    status: ShownStatus
+    newest_event: int
+    """Id of the last thing that had happened to it."""
+    parts: Mapping[str, Markup]
+    """By name, in order; empty ones for what is not known."""
+    table: ProbeTable
+    """Its probes, for those who want them in another order."""
+
+    def sorted_parts(self, sort: str, outcome: str) -> Mapping[str, Markup]:
+        """The parts with the table of probes in an order, of an outcome.
+
+        Raises:
+            UsageError: there is no such column, or no such outcome.
+        """
+        if (sort, outcome) == (FASTEST_FIRST, ANY):
+            return self.parts
+        table = self.table.chosen(sort, outcome)
+        return {**self.parts, "probes": render_part("study/probes.html", table=table)}
 
 
 class StudyPages:
@@ -120,8 +159,9 @@ class StudyPages:
         self._store = store
         self._answers = answers
         self._kept = Kept(self._make, answers.turn, most=MOST_KEPT)
+        self._makers = anyio.CapacityLimiter(MAKERS)
 
-    def of(self, standing: Standing) -> Shown:
+    def of(self, standing: StudyStatus) -> StudyPage:
         """A study's page as it stands, or as it stood a moment later.
 
         Raises:
@@ -129,212 +169,214 @@ class StudyPages:
         """
         return self._kept.of(standing)
 
-    def _make(self, standing: Standing) -> Shown:
+    async def soon(self, standing: StudyStatus) -> StudyPage:
+        """The same for those who watch, hundreds of whom may be woken by one event."""
+        # They take a few threads only, so that other requests have the rest.
+        if (found := self._kept.fresh(standing)) is not None:
+            return found
+        return await anyio.to_thread.run_sync(self.of, standing, limiter=self._makers)
+
+    def _make(self, standing: StudyStatus) -> StudyPage:
         whole = self._answers.whole(standing)
-        return shown_of(whole, self._store.latest_events(standing.id, LATEST_EVENTS))
+        return study_page(whole, self._store.events(standing.id, limit=LATEST_EVENTS, last=True))
 
 
-def shown_of(whole: Whole, events: Sequence[Event]) -> Shown:
+def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
     """A study's page.
 
     Args:
         whole: the study with its answer.
         events: its latest ones, oldest first.
     """
-    view = View(whole, events)
-    parts = {name: _part(name, view) for name in PARTS}
-    digest = hashlib.sha256("\0".join(parts.values()).encode())
-    return Shown(
-        head=head_of(whole.study),
-        state=whole.study.state,
-        newest_event=whole.standing.newest_event,
-        said=view.status.said,
-        parts=parts,
-        table=view.table,
-        version=digest.hexdigest()[:16],
-    )
-
-
-def head_of(study: Study) -> Head:
-    """What is asked, in words."""
-    return Head(
-        id=study.id,
-        model=study.question.trained,
-        cluster=study.question.cluster.name,
-        facts=_facts(study.question),
-        is_script=study.question.script is not None,
-        created_at=study.created_at,
-        asked_at=study.asked_at,
-    )
-
-
-def _facts(question: Question) -> tuple[str, ...]:
-    workload, framework = question.workload, question.framework
-    knobs = [
-        f"{name} {' or '.join(str(knob_value(name, one)).lower() for one in values)}"
-        for name, values in question.knobs.items()
+    study, suggestion, evidence = whole.study, whole.suggestion, whole.evidence
+    best = suggestion.best if suggestion else None
+    per = rank_word(study.question)
+    limit_bytes = study.terms.limit_bytes(study.question.cluster)
+    points = results.points(study, suggestion, evidence)
+    ended = results.progress(study)
+    effects = results.knob_effects(study, suggestion, evidence)
+    shown_effects = tuple(_fewer(effect) for effect in effects)
+    needed_gib = next((point.memory_gib.value for point in points if point.is_best), None)
+    answer = answer_of(study, suggestion, needed_gib)
+    status = status_of(study, events)
+    table = table_of(study, best.settings if best and study.probes else None)
+    failed = [
+        (probe, probe.measurement)
+        for probe in reversed(study.in_order)
+        if probe.measurement and probe.measurement.outcome not in RAN
     ]
-    # Those of a user's script are its own, and not known.
-    known = (str(workload.optimizer), str(workload.precision)) if question.script is None else ()
-    return (
+    # Points that were not probed are in no other table.
+    unprobed = [point for point in points if point.outcome is None or point.is_best]
+    probe_ids = {probe.id for probe in study.probes}
+    values: dict[str, Any] = {
+        "study": study,
+        "suggestion": suggestion,
+        "per": per,
+        "status": status,
+        "answer": answer,
+        "bar": _best_bar(study, best, answer.needed_gib, per) if best else "",
+        "scatter": _scatter(study, points, limit_bytes, per) if any(map(_has_mark, points)) else "",
+        "unprobed": [(point, _path(study.id, point)) for point in unprobed[:MOST_UNPROBED]],
+        "is_predicted": study.terms.fidelity is Fidelity.PREDICTED,
+        "progress": charts.progress(ended, per=per, prefix="steps") if len(ended) > 1 else "",
+        "effects": shown_effects,
+        "multiples": charts.small_multiples(shown_effects, per=per, prefix="effects"),
+        "fewer": [effect for effect in effects if len(effect.values) > MOST_VALUES],
+        "most_values": MOST_VALUES,
+        "sentences": [
+            linked(text, study.id, probe_ids)
+            for text in (suggestion.explanation if suggestion else ())
+        ],
+        "table": table,
+        "troubles": [trouble_of(study, *one) for one in failed[:MOST_TROUBLES]],
+        "failed": sum(row.failed for row in table.rows),
+        "cost": cost(study.at(study.terms.fidelity)),
+        "limit_gib": limit_bytes / GIB,
+    }
+    return StudyPage(
+        head=head_of(study),
+        status=status,
+        newest_event=whole.standing.newest_event,
+        parts={name: render_part(f"study/{name}.html", **values) for name in PARTS},
+        table=table,
+    )
+
+
+def head_of(study: Study) -> StudyHead:
+    """The question in words."""
+    question = study.question
+    return StudyHead(
+        id=study.id,
+        model=question.trained,
+        cluster=question.cluster.name,
+        facts=tuple(_facts(question)),
+        is_script=question.script is not None,
+    )
+
+
+def _facts(question: Question) -> Sequence[str]:
+    workload = question.workload
+    facts = [
         f"global batch {workload.global_batch_size:,}",
         f"sequence {workload.sequence_length:,}",
-        *known,
-        str(framework.name),
-        *knobs,
-    )
+    ]
+    if question.script is None:  # those of a user's script are its own, and not known
+        facts += [str(workload.optimizer), str(workload.precision)]
+    facts.append(str(question.framework.name))
+    for name, values in question.knobs.items():
+        facts.append(f"{name} {' or '.join(show(knob_value(name, one)) for one in values)}")
+    return facts
 
 
-def _part(name: str, view: "View") -> Markup:
-    return render_part(f"study/{name}.html", view=view)
+def _best_bar(study: Study, best: Candidate, needed_gib: float, per: str) -> Markup:
+    """The answer's memory by category, against the limit."""
+    sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
+    outside_gib = needed_gib - (best.allocated_gib.value or 0.0)
+    if outside_gib > 0:
+        sizes[OUTSIDE] = outside_gib * GIB
+    label = f"Peak memory of one {per}"
+    return charts.memory_bar(sizes, label=label, study=study, prefix="held")
 
 
-class View:
-    """What the templates of the parts read; each thing is made when it is first asked for."""
+def _scatter(study: Study, points: Sequence[results.Point], limit_bytes: float, per: str) -> Markup:
+    def path(point: results.Point) -> str:
+        # There may be hundreds of marks: the address of a probe is short.
+        found = _probe_of(point)
+        return f"?probe={found}" if found else _path(study.id, point)
 
-    def __init__(self, whole: Whole, events: Sequence[Event]) -> None:
-        self.study = study = whole.study
-        self.suggestion = whole.suggestion
-        self.evidence = whole.evidence
-        self.events = events
-        self.per = rank_word(study.question)
-        self.same = study.at(study.terms.fidelity)
+    return charts.scatter(points, path, limit_bytes=limit_bytes, per=per, prefix="at")
 
-    @cached_property
-    def status(self) -> Status:
-        """Where the study stands."""
-        return status_of(self.study, self.events)
 
-    @cached_property
-    def points(self) -> tuple[results.Point, ...]:
-        """Settings that were probed, or that the answer names."""
-        return results.points(self.study, self.suggestion, self.evidence)
+def _probe_of(point: results.Point) -> int | None:
+    """The newest probe of a point; ``None`` of a prediction."""
+    return point.probes[-1] if point.outcome is not None and point.probes else None
 
-    @cached_property
-    def answer(self) -> Answer:
-        """What to run."""
-        needed = [point.memory_gib.value for point in self.points if point.is_best]
-        return answer_of(self.study, self.suggestion, needed[0] if needed else None)
 
-    @property
-    def bar(self) -> Markup:
-        """The answer's memory."""
-        assert self.answer.best is not None
-        return best_bar(self.study, self.answer.best, self.answer.needed_gib, self.per)
+def _path(study_id: str, point: results.Point) -> str:
+    """The address of what is known of a point: its newest probe, or the prediction."""
+    found = _probe_of(point)
+    return probe_path(study_id, found) if found else settings_path(study_id, point.settings)
 
-    @property
-    def has_marks(self) -> bool:
-        """Whether a speed is known, or something was tried that has none."""
-        kinds = (results.PointKind.OOM, results.PointKind.OTHER)
-        return any(
-            point.tokens_per_s_per_gpu.value is not None or point.kind in kinds
-            for point in self.points
-        )
 
-    @property
-    def scatter(self) -> Markup:
-        """Memory against speed."""
-        return self._drawings.scatter()
-
-    @cached_property
-    def unprobed(self) -> tuple[tuple[results.Point, str], ...]:
-        """Points that were not probed, so that they are in no other table, with their paths."""
-        found = [point for point in self.points if point.outcome is None or point.is_best]
-        return tuple((point, point_path(self.study.id, point)) for point in found[:MOST_UNPROBED])
-
-    @cached_property
-    def ended(self) -> tuple[results.Progress, ...]:
-        """Probes in the order in which they ended."""
-        return results.progress(self.study)
-
-    @property
-    def progress(self) -> Markup:
-        """The best so far."""
-        return self._drawings.progress(self.ended)
-
-    @cached_property
-    def all_effects(self) -> tuple[results.KnobEffect, ...]:
-        """What each knob does."""
-        return results.knob_effects(self.study, self.suggestion, self.evidence)
-
-    @cached_property
-    def effects(self) -> tuple[results.KnobEffect, ...]:
-        """The same; of knobs with many values the best ones."""
-        return tuple(_fewer(effect) for effect in self.all_effects)
-
-    @property
-    def left_out(self) -> list[str]:
-        """Sentences about knobs with more values than are shown."""
-        return [
-            f"Of {effect.knob.replace('_', ' ')} the {MOST_VALUES} best of"
-            f" {len(effect.values)} values are shown."
-            for effect in self.all_effects
-            if len(effect.values) > MOST_VALUES
-        ]
-
-    @property
-    def multiples(self) -> Markup:
-        """The same, drawn."""
-        return self._drawings.multiples(self.effects)
-
-    @property
-    def sentences(self) -> list[Markup]:
-        """The explanation, each sentence with its probes as links."""
-        ids = {probe.id for probe in self.study.probes}
-        found = self.suggestion.explanation if self.suggestion else ()
-        return [linked(text, self.study.id, ids) for text in found]
-
-    @cached_property
-    def table(self) -> Table:
-        """All probes."""
-        best = self.answer.best
-        chosen = best.settings if best and self.study.probes else None
-        return table_of(self.study, chosen)
-
-    @cached_property
-    def troubles(self) -> tuple[Trouble, ...]:
-        """Probes that failed, the newest first."""
-        failed = [
-            (probe, probe.measurement)
-            for probe in reversed(self.study.in_order)
-            if probe.measurement and probe.measurement.outcome not in RAN
-        ]
-        return tuple(trouble_of(self.study, *one) for one in failed[:MOST_TROUBLES])
-
-    @property
-    def failed(self) -> int:
-        """How many did."""
-        return sum(line.failed for line in self.table.lines)
-
-    @property
-    def spent(self) -> tuple[float, float]:
-        """Seconds, and device-seconds, that all askings have cost."""
-        found = cost(self.same)
-        return found.wall_s, found.device_s
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether nothing was to be run."""
-        return self.study.terms.fidelity is Fidelity.PREDICTED
-
-    @property
-    def limit_gib(self) -> float:
-        """What one device may need."""
-        return self.study.terms.limit_bytes(self.study.question.cluster) / GIB
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Of the stack that was asked about."""
-        return self.study.question.framework.versions
-
-    @cached_property
-    def _drawings(self) -> Drawings:
-        return Drawings(points=self.points, per=self.per, study=self.study)
+def _has_mark(point: results.Point) -> bool:
+    """True where its speed is known, or it was tried and has none."""
+    tried = point.kind in (results.PointKind.OOM, results.PointKind.OTHER)
+    return tried or point.tokens_per_s_per_gpu.value is not None
 
 
 def _fewer(effect: results.KnobEffect) -> results.KnobEffect:
+    """The same with the best of many values."""
     fastest = sorted(
         effect.values,
         key=lambda one: (not one.is_best, -(one.tokens_per_s_per_gpu.value or 0.0)),
     )[:MOST_VALUES]
     return replace(effect, values=tuple(one for one in effect.values if one in fastest))
+
+
+# -- status -----------------------------------------------------------------------------------
+
+
+def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
+    """The state of a study.
+
+    Args:
+        study: as it was read.
+        events: its latest ones, oldest first; they tell when things began.
+    """
+    is_open = study.state in OPEN
+    ends = [event.at for event in events if event.kind is EventKind.STUDY]
+    began = {
+        event.data["probe"]: event.at
+        for event in events
+        if event.kind is EventKind.PROBE and event.data.get("state") == ProbeState.RUNNING
+    }
+    running = [
+        RunningProbe(
+            id=probe.id,
+            words=spaced(describe(probe.request.settings)),
+            since=began.get(probe.id, ""),
+        )
+        for probe in study.probes
+        if is_open and probe.state is ProbeState.RUNNING
+    ]
+    budgets = _budgets(study)
+    return ShownStatus(
+        state=study.state,
+        reason=study.reason,
+        began=study.asked_at,
+        ended=ends[-1] if ends and not is_open else "",
+        budgets=budgets,
+        running=tuple(running),
+        waits_for=_waits_for(study, budgets[0]),
+    )
+
+
+def _budgets(study: Study) -> tuple[Budget, ...]:
+    terms, spent = study.terms, cost_of_asking(study)
+    done = sum(probe.state is ProbeState.DONE for probe in probes_of_asking(study))
+    # A probe that another worker was running when it was asked may come on top.
+    most = max(done, terms.max_probes)
+    probes = Budget(spent=done, most=most, words=f"{done} of {count_text(most, 'probe')}")
+    times = (("", spent.wall_s, terms.wall_s), (" of devices", spent.device_s, terms.device_s))
+    return (
+        probes,
+        *(
+            Budget(
+                spent=min(gone_s, most_s),
+                most=most_s,
+                words=f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}",
+            )
+            for of_what, gone_s, most_s in times
+            if most_s is not None
+        ),
+    )
+
+
+def _waits_for(study: Study, probes: Budget) -> str:
+    if study.state is StudyState.QUEUED:
+        return "Waiting for a worker"
+    if queued := [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]:
+        return f"Probe #{queued[0]} waits for its devices"
+    # The finalists' replicas are trained after the last probe.
+    spent = probes.spent >= probes.most
+    return "Checking the finalists" if spent else "Choosing what to try next"

@@ -1,68 +1,68 @@
-"""What any settings of a study would need and take, beside its best: the what-if page."""
+"""The what-if page: the need and speed of any configuration of a study, beside its best."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.pages.drawings import settings_path
-from api.pages.form_fields import KNOB_LABELS
-from api.pages.settings_words import settings_parts
-from api.pages.what_if_words import against_best, against_measured, verdict
-from tuner.answering.words import rank_word, speed_text
+from markupsafe import Markup
+
+from api.pages.charts import memory_bar
+from api.pages.charts.memory import OUTSIDE
+from api.pages.charts.scales import interval_of
+from api.pages.render import settings_path
+from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings, short_parts
+from tuner.core.quantity import Quantity
+from tuner.core.study import Study
+from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
 from tuner.results import Figures, KnobChoice, Option, Predictor, WhatIf
-from tuner.settings import KNOBS, Settings, knob_value, parse_settings
-from tuner.space.dead import show
-from tuner.study import Study
-from tuner.suggestion import GIB, Candidate, Suggestion
+from tuner.space.inactive import show
+from tuner.text import size_text
 
+# Relative difference below which two figures are called equal.
+SAME = 0.0005
 ACCUMULATION = "gradient_accumulation_steps"
+# Field of the settings that were shown before, which tells what was moved.
 BEFORE = "from"
-"""Field of the settings that were shown before, which tells what was moved."""
+# Before a knob's name: the number of a value, which is all that a slider sends by itself.
 AT = "at."
-"""Before a knob's name: the number of a value, which is all that a slider sends by itself."""
+# Values of a number up to which they stand side by side; more are a slider.
 MOST_SEGMENTS = 3
-"""Values of a number up to which they stand side by side; more are a slider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What was chosen, and what it led to."""
+    """The configuration that a choice led to."""
 
     settings: Settings
-    """Legal ones."""
+    """A legal one."""
     notes: tuple[str, ...] = ()
-    """What gave way, and why; nothing where all is as it was chosen."""
+    """The knobs that gave way, and why; nothing where all is as it was chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class KnobControl:
     """A slider, or values side by side."""
 
-    choice: KnobChoice
-    """What may be chosen."""
+    knob: str
     options: tuple[Option, ...]
     """Its values, given the others."""
 
     @property
-    def knob(self) -> str:
-        """Its name."""
-        return self.choice.knob
-
-    @property
     def label(self) -> str:
-        """What people call it."""
-        return KNOB_LABELS[self.knob]
+        """Its name as people say it."""
+        return KNOBS[self.knob].label
 
     @property
     def id(self) -> str:
-        """Of its element."""
+        """The id of its element."""
         return f"k-{self.knob.replace('_', '-')}"
 
     @property
     def is_slider(self) -> bool:
-        """Whether it is a slider."""
-        return KNOBS[self.knob] is int and len(self.options) > MOST_SEGMENTS
+        """True of a number with many values."""
+        return KNOBS[self.knob].kind is int and len(self.options) > MOST_SEGMENTS
 
     @property
     def at(self) -> int:
@@ -72,93 +72,95 @@ class Control:
     @property
     def shown(self) -> tuple[str, ...]:
         """Its values in words."""
-        if KNOBS[self.knob] is bool:
+        if KNOBS[self.knob].kind is bool:
             return tuple("on" if option.value else "off" for option in self.options)
         return tuple(option.shown.replace("_", " ") for option in self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """What is shown of some settings."""
+class WhatIfPage:
+    """A configuration as it is predicted, beside the best and beside what was measured of it."""
 
     study: Study
-    """Whose."""
     best: Candidate | None
-    """Its best settings."""
+    """The study's best configuration."""
     found: WhatIf
-    """What is predicted."""
     moved: Moved
-    """What was chosen."""
-    controls: tuple[Control, ...]
-    """What can be moved."""
+    controls: tuple[KnobControl, ...]
     fixed: tuple[KnobChoice, ...]
     """Knobs that have one value here."""
-    verdict: str
-    """Whether they fit, in words."""
+    fit: str
+    """Whether it fits, in words."""
     against: tuple[str, ...]
-    """The same beside the best settings, in sentences."""
-    seen: tuple[tuple[Figures, str], ...]
-    """What was measured of these very settings, each with how it compares to the best."""
+    """The same beside the best configuration, in sentences."""
+    measured: tuple[tuple[Figures, str], ...]
+    """Measurements of this very configuration, each with how it compares to the best."""
     explanation: tuple[str, ...]
     """Where the memory goes."""
 
     @property
     def per(self) -> str:
-        """What a rank is to its user."""
+        """The word for a rank."""
         return rank_word(self.study.question)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The settings in words."""
-        return settings_parts(self.found.settings)
+        """The configuration in words."""
+        return short_parts(self.found.settings)
 
     @property
     def why(self) -> str:
-        """Why they do not run, or something is unknown; empty where the verdict says it."""
+        """The reason why it does not run, or is unknown; empty where ``fit`` says it."""
         need, why = self.found.memory_gib.value, self.found.why
         is_said = self.found.fits is False and need is not None and need > self.found.limit_gib
         return "" if is_said else f"{why[:1].upper()}{why[1:]}"
 
     @property
     def is_best(self) -> bool:
-        """Whether these are the best settings."""
+        """True of the best configuration."""
         return self.best is not None and self.best.settings == self.found.settings
 
     @property
     def best_path(self) -> str:
-        """Address of the best settings; empty where there are none."""
+        """The address of the best configuration; empty where there is none."""
         return settings_path(self.study.id, self.best.settings) if self.best else ""
 
     @property
     def path(self) -> str:
-        """Address of these settings."""
+        """The address of this configuration."""
         return settings_path(self.study.id, self.found.settings)
 
     @property
     def key(self) -> str:
-        """The settings as :func:`tuner.settings.parse_settings` reads them."""
+        """The configuration as :func:`tuner.core.configuration.parse_settings` reads it."""
         return str(self.found.settings)
 
     @property
     def in_short(self) -> str:
-        """What a screen reader says while one moves the knobs."""
+        """The words of a screen reader while one moves the knobs."""
         return ". ".join((*self.moved.notes, self.summary))
 
     @property
     def summary(self) -> str:
-        """Whether they fit, and their speed."""
+        """Its speed, and whether it fits."""
         speed = self.found.tokens_per_s_per_gpu.value
         rate = f"{speed_text(speed)} tokens/s per {self.per}" if speed else "speed unknown"
-        return f"{rate} · {self.verdict}"
+        return f"{rate} · {self.fit}"
 
     @property
-    def sizes_bytes(self) -> dict[str, float]:
-        """Memory by category."""
-        return {name: size * GIB for name, size in self.found.breakdown_gib.items()}
+    def bar(self) -> Markup:
+        """The predicted memory against the limit; empty where it is unknown."""
+        sizes = {name: size * GIB for name, size in self.found.breakdown_gib.items()}
+        if not sizes:
+            return Markup()
+        if self.found.outside_gib > 0:
+            sizes[OUTSIDE] = self.found.outside_gib * GIB
+        label = f"Predicted peak memory of one {self.per}"
+        return memory_bar(sizes, label=label, study=self.study, prefix="what-if")
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the controls show, for the script that moves them."""
+        """The positions of the controls, for the script that moves them."""
         return {
             control.knob: {
                 "at": control.at,
@@ -171,45 +173,46 @@ class Page:
         }
 
 
-def page_of(predictor: Predictor, suggestion: Suggestion | None, values: Mapping[str, str]) -> Page:
-    """What is shown of the settings that an address names.
+def page_of(
+    predictor: Predictor, suggestion: Suggestion | None, values: Mapping[str, str]
+) -> WhatIfPage:
+    """The page of the configuration that an address names.
 
     Args:
         predictor: of the study.
         suggestion: its answer, if it has one.
-        values: the address's; without any, the best settings are shown.
+        values: the address's; without any, the best configuration is shown.
 
     Raises:
-        UsageError: an unknown knob, or a value that it cannot take; or no settings are legal.
+        UsageError: an unknown knob, or a value that it cannot take; or no configuration is legal.
     """
     best = suggestion.best if suggestion else None
     moved = read_moved(predictor, best.settings if best else None, values)
     found = predictor.what_if(moved.settings)
     options = predictor.choices.options(moved.settings)
     knobs = predictor.choices.knobs
-    is_best = best is not None and best.settings == moved.settings
-    at_best = predictor.what_if(best.settings) if best and not is_best else None
+    other = best if best and best.settings != moved.settings else None
     per = rank_word(predictor.study.question)
-    return Page(
+    return WhatIfPage(
         study=predictor.study,
         best=best,
         found=found,
         moved=moved,
         controls=tuple(
-            Control(choice=one, options=options[one.knob]) for one in knobs if one.knob in options
+            KnobControl(knob=one.knob, options=options[one.knob])
+            for one in knobs
+            if one.knob in options
         ),
         fixed=tuple(one for one in knobs if one.knob not in options and not one.follows),
-        verdict=verdict(found),
-        against=against_best(found, at_best, per) if at_best else (),
-        seen=tuple(
-            (seen, against_measured(seen, None if is_best else best)) for seen in found.seen
-        ),
+        fit=fit_words(found),
+        against=tuple(against_best(found, predictor.what_if(other.settings), per)) if other else (),
+        measured=tuple((one, against_measured(one, other)) for one in found.seen),
         explanation=predictor.explain(moved.settings),
     )
 
 
 def read_moved(predictor: Predictor, best: Settings | None, values: Mapping[str, str]) -> Moved:
-    """The settings that were chosen, or the legal ones that are nearest, and what gave way.
+    """The configuration that was chosen, or the legal one that is nearest, and what gave way.
 
     Raises:
         UsageError: an unknown knob, or a value that it cannot take.
@@ -220,16 +223,24 @@ def read_moved(predictor: Predictor, best: Settings | None, values: Mapping[str,
         if best is None or best not in choices:
             best = _first(predictor)
         return Moved(settings=best)
-    before = _before(values)
-    wanted = Settings.from_dict({**_start(best, before), **chosen, ACCUMULATION: 1})
-    keep = _keep(wanted, before)
+    text = values.get(BEFORE, "")
+    before = parse_settings(text[:1000]) if text else None
+    begun = before or best
+    wanted = Settings.from_dict({**(begun.as_dict() if begun else {}), **chosen, ACCUMULATION: 1})
+    # The knob that was moved is kept, and the others follow it.
+    keep = next(iter(_differing(wanted, before)), "") if before else ""
     found = choices.nearest(wanted.as_dict(), keep=keep)
     return Moved(settings=found, notes=tuple(_gave_way(predictor, wanted, found)))
 
 
+def _differing(one: Settings, other: Settings) -> list[str]:
+    """Knobs in which two configurations differ; accumulation follows from the others."""
+    return [k for k in KNOBS if k != ACCUMULATION and getattr(one, k) != getattr(other, k)]
+
+
 def _first(predictor: Predictor) -> Settings:
-    """What to begin with where there is no answer: what is predicted to be the fastest that fits,
-    as far as anything is known.
+    """The one to begin with where there is no answer: predicted to be the fastest that fits, as far
+    as anything is known.
     """
     known = predictor.evidence.forecast
     found = next(iter((*known.fitting[:1], *known.timed[:1])), None)
@@ -237,7 +248,7 @@ def _first(predictor: Predictor) -> Settings:
 
 
 def _chosen(predictor: Predictor, values: Mapping[str, str]) -> dict[str, Any]:
-    """The knobs that an address names; accumulation follows from the others."""
+    """The knobs that an address names, but for accumulation."""
     chosen: dict[str, Any] = {}
     for choice in predictor.choices.knobs:
         if choice.knob in values:
@@ -259,28 +270,9 @@ def _value_at(choice: KnobChoice, at: str) -> Any:
     raise UsageError(AT + choice.knob, at, allowed)
 
 
-def _before(values: Mapping[str, str]) -> Settings | None:
-    text = values.get(BEFORE, "")
-    return parse_settings(text[:1000]) if text else None
-
-
-def _start(best: Settings | None, before: Settings | None) -> dict[str, Any]:
-    """What knobs have that are not named."""
-    known = before or best
-    return known.as_dict() if known else {}
-
-
-def _keep(wanted: Settings, before: Settings | None) -> str:
-    """The knob that was moved, which the others follow."""
-    if before is None:
-        return ""
-    differ = (k for k in KNOBS if k != ACCUMULATION and getattr(wanted, k) != getattr(before, k))
-    return next(differ, "")
-
-
 def _gave_way(predictor: Predictor, wanted: Settings, found: Settings) -> Iterator[str]:
-    """What is otherwise than it was chosen, in sentences."""
-    knobs = [k for k in KNOBS if k != ACCUMULATION and getattr(wanted, k) != getattr(found, k)]
+    """The knobs that are otherwise than they were chosen, in sentences."""
+    knobs = _differing(wanted, found)
     if not knobs:
         return
     try:
@@ -290,3 +282,78 @@ def _gave_way(predictor: Predictor, wanted: Settings, found: Settings) -> Iterat
         yield f"Moved along: {changes}. Otherwise it would not be legal: {error}."
     else:
         yield from (note.why for note in collapsed)
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+def fit_words(found: WhatIf) -> str:
+    """The need beside the limit: ``Fits: 61.2 GiB of 75.7 GiB``."""
+    need, limit = found.memory_gib, size_text(found.limit_gib * GIB)
+    if found.fits is None or need.value is None:
+        return "Not known to fit"
+    if not found.fits:
+        over = need.value - found.limit_gib
+        if over <= 0:
+            return "Does not run"
+        return f"Does not fit: {size_text(over * GIB)} over the limit of {limit}"
+    words = f"{size_text(need.value * GIB)} of {limit}"
+    is_sure = need.high is not None and need.high <= found.limit_gib
+    return f"Fits: {words}" if is_sure else f"Fits, but only just: {words}"
+
+
+def against_best(found: WhatIf, best: WhatIf, per: str) -> Iterator[str]:
+    """Differences from the best configuration in sentences, all of it as predicted."""
+    changes = [
+        f"{knob} {show(getattr(best.settings, knob))} → {show(getattr(found.settings, knob))}"
+        for knob in KNOBS
+        if getattr(found.settings, knob) != getattr(best.settings, knob)
+    ]
+    yield f"Changed: {', '.join(changes)}."
+    speed = _faster(found.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu)
+    if speed:
+        theirs = speed_text(best.tokens_per_s_per_gpu.value)
+        is_within = _is_within(found.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu)
+        off = ", which is less than either may be off by" if is_within else ""
+        yield (
+            f"{speed} than the best settings are predicted to be"
+            f" ({theirs} tokens/s per {per}){off}."
+        )
+    if found.memory_gib.value is not None and best.memory_gib.value is not None:
+        theirs = size_text(best.memory_gib.value * GIB)
+        difference_gib = found.memory_gib.value - best.memory_gib.value
+        yield f"{_more(difference_gib)} the best settings are predicted to need ({theirs})."
+
+
+def against_measured(seen: Figures, best: Candidate | None) -> str:
+    """A measurement beside the best configuration; empty where that cannot be said."""
+    if best is None or best.basis is not None or best.settings == seen.settings:
+        return ""
+    words = _faster(seen.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu)
+    return f"{words} than the best" if words else ""
+
+
+def _faster(one: Quantity, other: Quantity) -> str:
+    """``4.0% faster``; empty where either is unknown."""
+    if not one.value or not other.value:
+        return ""
+    ratio = one.value / other.value
+    if abs(ratio - 1) < SAME:
+        return "No faster and no slower"
+    return f"{share_text(abs(ratio - 1))} {'faster' if ratio > 1 else 'slower'}"
+
+
+def _more(difference_gib: float) -> str:
+    """``As much memory as``, ``1.31 GiB more memory than``."""
+    if abs(difference_gib * GIB) < 2**20:
+        return "As much memory as"
+    more = "more" if difference_gib > 0 else "less"
+    return f"{size_text(abs(difference_gib) * GIB)} {more} memory than"
+
+
+def _is_within(one: Quantity, other: Quantity) -> bool:
+    """True where each lies in the other's interval, though they are not equal."""
+    mine, theirs = interval_of(one), interval_of(other)
+    if not mine or not theirs or abs(mine.value / theirs.value - 1) < SAME:
+        return False
+    return mine.low <= theirs.value <= mine.high and theirs.low <= mine.value <= theirs.high

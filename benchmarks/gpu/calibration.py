@@ -10,10 +10,10 @@ from typing import Any
 from probe_cases import Case
 
 from gpu.place import Place
-from tuner.cluster import parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
-from tuner.cost.sharded_time import sharded_step_s
+from tuner.cost.step_time import sharded_step_s
 from workers.calibrate.run import Options, calibrate
 from workers.stop import StopRequest
 

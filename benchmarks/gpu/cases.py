@@ -14,8 +14,8 @@ from probe_cases import Case, case
 from public_rows import issue_rows
 
 from gpu.place import Place
+from tuner.core.configuration import Settings
 from tuner.planner.timing import counts_to_run
-from tuner.settings import Settings
 from tuner.space import enumerate_space
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tuner.cluster import Device, local_cluster
+from tuner.core.cluster import Device, local_cluster
 from tuner.errors import UsageError
 from tuner.machine import facts as machine
 

@@ -13,18 +13,17 @@ from probe_cases import Case, spec_of
 
 from gpu.cases import GpuCase, Way
 from tuner.catalog.versions import meets
-from tuner.cost.axes import is_fsdp
+from tuner.client.capabilities import stands_in, why_not_emulated
+from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.workload import Optimizer, Precision
+from tuner.cost.shards import is_fsdp
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
 from tuner.errors import UsageError
-from tuner.machine.capabilities import stands_in, why_not_emulated
-from tuner.measurement import Fidelity, Measurement
-from tuner.workload import Optimizer, Precision
 from workers.measuring.emulation import with_communication
-from workers.measuring.knob_check import check_knobs
-from workers.measuring.measure import kind_of
+from workers.measuring.measure import check_knobs, kind_of
+from workers.measuring.ranks import WarmRanks
 from workers.measuring.records import RankEmulation, RankRecord
-from workers.measuring.warm import WarmRanks
 
 NO_BF16_DTENSORS = "<0.19"
 """Releases of torchao whose compiled 8-bit step fails on parameters that are DTensors in bf16."""

@@ -21,11 +21,11 @@ from gpu.goals import GIB, goals
 from gpu.place import Place, this_place
 from gpu.probing import Probed, prober, why_not_here
 from gpu.rows import Tried, row_of
-from tuner.cluster import Device
+from tuner.core.cluster import Device
+from tuner.core.measurement import Outcome
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import usable_cores
-from tuner.measurement import Outcome
 
 MINUTES = 7.5
 """Of one part: so that it ends within 8, with the report."""

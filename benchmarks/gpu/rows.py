@@ -12,12 +12,11 @@ from gpu.calibration import Rates
 from gpu.cases import GpuCase
 from gpu.goals import NOT_RUN
 from gpu.probing import Probed
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Measurement, Outcome
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import Prediction, predict
-from tuner.cost.sharded_time import sharded_step_s
-from tuner.cost.step_time import missing_rate
-from tuner.measurement import Measurement, Outcome
-from tuner.settings import Settings
+from tuner.cost.step_time import missing_rate, sharded_step_s
 
 TRIED_ANEW = frozenset({NOT_RUN, str(Outcome.DEVICE_LOST)})
 """Of cases that are run again when there is another chance: their rows say nothing of them."""

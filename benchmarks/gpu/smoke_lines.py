@@ -7,8 +7,8 @@ from typing import Any
 
 from common import Goal
 
+from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
 from tuner.cost.prediction import Prediction
-from tuner.measurement import Measurement, Memory, Outcome, OutOfMemory
 
 MIB, GIB = 2**20, 2**30
 WALL_S = 180

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.tuner.cost.calibrations import calibration_of
-from tuner.cluster import parse_cluster
+from tests.unit.cost.calibrations import calibration_of
+from tuner.core.cluster import parse_cluster
 from workers.calibrate.plan import plan
 
 CLUSTER = parse_cluster("cpu:1")

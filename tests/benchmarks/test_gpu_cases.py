@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from tuner.cluster import Device
-from tuner.settings import Sharding
+from tuner.core.cluster import Device
+from tuner.core.configuration import Sharding
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.cluster import Device
+from tuner.core.cluster import Device
 
 
 @pytest.fixture

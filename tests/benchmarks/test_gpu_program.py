@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = ("sqlalchemy", "alembic", "optuna", "typer", "rich", "fastapi", "uvicorn", "pydantic",
+MISSING = ("sqlalchemy", "alembic", "optuna", "typer", "rich", "fastapi", "uvicorn",
            "platformdirs", "torchao", "pytest")  # fmt: skip
-"""Of our dependencies, what a machine with torch, transformers and accelerate need not have."""
+"""Of our dependencies, what a machine with the training stack and pydantic need not have."""
 HIDE = f"""
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
@@ -40,7 +40,7 @@ def read(tmp_path: Path) -> dict:
     return json.loads((tmp_path / "cpu.json").read_text())
 
 
-def test_a_part_runs_with_torch_transformers_and_accelerate_alone(tmp_path) -> None:
+def test_a_part_runs_with_the_training_stack_and_pydantic_alone(tmp_path) -> None:
     done = reduced(tmp_path, "time")
     assert done.returncode == 0, done.stderr
     found = read(tmp_path)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.cluster import Device
-from tuner.measurement import Emulation, Exposed, Fidelity, Measurement, Memory, Outcome
+from tuner.core.cluster import Device
+from tuner.core.measurement import Emulation, Exposed, Fidelity, Measurement, Memory, Outcome
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
 from tuner.planner.knowledge import learn
-from tuner.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
 
 GIB = 2**30
 

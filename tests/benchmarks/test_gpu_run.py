@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.cluster import Device
+from tuner.core.cluster import Device
+from tuner.core.measurement import Measurement, Outcome
 from tuner.errors import ProbeError
-from tuner.measurement import Measurement, Outcome
 
 
 @pytest.fixture

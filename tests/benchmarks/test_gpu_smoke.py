@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.gpu_rows import MIB, measurement
-from tuner.cluster import Device
-from tuner.measurement import Measurement, Outcome, OutOfMemory
+from tuner.core.cluster import Device
+from tuner.core.measurement import Measurement, Outcome, OutOfMemory
 
 LOOK = {
     "error": "", "torch": "2.13.0+cu130", "cuda_build": "13.0", "name": "NVIDIA H200", "gpus": 1,

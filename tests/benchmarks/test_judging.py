@@ -1,6 +1,6 @@
 import pytest
 
-from tuner.quantity import Provenance, Quantity
+from tuner.core.quantity import Provenance, Quantity
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = json.loads((ROOT / "benchmarks" / "results" / "predict.json").read_text())
-PAGE = (ROOT / "docs" / "prediction.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks" / "results" / "predict.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_every_goal_as_the_result_has_it() -> None:

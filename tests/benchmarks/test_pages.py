@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
-from tuner.measurement import Outcome
+from tuner.core.measurement import Outcome
 from tuner.planner import answer
 from tuner.store import open_store
 
@@ -80,7 +80,7 @@ def test_a_page_is_seen_after_each_event_and_again(benchmark) -> None:
 # -- viewers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # tests/api/pages/test_live.py has twenty viewers, without a server
+@pytest.mark.slow  # tests/unit/pages/test_live.py has twenty viewers, without a server
 def test_a_hundred_viewers_cost_the_database_what_one_does(benchmark) -> None:
     """Through the service, as browsers ask: the page, then its stream of changes."""
     part = benchmark("pages_viewers")

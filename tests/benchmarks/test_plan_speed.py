@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.measurement import Outcome
+from tuner.core.measurement import Outcome
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from tuner.settings import Checkpointing, Sharding
-from tuner.workload import Optimizer, Precision
+from tuner.core.configuration import Checkpointing, Sharding
+from tuner.core.workload import Optimizer, Precision
 
 
 @pytest.fixture

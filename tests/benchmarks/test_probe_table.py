@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.quantity import Provenance, Quantity
+from tuner.core.quantity import Provenance, Quantity
 
 
 @pytest.fixture

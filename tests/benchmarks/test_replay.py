@@ -6,12 +6,20 @@ from math import isinf, log
 import numpy as np
 import pytest
 
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
 from tuner.cost.constants import default_costs
-from tuner.framework import Framework, FrameworkName
-from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.planner.history import past_of
+from tuner.planner.similar import past_of
 from tuner.search.trials import Result
-from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState, Terms
 
 
 @pytest.fixture

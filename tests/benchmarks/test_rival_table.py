@@ -1,9 +1,9 @@
 import pytest
 
-from tuner.catalog.models import read
-from tuner.cluster import parse_cluster
-from tuner.settings import Settings
-from tuner.workload import Workload
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.workload import Workload
+from tuner.model import published_model as read
 
 
 @pytest.fixture

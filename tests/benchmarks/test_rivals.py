@@ -1,7 +1,7 @@
 import pytest
 
-from tuner.cluster import parse_cluster
-from tuner.settings import Settings, Sharding
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings, Sharding
 
 WHOLE = {"model": 4.0, "gradients": 6.0, "optimizer": 8.0, "step": 8.0}
 """Accelerate's figures of one parameter in mixed precision."""

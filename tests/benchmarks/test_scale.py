@@ -1,7 +1,7 @@
 """Small forms of what ``make bench-scale`` measures."""
 
+from tuner.core.study import StudyState
 from tuner.store import open_store
-from tuner.study import StudyState
 
 
 def test_planning_has_a_row_for_each_question(benchmark, monkeypatch) -> None:
@@ -31,7 +31,7 @@ def test_copies_of_a_study_are_studies(benchmark, monkeypatch, tmp_path) -> None
         first = rows._finished(store)
         rows._copy(store, first, 1, 5)
         rows._copy(store, first, 5, 8)
-        listed = store.page(limit=50)
+        listed = store.studies(limit=50)
         assert [study.id for study in listed][:2] == [first, "st-000000000001"]
         assert len(listed) == 8
         like = store.study(first)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.settings import Sharding
+from tuner.core.configuration import Sharding
 
 
 @pytest.fixture

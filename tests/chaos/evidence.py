@@ -10,10 +10,17 @@ from pathlib import Path
 import psutil
 from sqlalchemy import func, select
 
+from tuner.core.study import ProbeState
 from tuner.store import Store
-from tuner.store.records import AttemptState, EventKind
-from tuner.store.tables import AttemptRow, DeviceRow, EventRow, MeasurementRow, ProbeRow
-from tuner.study import ProbeState
+from tuner.store.tables import (
+    AttemptRow,
+    AttemptState,
+    DeviceRow,
+    EventKind,
+    EventRow,
+    MeasurementRow,
+    ProbeRow,
+)
 
 RECORDED = re.compile(r"probe (\d+): \w+ after [\d.]+ s(?!.*\(not recorded)")
 """What a worker says when the database has confirmed a result."""

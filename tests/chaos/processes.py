@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-STAND_IN_WORKER = ROOT / "tests/workers/stand_in_worker.py"
+STAND_IN_WORKER = ROOT / "tests/process/workers/stand_in_worker.py"
 END_S = 300.0
 """Seconds that a process may take to end after SIGTERM."""
 

@@ -8,15 +8,14 @@ from typing import Any
 from sqlalchemy import func, select
 
 from tests.chaos.evidence import mistakes, overlaps, spans
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.measurement import Fidelity, Outcome
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.store import Store
-from tuner.store.records import AttemptState
-from tuner.store.tables import AttemptRow
-from tuner.study import Question, Study, StudyState, Terms
-from tuner.workload import Workload
+from tuner.store.tables import AttemptRow, AttemptState
 
 PROBES = 6
 """Of each study."""

@@ -11,9 +11,9 @@ import pytest
 from tests.chaos.databases import PostgresServer
 from tests.chaos.processes import Member, worker
 from tests.chaos.studies import PROBES, SLICES, ask, check, eventually, is_done
-from tuner.measurement import Fidelity
+from tuner.core.measurement import Fidelity
+from tuner.core.study import ProbeState, Study
 from tuner.store import Store, open_store
-from tuner.study import ProbeState, Study
 
 AWAY_S = 6.0
 SCRIPT = {"*": [*["begin", "sleep:0.05", "end"] * SLICES, "ok"]}

@@ -23,10 +23,10 @@ from tests.chaos.callers import Caller
 from tests.chaos.databases import Database
 from tests.chaos.evidence import confirmed, left, mistakes, overlaps, spans
 from tests.chaos.processes import Member, service, worker
-from tuner.measurement import Fidelity, Outcome
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import StudyState
 from tuner.store import Store, open_store
 from tuner.store.workers import Workers
-from tuner.study import StudyState
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 STUDIES = int(os.environ.get("CHAOS_STUDIES", "15"))

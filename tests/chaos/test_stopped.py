@@ -14,10 +14,11 @@ from tests.chaos.databases import Database, PostgresServer
 from tests.chaos.evidence import left, mistakes, overlaps
 from tests.chaos.processes import Member, worker
 from tests.chaos.studies import PROBES, SLICES, ask, attempts, check, eventually, is_done
-from tuner.measurement import Fidelity
+from tuner.core import lease
+from tuner.core.measurement import Fidelity
+from tuner.core.study import StudyState
 from tuner.store import open_store
-from tuner.store.records import AttemptState
-from tuner.study import StudyState
+from tuner.store.tables import AttemptState
 
 Join = Callable[[Member], Member]
 
@@ -56,8 +57,9 @@ def notes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def variables(notes: Path) -> dict[str, str]:
-    """Of workers."""
+def variables(notes: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of workers, whose leases are short."""
+    monkeypatch.setattr(lease, "LEASE_S", LEASE_S)
     return {"STAND_IN_NOTES": str(notes), "STAND_IN_LEASE_S": str(LEASE_S)}
 
 
@@ -67,7 +69,7 @@ def test_a_worker_that_sleeps_for_two_leases_doubles_nothing(
 ) -> None:
     """Both see the same GPU, and not each other's locks: only the database is between them."""
     variables["STAND_IN_GPUS"] = "GPU-a"
-    with open_store(database.url, lease_s=LEASE_S) as store:
+    with open_store(database.url) as store:
         study = ask(store)
         sleeper = worker("sleeper", database.url, tmp_path, SCRIPT, machine="one", **variables)
         join(sleeper)
@@ -111,7 +113,7 @@ def test_a_worker_that_stops_inside_a_transaction_holds_nobody_up(
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(STOPS_INSIDE)
     variables["STAND_IN_GPUS"] = "GPU-a"
-    with open_store(server.url, lease_s=LEASE_S) as store:
+    with open_store(server.url) as store:
         study = ask(store)
         sleeper = worker("sleeper", server.url, tmp_path, SCRIPT, machine="one", **variables)
         sleeper.environment = {

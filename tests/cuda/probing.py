@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.measurement import Fidelity
-from workers.measuring.warm import Kind, Probed, WarmRanks
+from tuner.core.measurement import Fidelity
+from workers.measuring.ranks import Kind, Probed, WarmRanks
 
 DEADLINE_S = 300.0
 """Of a probe: it ends within seconds, and on a machine that is busy all the same."""

@@ -12,15 +12,15 @@ import pytest
 
 from tests.cuda.conftest import Gpus
 from tests.cuda.probing import probe_all
-from tuner.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.framework import framework
+from tuner.core.workload import Precision, Workload
 from tuner.cost.attention import Backend, Call, sdpa_backend
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRun, DryRunner, Profile, dry_run_versions, plan_dry_runs
-from tuner.framework import framework
+from tuner.dryrun.plan import rank_spec
 from tuner.model import read_model_config
-from tuner.rank_spec import rank_spec
-from tuner.settings import Checkpointing, Settings
-from tuner.workload import Precision, Workload
 
 ASK = """
 import itertools, json, sys, torch

@@ -13,10 +13,10 @@ import pytest
 
 from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA
-from tuner.cluster import parse_cluster
-from tuner.measurement import RAN, Measurement
+from tuner.core.cluster import parse_cluster
+from tuner.core.measurement import RAN, Measurement
+from tuner.core.study import Probe
 from tuner.store import open_store
-from tuner.study import Probe
 
 ROOT = Path(__file__).resolve().parents[2]
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, prober, spec
+from tuner.core.measurement import Measurement, Outcome
 from tuner.errors import ProbeError
-from tuner.measurement import Measurement, Outcome
 
 MODEL = LLAMA | {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 704}
 MIB = 2**20

@@ -8,13 +8,13 @@ import pytest
 
 from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, probe_all, spec
-from tuner.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRun, DryRunner, dry_run_versions, plan_dry_runs
-from tuner.framework import framework
 from tuner.model import read_model_config
-from tuner.settings import Settings
-from tuner.workload import Optimizer, Precision, ReduceDtype, Workload
 
 SPLIT, UNSPLIT = 0.005, 0.01
 """How far off predictions may be; the second where blocks are larger than their tensors."""

@@ -26,7 +26,7 @@ import importlib.util
 
 class Leak(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "workers.probe.between":
+        if name != "workers.probe.series":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -12,11 +12,10 @@ import pytest
 
 from tests.cuda.conftest import Gpus
 from tests.cuda.probing import spec
+from tuner.core.measurement import Outcome
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import visible_gpus
-from tuner.measurement import Outcome
-from workers.measuring.device_check import CheckedDevices, Look
-from workers.measuring.warm import Kind, Probed, WarmRanks
+from workers.measuring.ranks import CheckedDevices, DeviceCheck, Kind, Probed, WarmRanks
 
 SHM = (
     "Error while creating shared memory segment /dev/shm/nccl-aBcDeF (size 9637888), error: No"
@@ -60,7 +59,7 @@ def test_a_look_leaves_nothing_behind_for_the_first_probe(
     assert found[0].memory == found[1].memory
 
 
-def look(ranks: WarmRanks, count: int) -> Look:
+def look(ranks: WarmRanks, count: int) -> DeviceCheck:
     with ranks:
         found = ranks.look(kind(count), pause)
     assert found is not None

@@ -20,14 +20,14 @@ class Rule(NamedTuple):
 
 GPUS = "needs GPUs"
 MINUTES = (
-    "probes for a minute or more; tests/tuner/cli/test_end_to_end.py runs it with a tiny model"
+    "probes for a minute or more; tests/process/cli/test_end_to_end.py runs it with a tiny model"
 )
-TINY = "imports torch in every rank; tests/tuner/cli/test_end_to_end.py probes a tiny model"
-LASTS = "does not end; tests/tuner/cli/test_serve.py and test_worker.py run it"
+TINY = "imports torch in every rank; tests/process/cli/test_end_to_end.py probes a tiny model"
+LASTS = "does not end; tests/process/cli/test_serve.py and test_worker.py run it"
 ENGINE = "needs a container engine; tests/test_compose.py reads it against the compose file"
 OUTSIDE = "needs a machine or a network that tests do not have"
 EXAMPLE = "is the reader's own program or file"
-WAITS = "waits for workers of a service; tests/tuner/cli/test_remote.py runs one with them"
+WAITS = "waits for workers of a service; tests/unit/cli/test_remote.py runs one with them"
 
 NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"git clone .*|cd \S+", "this is the clone"),
@@ -36,11 +36,9 @@ NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"tuner suggest .*--cluster local .*", GPUS),
     Rule("*", r"tuner suggest --model stories15m .*--max-probes \d+\b.*", MINUTES),
     Rule("*", r"tuner probe --model stories15m .*", TINY),
-    Rule("*", r"tuner check .*", "checks the reader's own file: tests/tuner/cli/test_check.py"),
+    Rule("*", r"tuner check .*", "checks the reader's own file: tests/unit/cli/test_check.py"),
     Rule("*", r"tuner calibrate( --cluster cpu:2)?", "measures for two minutes"),
-    Rule(
-        "*", r"tuner doctor --run", "trains twins for two minutes: tests/tuner/cli/test_doctor.py"
-    ),
+    Rule("*", r"tuner doctor --run", "trains twins for two minutes: tests/unit/cli/test_doctor.py"),
     Rule("*", r"tuner (serve|worker)( --db sqlite:///studies.db| --pool h100)?( &)?", LASTS),
     Rule(
         "*", r"tuner worker (--slurm|--launcher) .*", "needs Slurm, or a Ray cluster of one's own"
@@ -54,7 +52,11 @@ NOT_RUN: tuple[Rule, ...] = (
     Rule("docs/deploy.md", r"python -m venv /opt/tuner .*|export TUNER_DB=.*", "writes outside"),
     Rule("docs/deploy.md", r"cp .env.example .env .*", ENGINE),
     Rule("docs/schedulers.md", r"TUNER_URL=.*ask-tuner.sh .*", "tests/examples/test_pages.py does"),
-    Rule("docs/recipes.md", r"accelerate launch .*|torchrun .*|sh torchrun.sh .*", EXAMPLE),
+    Rule(
+        "docs/quickstart.md",
+        r"accelerate launch .* train.py|torchrun .*|sh torchrun.sh .*",
+        EXAMPLE,
+    ),
 )
 
 

@@ -32,10 +32,11 @@ def commands() -> str:
     """What is said of every command."""
     context = command_of(())
     sections = list(_sections(context, "tuner"))
-    listed = [
-        f"- [`{name}`](#{name.replace(' ', '-')}): {_first(one.command)}" for name, one in sections
-    ]
-    return "\n".join(["## Commands", "", *listed, "", *(_section(*one) for one in sections), ""])
+    shown: dict[str, str] = {}
+    listed = ", ".join(f"[`{name}`](#{name.replace(' ', '-')})" for name, _ in sections)
+    return "\n".join(
+        ["## Commands", "", f"{listed}.", "", *(_section(*one, shown) for one in sections), ""]
+    )
 
 
 def _sections(group: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -55,11 +56,15 @@ def _is_group(context: Any) -> bool:
     return hasattr(context.command, "list_commands")
 
 
-def _first(command: Any) -> str:
-    return str(command.help).split("\n\n")[0].replace("\n", " ").strip()
+def _section(name: str, context: Any, shown: dict[str, str]) -> str:
+    """Describes a command.
 
-
-def _section(name: str, context: Any) -> str:
+    Args:
+        name: its whole name.
+        context: its own.
+        shown: the command under which a row of an option stands already; rows of this one are
+            added.
+    """
     command = context.command
     parameters = [one for one in command.get_params(context) if one.name != "help"]
     arguments = [one for one in parameters if one.param_type_name == "argument"]
@@ -68,14 +73,21 @@ def _section(name: str, context: Any) -> str:
         rows = [f"| `{one.metavar or one.name}` | {_cell(one.help or '')} |" for one in arguments]
         lines += ["| argument | what it is |", "|---|---|", *rows, ""]
     by_panel: dict[str, list[str]] = {}
+    again: dict[str, list[str]] = {}
     for one in parameters:
-        if one.param_type_name == "option":
-            panel = getattr(one, "rich_help_panel", None) or ""
-            by_panel.setdefault(panel, []).append(_row(one))
+        if one.param_type_name != "option":
+            continue
+        if (row := _row(one)) in shown:
+            again.setdefault(shown[row], []).append(f"`{one.opts[0]}`")
+            continue
+        shown[row] = name
+        by_panel.setdefault(getattr(one, "rich_help_panel", None) or "", []).append(row)
     for panel, rows in by_panel.items():
         title = panel if len(by_panel) > 1 else ""
         lines += [f"{title}:", ""] if title else []
         lines += ["| option | default | what it is |", "|---|---|---|", *rows, ""]
+    for other, names in again.items():
+        lines += [f"As for [`{other}`](#{other.replace(' ', '-')}): {', '.join(names)}.", ""]
     return "\n".join(lines)
 
 

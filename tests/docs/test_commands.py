@@ -21,22 +21,22 @@ import pytest
 
 from api.app import create_app
 from api.settings import Settings
-from tests.api.live import serving
 from tests.docs.command_line import command_of, parsed
 from tests.docs.not_run import NOT_RUN, why_not
 from tests.docs.pages import PAGES, ROOT, SHELLS, Block, Command, blocks, commands, name_of, text
 from tests.models import TINY
-from tests.tuner.made import ok, stored
+from tests.process.api.live import serving
+from tests.unit.made import ok, stored
 from tuner.cli import main
 from tuner.cli.commands import COMMANDS
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.store import open_store
-from tuner.store.keys import Keys
-from tuner.store.records import Scope
-from tuner.study import Question
-from tuner.workload import Workload
+from tuner.store.access import Keys
+from tuner.store.tables import Scope
 
 SHOWN = [command for page in PAGES for command in commands(name_of(page))]
 RUN = [*{one.text: one for one in SHOWN if why_not(one) is None}.values()]
@@ -109,7 +109,7 @@ def place(
 def _fill(folder: Path) -> None:
     """Put files there that pages tell the reader to make."""
     (folder / "backup").mkdir()
-    (case,) = [one.text for one in blocks("docs/recipes.md") if one.language == "json"]
+    (case,) = [one.text for one in blocks("docs/quickstart.md") if one.language == "json"]
     (folder / "cases.jsonl").write_text(case)
     (script,) = [one.text for one in blocks("docs/quickstart.md") if one.language == "python"]
     (folder / "show.py").write_text(script)

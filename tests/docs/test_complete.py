@@ -15,16 +15,16 @@ from api.app import create_app
 from api.settings import Settings
 from tests.docs.command_line import known_variables
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of, text
+from tuner.core.configuration import KNOBS
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import StudyState
 from tuner.errors import __doc__ as tree_of_errors
-from tuner.export import FORMATS
-from tuner.measurement import Fidelity, Outcome
+from tuner.launchfiles import FORMATS
 from tuner.model.fields import ARCHITECTURES
-from tuner.quantity import Provenance
-from tuner.settings import KNOBS
 from tuner.store import open_store
-from tuner.study import StudyState
 
-REST, CONCEPTS, TROUBLE = "docs/rest.md", "docs/concepts.md", "docs/troubleshooting.md"
+REST, CONCEPTS, TROUBLE = "docs/api.md", "docs/concepts.md", "docs/troubleshooting.md"
 PAGES_OF_PEOPLE = {"/", "/new", "/studies/{id}", "/compare", "/sign-in", "/sign-out", "/static"}
 """Paths that are no part of the interface, and of which the OpenAPI document does not tell."""
 
@@ -60,13 +60,13 @@ def test_every_error_has_an_exit_code_that_is_told() -> None:
 
 def test_every_format_of_an_export_is_named() -> None:
     (listed,) = re.findall(
-        r"writes an answer in every format: (.*?`)\.", text("docs/recipes.md"), re.S
+        r"writes an answer in every format: (.*?`)\.", text("docs/quickstart.md"), re.S
     )
     assert re.findall(r"`([^`]+)`", listed) == list(FORMATS)
 
 
 def test_every_type_of_model_is_named() -> None:
-    (listed,) = re.findall(r"`model_type` is one of\n?(.*?)\.", text("docs/faq.md"), re.S)
+    (listed,) = re.findall(r"`model_type` is one of\n?(.*?)\.", text(TROUBLE), re.S)
     assert sorted(re.findall(r"`([^`]+)`", listed)) == sorted(ARCHITECTURES)
 
 

@@ -16,12 +16,12 @@ import pytest
 
 from api.app import create_app
 from api.settings import Settings
-from tests.api.live import serving
-from tests.api.studies import MEASURED, finish, probe
+from tests.process.api.live import serving
+from tests.unit.api.studies import MEASURED, finish, probe
+from tuner.core.study import StudyState
 from tuner.store import Store, open_store
-from tuner.store.keys import Keys
-from tuner.store.records import Scope
-from tuner.study import StudyState
+from tuner.store.access import Keys
+from tuner.store.tables import Scope
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BUDGET = {**MEASURED, "budget": {"max_probes": 2}}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.examples.conftest import EXAMPLES, LONGER_S, Ask, Service
-from tuner.asking.targets import WRITTEN_BY_US
-from tuner.study import StudyState
+from tuner.client.answered import WRITTEN_BY_US
+from tuner.core.study import StudyState
 
 ASK = ("./ask-tuner.sh", "answer", "question.json", "env", "tuned.env")
 

@@ -1,4 +1,4 @@
-"""What docs/python.md, docs/check.md and docs/schedulers.md show, run."""
+"""What docs/api.md, docs/cli.md and docs/schedulers.md show, run."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ from tuner import suggest
 from tuner.cli.options import SuggestAsked
 
 ROOT = EXAMPLES.parent
-PYTHON = (ROOT / "docs" / "python.md").read_text()
-CHECK = (ROOT / "docs" / "check.md").read_text()
+PYTHON = (ROOT / "docs" / "api.md").read_text()
+CHECK = (ROOT / "docs" / "cli.md").read_text()
 SCHEDULERS = (ROOT / "docs" / "schedulers.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PYTHON, re.M | re.S)
 SAYS = ("adamw", "full_shard", "nothing fits")
@@ -68,7 +68,7 @@ def test_arguments_that_are_shown_are_there() -> None:
 def test_every_example_is_named() -> None:
     named = set(re.findall(r"^\| `examples/(\S+)`", SCHEDULERS, re.M))
     files = {str(one.relative_to(EXAMPLES)) for one in EXAMPLES.rglob("*") if one.is_file()}
-    assert named | {"slurm/question.json"} == files
+    assert named | {"slurm/question.json", "optuna_study.py"} == files
 
 
 def test_the_command_that_asks_does(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
 from tests.ray.running import RayCluster, missing, ray_cluster
-from tests.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
-from workers.launchers.ray.site import RaySite, ray_site
+from workers.launchers.ray.launcher import RaySite, ray_site
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ray.running import RayCluster, ray_cluster
 from tuner.errors import UsageError
-from workers.launchers.ray.site import ray_site
+from workers.launchers.ray.launcher import ray_site
 
 WORKER = (sys.executable, "-P", "-m", "workers")
 

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.process.workers.launchers.contract import *  # noqa: F403
+from tests.process.workers.launchers.contract import codes, finish, wait_for_ready
 from tests.ray.running import RayCluster
-from tests.workers.launchers.contract import *  # noqa: F403
-from tests.workers.launchers.contract import codes, finish, wait_for_ready
+from tuner.core.measurement import Measurement, Outcome
 from tuner.errors import ProbeError
-from tuner.measurement import Measurement, Outcome
 from workers.launchers.base import Job, Launcher, Run, Why
 from workers.launchers.ray import launcher as launcher_module
-from workers.launchers.ray.launcher import RayLauncher
-from workers.launchers.ray.site import RaySite
-from workers.measuring.warm import Kind, WarmRanks
+from workers.launchers.ray.launcher import RayLauncher, RaySite
+from workers.measuring.ranks import Kind, WarmRanks
 
 MEET = """
 folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]

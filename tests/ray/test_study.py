@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.ray.running import RayCluster
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.measurement import RAN
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import RAN
+from tuner.core.quantity import Provenance
+from tuner.core.study import Question, StudyState, Terms
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner import answer
-from tuner.quantity import Provenance
 from tuner.store import Store
-from tuner.study import Question, StudyState, Terms
-from tuner.workload import Workload
-from workers.launchers.ray.site import RaySite
-from workers.options import Options
+from workers.executor import WorkerOptions
+from workers.launchers.ray.launcher import RaySite
 from workers.stop import StopRequest
 from workers.worker import Worker
 
@@ -36,7 +36,9 @@ def test_a_worker_answers_a_study_of_the_two_nodes(
     site: RaySite, store: Store, question: Question, tmp_path: Path
 ) -> None:
     study = store.ask(question, Terms(max_probes=2))
-    options = Options(site=site, folder=tmp_path / "probes", guards=False)  # twins are of one node
+    options = WorkerOptions(
+        site=site, folder=tmp_path / "probes", guards=False
+    )  # replicas are of one node
     assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
     study = store.study(study.id)
     assert study.state is StudyState.DONE, study.reason

@@ -14,22 +14,29 @@ import pytest
 
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import Allocate
-from tuner.cluster import parse_cluster
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import (
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.core.workload import Workload
 from tuner.errors import ProbeError, UsageError
-from tuner.framework import framework
-from tuner.measurement import Fidelity, Outcome
 from tuner.model import load_model
-from tuner.settings import Settings
 from tuner.store import Store
-from tuner.study import ProbeRequest, ProbeState, Question, Study, StudyState, Terms
-from tuner.workload import Workload
+from workers.executor import WorkerOptions
 from workers.launchers import slurm, slurm_watch
 from workers.launchers import slurm_site as slurm_site_module
 from workers.launchers.base import Why
-from workers.launchers.facts import Facts
-from workers.launchers.slurm_query import job_state, node_states
+from workers.launchers.site import Facts
 from workers.launchers.slurm_site import SlurmSite, slurm_site
-from workers.options import Options
+from workers.launchers.slurm_watch import job_state, node_states
 from workers.stop import StopRequest
 from workers.worker import INTERRUPTED, Worker
 
@@ -65,7 +72,7 @@ class Working:
         self._thread: threading.Thread | None = None
 
     def start(self, folder: Path, argv: Callable[[Path], tuple[str, ...]]) -> None:
-        options = Options(
+        options = WorkerOptions(
             site=self.site, folder=folder, argv=argv, queued_only=True, guards=False, deadline_s=300
         )
         worker = Worker(self._store, self._study.id, stop=self.stop, options=options)
@@ -227,7 +234,7 @@ def test_no_probe_is_begun_that_could_not_end_in_time(
     stop = StopRequest()
     with slurm_site(stop, tmp_path, poll_s=0.5) as site:
         monkeypatch.setattr(slurm_watch, "LEAVE_S", slurm_watch.LEAVE_S + site.left_s - 25.0)
-        options = Options(site=site, folder=tmp_path, queued_only=True)
+        options = WorkerOptions(site=site, folder=tmp_path, queued_only=True)
         assert Worker(store, study.id, stop=stop, options=options).run() == INTERRUPTED
     assert stop.wait(0).endswith("ends before another probe could")
     assert not store.events(study.id) or probe_of(store.study(study.id)) == (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.workers.launchers.contract import *  # noqa: F403
+from tests.process.workers.launchers.contract import *  # noqa: F403
 from workers.launchers.slurm import SlurmLauncher
 
 SUPERVISOR = """

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import SlurmCluster
-from tuner.cluster import parse_cluster
-from tuner.framework import framework
-from tuner.measurement import Fidelity, Outcome
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import Question, StudyState, Terms
+from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner import answer
-from tuner.quantity import Provenance
 from tuner.store import Store
-from tuner.study import Question, StudyState, Terms
-from tuner.workload import Workload
 
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
 

@@ -10,13 +10,13 @@ from typing import Any
 from tuner.errors import UnknownNameError, UsageError
 
 MIB = 2**20
+# Relative difference in memory that is put down to the driver: releases differ by up to 1.8%.
 SAME_MEMORY = 0.02
-"""Relative difference in memory that is put down to the driver: releases differ by up to 1.8%."""
+# Relative difference that is still the same GPU: error correction takes 6.25% of GDDR6.
 ECC_MEMORY = 0.10
-"""Relative difference that is still the same GPU: error correction takes 6.25% of GDDR6."""
 
+# Of a GPU's memory, what CUDA offers where that is not known: the least of the known kinds.
 CUDA_SHARE = 0.99
-"""Of a GPU's memory, what CUDA offers where that is not known: the least of the known kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def reported_kind(driver_name: str, memory_bytes: int) -> GpuKind | None:
 
 
 def is_published_memory(kind: GpuKind, memory_bytes: int) -> bool:
-    """Whether ``memory_bytes`` is the kind's own, up to differences between driver releases."""
+    """Says if ``memory_bytes`` is the kind's own, up to differences between driver releases."""
     return _near(memory_bytes, kind.memory_bytes, SAME_MEMORY)
 
 

@@ -11,10 +11,9 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from tuner.errors import UnknownNameError
-from tuner.model import ModelConfig, read_model_config
 
+# Where most sources are: what follows is the repository, which is understood as a name too.
 HUB = "https://huggingface.co/"
-"""Where most sources are: what follows is the repository, which is understood as a name too."""
 
 
 @cache
@@ -35,8 +34,8 @@ def find(spec: str) -> str | None:
     return _by_letters().get(_letters(spec))
 
 
-def read(spec: str) -> ModelConfig:
-    """A published model, by a name that :func:`find` understands.
+def published(spec: str) -> tuple[str, dict[str, Any]]:
+    """The catalogue's name of a published model and its config, by a name that :func:`find` takes.
 
     Raises:
         UnknownNameError: no such name; it holds the nearest ones.
@@ -45,7 +44,8 @@ def read(spec: str) -> ModelConfig:
     if name is None:
         shown = spec if len(spec) <= 100 else f"{spec[:100]}..."
         raise UnknownNameError("model", shown, names(), "(or give the path of a config.json)")
-    return read_model_config(entry(name)["config"], name=name)
+    config: dict[str, Any] = entry(name)["config"]
+    return name, config
 
 
 def entry(name: str) -> dict[str, Any]:

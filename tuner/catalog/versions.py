@@ -1,4 +1,4 @@
-"""What versions of the frameworks do with a knob, read from ``versions.toml``."""
+"""Reads what versions of the frameworks do with a knob, from ``versions.toml``."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from packaging.version import Version
 
 
 class Effect(StrEnum):
-    """What a version does with a knob."""
+    """Effects of a version on a knob."""
 
     LIVE = "live"  # what it is set to
     DEAD = "dead"  # always the same, whatever it is set to
@@ -21,7 +21,7 @@ class Effect(StrEnum):
 
 
 class Condition(StrEnum):
-    """What must hold of the settings for a rule to apply."""
+    """Conditions under which a rule applies."""
 
     DDP = "ddp"  # parameters are replicated, gradients all-reduced
     FSDP1 = "fsdp1"  # sharded by FullyShardedDataParallel
@@ -50,7 +50,7 @@ class KnobRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageVersions:
-    """What the table knows of a package."""
+    """Versions of one package in the table."""
 
     newest: str
     """The newest release that the rules were checked against."""
@@ -60,7 +60,7 @@ class PackageVersions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkVersions:
-    """What the table knows of a framework."""
+    """Versions of one framework in the table."""
 
     oldest: Mapping[str, str]
     """The packages that decide its knobs and probes, each with the oldest version described."""
@@ -131,7 +131,7 @@ def read_version_table(data: Mapping[str, Any]) -> VersionTable:
 
 @lru_cache(maxsize=1024)  # asked a thousand times for each answer, of a few versions
 def meets(version: str, requirement: str) -> bool:
-    """Whether ``version`` is in a range such as ``>=0.28,<0.31``.
+    """Tells whether ``version`` is in a range such as ``>=0.28,<0.31``.
 
     Bounds are compared as plain versions: 1.11.0.dev0 and 1.11.0rc1 are older than 1.11, so a
     development build is not credited with a fix that it may lack.
@@ -146,7 +146,7 @@ def meets(version: str, requirement: str) -> bool:
 
 
 def meets_all(versions: Mapping[str, str], requirements: Mapping[str, str]) -> bool:
-    """Whether every package of ``requirements`` has a known version that meets its range."""
+    """Tells whether every package of ``requirements`` has a known version that meets its range."""
     return all(
         package in versions and meets(versions[package], requirement)
         for package, requirement in requirements.items()

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+# Exit code of Ctrl-C where nothing is under way that must be ended first.
 INTERRUPTED = 130
-"""Exit code of Ctrl-C where nothing is under way that must be ended first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

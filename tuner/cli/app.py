@@ -12,13 +12,13 @@ HELP = """Finds the fastest training settings that fit in memory, before a distr
 
 It runs a few real training steps with candidate settings, and answers from what they showed.
 """
+# Characters of a command's line in a list of them: as many as a terminal of 80 columns has.
 LONGEST_SHORT = 63
-"""Characters of a command's line in a list of them: as many as a terminal of 80 columns has."""
+# Of every command; a signal's are 128 and its number, 130 for Ctrl-C.
 EXIT_CODES = (
     "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits in memory, 4 what fits trains"
     " something else."
 )
-"""Of every command; a signal's are 128 and its number, 130 for Ctrl-C."""
 
 
 class GroupedHelp(TyperCommand):
@@ -76,7 +76,7 @@ def _group(text: str, commands: dict[str, Callable[..., int]]) -> typer.Typer:
 
 
 def _short(help_text: str) -> str:
-    """What a list of commands says of one: its first sentence, or as many of its clauses as fit."""
+    """Shortens a command's help for lists: its first sentence, or as many of its clauses as fit."""
     sentence = " ".join(help_text.partition("\n\n")[0].split())
     if len(sentence) <= LONGEST_SHORT:
         return sentence

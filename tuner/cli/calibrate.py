@@ -9,26 +9,26 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tuner.asking.follow import failure_text
-from tuner.asking.inquiry import check_here
-from tuner.asking.worker import Signals, Worker
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.errors import print_json
-from tuner.cli.watch import watch_of
-from tuner.cluster import Cluster, Link, parse_cluster
+from tuner.cli.predict import watch_of
+from tuner.client.inquiry import check_here
+from tuner.client.local import failure_text
+from tuner.client.worker_process import Signals, Worker
+from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.framework import installed_versions
+from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration, LinkRates
 from tuner.cost.constants import default_costs
 from tuner.errors import ProbeError, StoppedError
-from tuner.framework import installed_versions
-from tuner.quantity import Quantity
 from tuner.store import Store, open_store
 
+# Between two looks at the worker.
 POLL_S = 0.1
-"""Between two looks at the worker."""
 TERA, GIGA = 1e12, 1e9
+# From which on it is told.
 DISTURBED = 1.25
-"""From which on it is told."""
 
 
 def run(cluster: str, *, as_json: bool, db: str | None) -> int:
@@ -87,7 +87,7 @@ def _run_worker(store: Store, argv: Sequence[str], *, as_json: bool) -> None:
 
 
 def show_calibration(console: Console, found: Calibration, cluster: Cluster) -> None:
-    """What was measured, beside what the catalogue publishes or assumes."""
+    """Shows measured rates beside what the catalogue publishes or assumes."""
     console.print(Text(f"{cluster.name}, calibrated {found.at[:16]} UTC", style="bold"))
     versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
     took = f"{found.wall_s:.0f} s, {len(found.readings)} cases on {cluster.world_size} ranks"

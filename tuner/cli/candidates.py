@@ -6,19 +6,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tuner.answering.words import range_text, speed_text
 from tuner.cli.columns import Column, table_of
-from tuner.cli.tables import TITLES
-from tuner.cost.categories import Basis
-from tuner.quantity import Provenance, Quantity
-from tuner.results.rows import differing, knob_texts
-from tuner.settings import KNOBS
-from tuner.sizes import size_number, size_text, size_unit
-from tuner.suggestion import GIB, Candidate, Suggestion
-from tuner.units import time_text
+from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.configuration import KNOBS
+from tuner.core.measurement import Basis
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.words import range_text, speed_text
+from tuner.results.points import differing, knob_texts
+from tuner.text import size_number, size_text, size_unit, time_text
 
+# What allocated memory was computed from.
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
-"""What allocated memory was computed from."""
 
 
 def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
@@ -43,7 +41,7 @@ def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
 
 
 def predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    """What is predicted of the best settings, for the list of facts of an answer."""
+    """Lists the predictions for the best configuration, for the facts of an answer."""
     speed, step = best.tokens_per_s_per_gpu, best.step_time_s
     assert best.basis is not None
     yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
@@ -65,7 +63,7 @@ def predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
 
 
 def _speeds(found: Sequence[Candidate]) -> str:
-    """What the speeds of a table are."""
+    """Names the speeds of a table."""
     if any(one.step_time_s.provenance is Provenance.TRANSFERRED for one in found):
         return "arithmetic, corrected by what other studies measured"
     return "arithmetic"
@@ -81,7 +79,7 @@ def _spare(best: Candidate) -> str:
 
 
 def spare_text(allocated_bytes: float, reserved_bytes: float, limit_bytes: float) -> str:
-    """That what is reserved beyond the limit is free, and is no reason to run out of memory."""
+    """Says that what is reserved beyond the limit is free, and no reason to run out of memory."""
     if reserved_bytes <= limit_bytes:
         return ""
     free = size_text(reserved_bytes - allocated_bytes)
@@ -111,7 +109,7 @@ def _table(found: Sequence[Candidate], best: Candidate | None, *, width: int, pe
     columns = [
         Column("", ["*" if one is best else "" for one in found]),
         *(
-            Column(TITLES[knob], [one[knob] for one in texts], is_number=knob.endswith(_NUMBERS))
+            _knob_column(knob, [one[knob] for one in texts])
             for knob in differing([one.settings for one in found])
         ),
         *(_time_columns(found, per) if best else ()),
@@ -134,7 +132,8 @@ def _time_columns(found: Sequence[Candidate], per: str) -> tuple[Column, Column]
     )
 
 
-_NUMBERS = tuple(knob for knob in KNOBS if knob.endswith(("_size", "_steps")))
+def _knob_column(knob: str, cells: list[str]) -> Column:
+    return Column(KNOBS[knob].head, cells, is_number=KNOBS[knob].kind is int)
 
 
 def _seconds(one: Candidate) -> float:

@@ -1,7 +1,4 @@
-"""The options of ``predict`` and ``check``: settings that are there, on a cluster that need not be.
-
-As :mod:`tuner.cli.options` has it, values stay text here.
-"""
+"""The options of ``predict`` and ``check``: a configuration on any cluster."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,6 +17,8 @@ from tuner.cli.options import (
 )
 
 MANY = "Many cases"
+
+
 PREDICTIONS = "What predictions rest on"
 
 

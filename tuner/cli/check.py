@@ -7,26 +7,24 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from tuner.answering.words import range_text, rank_word, speed_text
-from tuner.cases import Case, DryRuns, NotCoveredError, Policy
-from tuner.cases.reading import read_settings
-from tuner.checking.cases import Beside, case_of
-from tuner.checking.checked import Checked, check
-from tuner.checking.files import read_file
 from tuner.cli.candidates import sizes_text
 from tuner.cli.case_options import CheckAsked
 from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
 from tuner.cli.errors import print_json, report
-from tuner.cli.watch import watch_of
+from tuner.cli.predict import watch_of
+from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy
+from tuner.client.cases.reading import read_settings
+from tuner.client.check import Beside, Checked, case_of, check
+from tuner.core.framework import parse_stated_versions
+from tuner.core.measurement import Fidelity
+from tuner.core.quantity import Provenance
+from tuner.core.words import describe, range_text, rank_word, speed_text
+from tuner.core.workload import choice
 from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError
-from tuner.framework import parse_stated_versions
-from tuner.measurement import Fidelity
-from tuner.planner.words import describe
-from tuner.quantity import Provenance
-from tuner.results.words import question_text
+from tuner.launchfiles.files import read_file
+from tuner.results.points import question_text
 from tuner.store import open_store
-from tuner.units import read_share, read_size, read_whole, time_text
-from tuner.workload import choice
+from tuner.text import read_share, read_size, read_whole, time_text
 
 
 def run(asked: CheckAsked) -> int:

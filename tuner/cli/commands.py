@@ -1,16 +1,214 @@
-"""Every command: its options, its help, and where it is done.
+"""The commands of those who run the service: it, its workers, its database.
 
-What does the work is imported inside the commands, so that ``tuner --help`` imports none of it.
+As in :mod:`tuner.cli.commands`, what does the work is imported inside.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli import operating
 from tuner.cli.case_options import CheckAsked, PredictAsked
 from tuner.cli.options import Database, Json, ProbeAsked, SuggestAsked, taking
+from tuner.core.launcher import LauncherName
+
+
+def serve(
+    host: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Address to bind to. By default 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, Option(metavar="N", help="Port, 0 for any that is free. By default 8765.")
+    ] = None,
+    require_keys: Annotated[
+        bool | None,
+        Option(
+            "--require-keys/--no-require-keys",
+            help="Whether every caller needs a key. By default unless ADDRESS is a loopback one.",
+        ),
+    ] = None,
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Serve studies over HTTP, until SIGTERM or Ctrl-C.
+
+    Workers do the work: see tuner worker. An address that other machines reach needs a key first:
+    see tuner keys. Options left out are TUNER_* variables, or stand in a file .env. With --json
+    one line says where it is reached, once it is.
+
+    \b
+    Example:
+      tuner serve --db sqlite:///studies.db
+    """
+    from tuner.cli.serve import run
+
+    run(host=host, port=port, require_keys=require_keys, as_json=json, db=db)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAsked:
+    """Options of ``tuner worker``, as they were written."""
+
+    pool: Annotated[
+        list[str] | None,
+        Option(metavar="LABEL", help="Serve the studies of this pool too; may be repeated."),
+    ] = None
+    name: Annotated[
+        str, Option(metavar="NAME", help="What people see. By default host and process number.")
+    ] = ""
+    once: Annotated[bool, Option("--once", help="Serve one study, and end.")] = False
+    drain: Annotated[
+        bool, Option("--drain", help="End when no open study is left that it can serve.")
+    ] = False
+    launcher: Annotated[
+        LauncherName | None,
+        Option(
+            metavar="NAME",
+            help="What starts ranks: local, slurm in an allocation, or ray. By default slurm in an"
+            " allocation of several nodes.",
+        ),
+    ] = None
+    ray: Annotated[
+        str,
+        Option(
+            metavar="HOST:PORT",
+            help="The Ray cluster of --launcher ray. By default that of RAY_ADDRESS, or a new one"
+            " on this machine.",
+        ),
+    ] = ""
+    slurm: Annotated[
+        str | None,
+        Option(
+            metavar="OPTIONS",
+            help="Submit the worker with these options of sbatch, and show it until it ends.",
+        ),
+    ] = None
+    probes: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="For the files of probes; all nodes must see it. By default in the user's cache.",
+        ),
+    ] = None
+    probe_deadline: Annotated[
+        str | None,
+        Option(
+            metavar="DURATION",
+            help="Time that one probe may take, such as 30m. By default 10m.",
+        ),
+    ] = None
+    json: Annotated[
+        bool, Option("--json", help="Log JSON lines, as without a terminal anyway.")
+    ] = False
+    db: Database = None
+
+
+@taking(WorkerAsked)
+def worker(asked: WorkerAsked) -> int:
+    """Serve studies with what this machine has, or these nodes, until SIGTERM or Ctrl-C.
+
+    Studies of no pool are served, and those of the pools that are named, the one that was asked
+    first before others. Any machine makes predictions; probes are run where the cluster is, or one
+    device that can play its. What cannot be done here is left to other workers. When it is
+    stopped, its probes are given back and nothing is lost.
+
+    \b
+    Examples:
+      tuner worker --pool h100
+      tuner worker --slurm "-p gpu -N 4 --gpus-per-node=8 -t 8:00:00"
+      tuner worker --launcher ray --ray 10.0.0.1:6379
+    """
+    from tuner.cli.serve import WorkerPlace
+    from tuner.cli.serve import worker_run as run
+    from tuner.text import read_duration
+
+    given = asked.probe_deadline
+    deadline_s = read_duration("probe_deadline", given) if given else None
+    return run(
+        pools=asked.pool or [],
+        name=asked.name,
+        once=asked.once,
+        drain=asked.drain,
+        place=WorkerPlace(
+            launcher=asked.launcher,
+            ray=asked.ray,
+            probes=asked.probes,
+            probe_deadline_s=deadline_s,
+        ),
+        slurm=asked.slurm,
+        as_json=asked.json,
+        db=asked.db,
+    )
+
+
+def list_workers(
+    here: Annotated[
+        bool, Option("--here", help="Only those of this machine, or of this container.")
+    ] = False,
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """List the workers that serve studies now: those that gave a sign within the last minute.
+
+    Exit code 1 says that there is none.
+
+    \b
+    Example:
+      tuner workers --here
+    """
+    from tuner.cli.studies import workers_run as run
+
+    return run(here=here, as_json=json, db=db)
+
+
+def upgrade_database(json: Json = False, db: Database = None) -> int:
+    """Bring a database to this version's schema; a SQLite file that is absent is made.
+
+    SQLite is brought there by itself whenever it is used; other databases only by this command.
+
+    \b
+    Example:
+      tuner db upgrade --db postgresql://user@host/tuner
+    """
+    from tuner.cli.database import upgrade
+
+    return upgrade(as_json=json, db=db)
+
+
+def check_database(json: Json = False, db: Database = None) -> int:
+    """Check a database for damage and for differences from this version's schema.
+
+    Exit code 1 says that something is wrong with it.
+
+    \b
+    Example:
+      tuner db check
+    """
+    from tuner.cli.database import check
+
+    return check(as_json=json, db=db)
+
+
+def backup_database(
+    path: Annotated[str, Argument(metavar="PATH", help="The copy: a file that is not there yet.")],
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Copy a SQLite database, which may be in use, to a file that is not there yet.
+
+    The copy is as the database was at one moment, and is checked. Nobody has to wait meanwhile,
+    and nothing is overwritten. PostgreSQL is backed up by its own pg_dump.
+
+    \b
+    Example:
+      tuner db backup tuner-2026-11-21.db
+    """
+    from tuner.cli.database import backup
+
+    return backup(path, as_json=json, db=db)
+
 
 StudyId = Annotated[
     str, Argument(metavar="STUDY", help="A study's id, or a beginning of it that no other has.")
@@ -32,7 +230,7 @@ def suggest(asked: SuggestAsked) -> int:
       tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
-    from tuner.cli.suggest import run
+    from tuner.cli.render import run
 
     return run(asked)
 
@@ -131,7 +329,7 @@ def export(
             metavar="FORMAT",
             help="The launcher's: accelerate, trainer, trainer-flags, torch, torchrun, nanotron,"
             " deepspeed, torchtitan, sbatch, kubernetes, env or json; or template, that of a script"
-            " with the answer filled in.",
+            " with the answer filled in; or optuna, a storage with the study.",
         ),
     ],
     write: Annotated[
@@ -143,7 +341,7 @@ def export(
         Option(
             metavar="PATH",
             help="Put it into this file's text, of which the rest stays (nanotron). Only --write"
-            " writes.",
+            " writes. With optuna: the storage that the study is written into.",
         ),
     ] = None,
     json: Json = False,
@@ -199,7 +397,7 @@ def cancel_study(
     Example:
       tuner studies cancel st-5c1f --server https://tuner.example.org
     """
-    from tuner.cli.cancel import run
+    from tuner.cli.studies import cancel_run as run
 
     return run(study, server, as_json=json, db=db)
 
@@ -269,7 +467,7 @@ def audit_keys(
     json: Json = False,
     db: Database = None,
 ) -> int:
-    """Show who did what, the newest first: keys made, used to submit or cancel, and refused.
+    """Show who did what, the newest first: keys made, and used to submit or cancel.
 
     \b
     Example:
@@ -304,6 +502,7 @@ def doctor(
     return diagnose(check=run, as_json=json, db=db)
 
 
+# ``tuner NAME``.
 COMMANDS: dict[str, Callable[..., int]] = {
     "suggest": suggest,
     "predict": predict,
@@ -312,11 +511,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "calibrate": calibrate,
     "export": export,
     "doctor": doctor,
-    "serve": operating.serve,
-    "worker": operating.worker,
-    "workers": operating.list_workers,
+    "serve": serve,
+    "worker": worker,
+    "workers": list_workers,
 }
-"""``tuner NAME``."""
+# ``tuner GROUP NAME``, with each group's help.
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
     "studies": (
         "Look at studies.",
@@ -325,9 +524,9 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
     "db": (
         "Look after the database.",
         {
-            "upgrade": operating.upgrade_database,
-            "check": operating.check_database,
-            "backup": operating.backup_database,
+            "upgrade": upgrade_database,
+            "check": check_database,
+            "backup": backup_database,
         },
     ),
     "keys": (
@@ -335,4 +534,3 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
         {"create": create_key, "list": list_keys, "revoke": revoke_key, "audit": audit_keys},
     ),
 }
-"""``tuner GROUP NAME``, with each group's help."""

@@ -1,4 +1,4 @@
-"""Where answers go, and lists of facts."""
+"""Writes answers and lists of facts to the terminal."""
 
 import os
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+# Columns of output that does not go to a terminal, unless $COLUMNS says otherwise.
 FILE_WIDTH = 160
-"""Columns of output that does not go to a terminal, unless $COLUMNS says otherwise."""
+# Columns of paragraphs: longer lines are hard to read.
 TEXT_WIDTH = 100
-"""Columns of paragraphs: longer lines are hard to read."""
 
 
 def stdout_console() -> Console:

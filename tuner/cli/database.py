@@ -3,9 +3,9 @@
 import typer
 
 from tuner.cli.errors import print_json
-from tuner.sizes import size_text
 from tuner.store import default_url, migrate
 from tuner.store.engine import parse_url, shown_url
+from tuner.text import size_text
 
 FAILED = 1
 

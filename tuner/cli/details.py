@@ -6,28 +6,26 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
-from tuner.answering.words import range_text, rank_word, speed_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid
-from tuner.measurement import Fidelity, Measurement, Outcome
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, Study
+from tuner.core.words import range_text, rank_word, speed_text
 from tuner.planner import speed_of
-from tuner.planner.probes import attention_text, clocks_text, step_time_of
-from tuner.planner.repricing import at_todays_rates
-from tuner.sizes import size_number, size_text, size_unit
-from tuner.space.dead import show
-from tuner.study import Probe, Study
-from tuner.units import duration_text, moment_text, time_text
+from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, step_time_of
+from tuner.space.inactive import show
+from tuner.text import duration_text, moment_text, size_number, size_text, size_unit, time_text
 
+# What stands behind figures that are not measured.
 _FIDELITIES = {
     Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
     Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
 }
-"""What stands behind figures that are not measured."""
 
+# Notes on a study's probes that are shown; a hot node has one for each.
 MOST_NOTES = 5
-"""Notes on a study's probes that are shown; a hot node has one for each."""
+# Lines that are shown of the end of a rank's log.
 LOG_LINES = 12
-"""Lines that are shown of the end of a rank's log."""
 
 
 def show_probe(console: Console, study: Study, probe: Probe) -> None:
@@ -56,7 +54,7 @@ def show_logs(console: Console, probe: Probe) -> None:
 
 
 def show_notes(console: Console, study: Study) -> None:
-    """What may have made times of a study's probes longer than their settings do."""
+    """Shows what may have made times of a study's probes longer than their configurations do."""
     noted = [(p.id, note) for p in study.probes if p.measurement for note in p.measurement.notes]
     for number, note in noted[:MOST_NOTES]:
         console.print(Text(f"Probe #{number}: {note}."))

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import typer
 
-from tuner.asking.worker import Signals, Worker, guard_argv
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.errors import print_json
+from tuner.client.doctor import Diagnosis, diagnose
+from tuner.client.worker_process import Signals, Worker, guard_argv
 from tuner.errors import ProbeError, StoppedError
-from tuner.guard.verdict import Verdict
-from tuner.machine.doctor import Diagnosis, diagnose
-from tuner.sizes import size_text
+from tuner.guard.check import Verdict
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
-from tuner.units import moment_text
+from tuner.text import moment_text, size_text
 
 FAILED = 1
 POLL_S = 0.25
@@ -91,7 +90,9 @@ def _show(found: Diagnosis) -> None:
 
 
 def _rules(found: Diagnosis) -> dict[str, list[str]]:
-    """What the installed versions do with knobs, each with the frameworks that it holds for."""
+    """Lists the effects of the installed versions on knobs, each with the frameworks that it holds
+    for.
+    """
     by_text: dict[str, list[str]] = {}
     for rule in found.rules:
         when = f" under {' and '.join(rule.when)}" if rule.when else ""

@@ -1,4 +1,4 @@
-"""How errors are shown, and the exit code of each: the only place for both."""
+"""Shows errors, with the exit code of each: the only place for both."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import typer
 
 from tuner.errors import TunerError, UsageError
-from tuner.json_text import json_text
+from tuner.text import json_text
 
 USAGE = 2
 
 
+# What is shown in one line. Anything else is a mistake of ours, and shows its traceback.
 SHOWN = (TunerError, typer.TyperException)
-"""What is shown in one line. Anything else is a mistake of ours, and shows its traceback."""
 
 
 def report(error: Exception, *, as_json: bool) -> int:

@@ -5,20 +5,23 @@ from pathlib import Path
 
 import typer
 
-from tuner.answering.known import require_best
-from tuner.answering.launch import exported, with_launch
-from tuner.asking.targets import check_replaceable, read_into, read_path, write_text
 from tuner.cli.errors import print_json
+from tuner.client.answered import check_replaceable, read_into, read_path, write_text
+from tuner.client.launch import exported, with_launch
+from tuner.core.answer import Suggestion
+from tuner.core.study import Study
 from tuner.errors import UnknownNameError, UsageError
-from tuner.export import FORMATS
+from tuner.launchfiles import FORMATS
 from tuner.planner import answer
+from tuner.planner.known import require_best
 from tuner.script.launching import tuned_name
 from tuner.store import open_store
-from tuner.study import Study
-from tuner.suggestion import Suggestion
+from tuner.text import count_text
 
+# In the place of a format: the template of a user's script, with the answer filled in.
 TEMPLATE = "template"
-"""In the place of a format: the template of a user's script, with the answer filled in."""
+# In the place of a format: a storage of Optuna's with the study, which its dashboard opens.
+OPTUNA = "optuna"
 
 
 def run(
@@ -51,8 +54,10 @@ def run(
     path = None if path_text is None else read_path("write", path_text)
     if format_name == TEMPLATE:
         return _export_template(study_id, path, into_text, as_json=as_json, db=db)
+    if format_name == OPTUNA:
+        return _export_optuna(study_id, path_text, into_text, as_json=as_json, db=db)
     if format_name not in FORMATS:
-        raise UnknownNameError("format", format_name, (*FORMATS, TEMPLATE))
+        raise UnknownNameError("format", format_name, (*FORMATS, TEMPLATE, OPTUNA))
     into = None if into_text is None else read_into(into_text, format_name)
     if path is not None and into is None:
         check_replaceable("write", format_name, path)
@@ -88,6 +93,29 @@ def _export_template(
     if path is not None:
         write_text(path, text)
     _tell(study.id, TEMPLATE, path, text, (), as_json=as_json)
+    return 0
+
+
+def _export_optuna(
+    study_id: str, path_text: str | None, into_text: str | None, *, as_json: bool, db: str | None
+) -> int:
+    """Write the study into a storage; one without an answer too, as far as it has come."""
+    if path_text is not None:
+        raise UsageError("write", path_text, "is not applied with optuna: name a storage as --into")
+    if into_text is None:
+        raise UsageError("into", "nothing", "must name the storage, such as --into study.db")
+    from tuner.results.optuna_storage import write_storage  # imports Optuna, which takes a second
+
+    path = read_path("into", into_text)
+    with open_store(db, create=False) as store:
+        study = store.study(study_id)
+    count = write_storage(study, path)
+    if as_json:
+        wrote = {"study_id": study.id, "format": OPTUNA, "path": str(path), "trials": count}
+        print_json(wrote)
+    else:
+        trials = count_text(count, "trial")
+        typer.echo(f"wrote {trials} into {path}; see them: optuna-dashboard sqlite:///{path}")
     return 0
 
 

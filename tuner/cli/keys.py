@@ -11,14 +11,14 @@ import typer
 from tuner.cli.errors import print_json
 from tuner.errors import UsageError
 from tuner.store import open_store
+from tuner.store.access import Key, Keys
 from tuner.store.audit import Audit, AuditEntry
-from tuner.store.keys import Key, Keys
-from tuner.store.records import Scope
-from tuner.store.transactions import Transactions
-from tuner.units import count_text, moment_text, read_whole
+from tuner.store.engine import Transactions
+from tuner.store.tables import Scope
+from tuner.text import count_text, moment_text, read_whole
 
+# Entries of the audit that are shown at once.
 MOST = 1000
-"""Entries of the audit that are shown at once."""
 
 
 def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
@@ -138,7 +138,7 @@ def _scope(text: str) -> Scope:
 
 
 def _user() -> str:
-    """Who runs this command, as the audit names them."""
+    """Names who runs this command, for the audit."""
     try:
         return f"local {getpass.getuser()}"
     except (OSError, KeyError):  # a user without a name, as in a container

@@ -1,6 +1,6 @@
 """The options of ``suggest`` and ``probe``: one dataclass each, expanded into the command.
 
-Values stay text here; :mod:`tuner.cli.asked` reads them. So every bad value gets an error of the
+Values stay text here; :mod:`tuner.cli.options` reads them. So every bad value gets an error of the
 same form, with what was given and what is allowed, and showing help imports nothing else.
 """
 
@@ -54,7 +54,7 @@ Headroom = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What ``suggest`` and ``probe`` have in common, as it was written."""
+    """Options that ``suggest`` and ``probe`` have in common, as they were written."""
 
     model: Annotated[
         str | None,
@@ -245,6 +245,15 @@ class SuggestAsked(Asked):
             BUDGET,
         ),
     ] = "0.01"
+    sampler: Annotated[
+        str,
+        option(
+            "NAME",
+            "Proposes the next configuration: cost-model, or Optuna's tpe, gp (pip install"
+            " 'tuner[gp]') or random.",
+            BUDGET,
+        ),
+    ] = "cost-model"
     server: Annotated[
         str | None,
         option(

@@ -1,4 +1,7 @@
-"""``tuner predict``: memory and speed of given settings, one case or a file of them."""
+"""The options of ``predict`` and ``check``: settings that are there, on a cluster that need not be.
+
+As :mod:`tuner.cli.options` has it, values stay text here.
+"""
 
 import contextlib
 import json
@@ -6,19 +9,23 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, cast
 
 import typer
+from rich.console import Console
+from rich.status import Status
 
-from tuner.asking.predicting import case_values, dry_runs_of, read_single_case
-from tuner.asking.values import model_note
-from tuner.cases import DryRuns, Policy, answer_cases, answer_of
-from tuner.cases.lines import Stream
 from tuner.cli.case_options import PredictAsked
 from tuner.cli.console import stdout_console
 from tuner.cli.errors import print_json, report
-from tuner.cli.watch import watch_of
+from tuner.client.cases import DryRuns, Policy, answer_cases, answer_of
+from tuner.client.cases.lines import Stream
+from tuner.client.predict import case_values, dry_runs_of, read_single_case
+from tuner.client.values import model_note
+from tuner.core.framework import parse_stated_versions
+from tuner.core.workload import choice
 from tuner.cost.explain import compared_classes
 from tuner.errors import (
     NothingFitsError,
@@ -27,17 +34,55 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
-from tuner.framework import parse_stated_versions
-from tuner.units import count_text, read_share, read_size, read_whole
-from tuner.workload import choice
+from tuner.text import count_text, read_share, read_size, read_whole
+
+
+class QuietWatch:
+    """Shows notes only."""
+
+    def waiting(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        typer.echo(f"tuner: {text}", err=True)
+
+
+class TerminalWatch(QuietWatch):
+    """Shows what is waited for in the terminal's last line, and takes it away afterwards."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+
+    def waiting(self, text: str) -> None:
+        """Show ``text`` until the next call; nothing for an empty one."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        if text:
+            self._status = self._console.status(text)
+            self._status.start()
+
+
+@contextmanager
+def watch_of(*, as_json: bool) -> Iterator[QuietWatch]:
+    """Chooses what fits stderr: progress for people at a terminal, notes for all."""
+    console = Console(stderr=True)
+    watch = TerminalWatch(console) if console.is_terminal and not as_json else QuietWatch()
+    try:
+        yield watch
+    finally:
+        watch.waiting("")
+
 
 STDIN = "-"
+# Exit code when nobody reads stdout any more, as of other programs in a pipe.
 CLOSED = 128 + signal.SIGPIPE
-"""Exit code when nobody reads stdout any more, as of other programs in a pipe."""
+# Options without which there is no single case.
 NEEDED = ("model", "cluster", "global_batch_size", "sequence_length", "settings")
-"""Options without which there is no single case."""
+# Options that go with ``--cases``.
 OF_ALL = ("cases", "dry_runs", "json", "db")
-"""Options that go with ``--cases``."""
 
 
 def run(asked: PredictAsked) -> int:

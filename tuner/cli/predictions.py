@@ -7,28 +7,27 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tuner.answering.words import range_text, rank_word, speed_text
-from tuner.cases import Case, Finding, notes_of, prediction_of
 from tuner.cli.candidates import sizes_text, spare_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid
-from tuner.cost.categories import Basis
+from tuner.client.cases import Case, Finding, notes_of, prediction_of
+from tuner.core.answer import GIB
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Basis
+from tuner.core.quantity import Quantity
+from tuner.core.words import range_text, rank_word, speed_text
 from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
-from tuner.quantity import Quantity
-from tuner.results.words import question_text
-from tuner.settings import Settings
-from tuner.sizes import size_number, size_text, size_unit
-from tuner.space.dead import show
-from tuner.suggestion import GIB
-from tuner.units import time_text
+from tuner.results.points import question_text
+from tuner.space.inactive import show
+from tuner.text import size_number, size_text, size_unit, time_text
 
+# What stands behind allocated memory.
 BASES: Mapping[Basis, str] = {
     Basis.DRY_RUN: "by dry run: the step itself, run on tensors without memory",
     Basis.ARITHMETIC: "by arithmetic: these settings were not dry-run",
 }
-"""What stands behind allocated memory."""
 
 
 def show_prediction(

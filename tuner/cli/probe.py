@@ -5,28 +5,34 @@ from dataclasses import replace
 
 import typer
 
-from tuner.answering.advance import kept_dry_run, measurement_of, why_not_here
-from tuner.asking.follow import follow
-from tuner.asking.inquiry import Inquiry
-from tuner.asking.local import standing_text
-from tuner.asking.worker import worker_argv
-from tuner.cli.asked import read_inquiry
 from tuner.cli.console import stdout_console
 from tuner.cli.details import show_probe
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
-from tuner.cli.terminal import Terminal
+from tuner.cli.progress import Terminal
+from tuner.cli.values import read_inquiry
+from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
+from tuner.client.inquiry import Inquiry
+from tuner.client.local import follow, standing_text
+from tuner.client.worker_process import worker_argv
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+)
 from tuner.errors import NothingFitsError, ProbeError, StoreError
-from tuner.measurement import Fidelity, Outcome
 from tuner.planner.probes import fits, probe_as_dict
 from tuner.planner.timing import first_counts
-from tuner.settings import Settings, parse_settings
 from tuner.space import check_settings, settings_notes
 from tuner.store import Store, open_store
-from tuner.study import Probe, ProbeRequest, ProbeState, Question, Study, StudyState
 
+# Times that a probe is entered again because the study moved on meanwhile.
 TRIES = 20
-"""Times that a probe is entered again because the study moved on meanwhile."""
 
 
 def run(asked: ProbeAsked) -> int:
@@ -123,7 +129,7 @@ def _request(
 def _entered(store: Store, study: Study, request: ProbeRequest, limit_bytes: int) -> Probe | None:
     if kept := kept_dry_run(store, study.question, request):
         found = measurement_of(study.question, request.settings, kept)
-        return store.enter_done(study.id, study.revision, request, found, limit_bytes)
+        return store.enter_probe(study.id, study.revision, request, limit_bytes, found)
     return store.enter_probe(study.id, study.revision, request, limit_bytes)
 
 

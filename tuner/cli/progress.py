@@ -1,4 +1,4 @@
-"""What is shown while probes run: a live table on a terminal, and plain lines elsewhere."""
+"""Shows a study while probes run: a live table on a terminal, and plain lines otherwise."""
 
 import time
 from collections.abc import Sequence
@@ -12,27 +12,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tuner.answering.words import rank_word
-from tuner.asking.progress import PlainLines, Progress, of_most, probes_spent
 from tuner.cli.tables import probes_table
-from tuner.results.rows import Row, differing, fastest_first, rows_of
-from tuner.results.words import question_text
-from tuner.settings import Settings
+from tuner.client.answered import PlainLines, Progress, of_most, probes_spent
+from tuner.client.worker_process import Signals
+from tuner.core.configuration import Settings
+from tuner.core.study import ProbeState, Study
+from tuner.core.words import rank_word
+from tuner.results.points import Row, differing, fastest_first, question_text, rows_of
 from tuner.space import enumerate_space
-from tuner.study import ProbeState, Study
-from tuner.units import duration_text
+from tuner.text import duration_text
 
+# Between two frames when nothing happened: the clock moves on.
 FRAME_S = 1.0
-"""Between two frames when nothing happened: the clock moves on."""
+# Lines of the display that are not rows of the table.
 BESIDE_ROWS = 9
-"""Lines of the display that are not rows of the table."""
 
 
 to_stderr = partial(typer.echo, err=True)
 
 
 def progress_of(study: Study) -> Progress:
-    """What fits stderr: stdout is for the answer."""
+    """Chooses what fits stderr: stdout is for the answer."""
     console = Console(stderr=True)
     return LiveTable(console, study) if console.is_terminal else PlainLines(study, to_stderr)
 
@@ -117,3 +117,19 @@ def _fastest(rows: Sequence[Row], study: Study) -> Settings | None:
     fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
     timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
     return timed[0].settings if timed else None
+
+
+class Terminal:
+    """Somebody at a terminal, or a program that reads stderr."""
+
+    def note(self, text: str) -> None:
+        """A line on stderr."""
+        typer.echo(text, err=True)
+
+    def progress_of(self, study: Study) -> Progress:
+        """A live table, or lines."""
+        return progress_of(study)
+
+    def signals(self) -> Signals:
+        """SIGINT, SIGTERM and SIGHUP are noted."""
+        return Signals()

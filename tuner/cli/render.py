@@ -7,23 +7,31 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tuner.answering.known import is_forecast
-from tuner.answering.words import memory_range_text, rank_word, speed_range_text
 from tuner.cli.candidates import predicted_facts, show_candidates
-from tuner.cli.console import TEXT_WIDTH, facts_grid
+from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
+from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
+from tuner.cli.options import SuggestAsked
+from tuner.cli.progress import Terminal
 from tuner.cli.tables import common_text, probes_table
-from tuner.export import FORMATS
-from tuner.measurement import Fidelity, Outcome
-from tuner.results.rows import Row, differing, fastest_first, rows_of
-from tuner.space.dead import show
-from tuner.study import Study
-from tuner.suggestion import Candidate, Guard, Suggestion
-from tuner.units import count_text, duration_text, time_text
+from tuner.cli.values import read_budget, read_wanted
+from tuner.client.answered import Answered
+from tuner.client.suggest import AnswerPlace, answer_at
+from tuner.core.answer import Candidate, Guard, Suggestion
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import Study
+from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.launchfiles import FORMATS
+from tuner.planner.known import is_forecast
+from tuner.results.points import Row, differing, fastest_first, rows_of
+from tuner.space.inactive import show
+from tuner.text import count_text, duration_text, time_text
 
 
 def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> None:
-    """What the answer was chosen from: probes, or where these are dry runs, what they predict."""
+    """Shows what the answer was chosen from: probes, or where these are dry runs, what they
+    predict.
+    """
     best, is_predicted = suggestion.best, study.terms.fidelity is Fidelity.PREDICTED
     if not is_predicted:
         show_probes(console, study, None if is_forecast(study, suggestion) else best)
@@ -62,7 +70,7 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
 
 
 def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -> None:
-    """What was written, how to launch it, and what it all cost."""
+    """Shows what was written, how to launch it, and what it all cost."""
     console.print()
     for path in written:
         console.print(Text.assemble(("Written  ", "bold"), path), soft_wrap=True)
@@ -100,7 +108,7 @@ def _show_best(console: Console, best: Candidate, per: str, title: str) -> None:
 
 
 def _guard_text(guard: Guard) -> str:
-    """Whether the settings were seen to train what one process trains, and if not, why."""
+    """Tells whether the settings were seen to train what one process trains, and if not, why."""
     said = {"passed": "a small twin of these settings trains what one process trains"}
     text = said.get(guard.verdict, guard.verdict.replace("_", " "))
     return f"{text} ({guard.why})" if guard.why else text
@@ -148,3 +156,34 @@ def _legend(rows: Sequence[Row], best: Candidate | None) -> str:
 
 def _ids(row: Row) -> str:
     return ", ".join(f"#{number}" for number in row.ids)
+
+
+def show_answered(answered: Answered, *, as_json: bool) -> int:
+    """Show an answer, and write its files; the exit code.
+
+    Raises:
+        TunerError: a file cannot be written after all.
+    """
+    if as_json:
+        print_json(answered.as_json)
+        answered.write()
+    else:
+        console = stdout_console()
+        show_evidence(console, answered.study, answered.suggestion)
+        show_answer(console, answered.study, answered.suggestion)
+        answered.write()
+        show_end(console, answered.suggestion, tuple(answered.files))
+    return 0 if answered.why_none is None else report(answered.why_none, as_json=False)
+
+
+def run(asked: SuggestAsked) -> int:
+    """Answer the question; the exit code.
+
+    Raises:
+        UsageError: something about the question is wrong; nothing was written then.
+        TunerError: it could not be answered.
+    """
+    place = AnswerPlace(server=asked.server, replaces=asked.replace, db=asked.db)
+    wanted = read_wanted(asked, **read_budget(asked))
+    answered = answer_at(place, wanted, Terminal(), asked.write or ())
+    return show_answered(answered, as_json=asked.json)

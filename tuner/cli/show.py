@@ -6,20 +6,19 @@ from typing import Any
 
 from rich.console import Console
 
-from tuner.answering.launch import with_launch
 from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.details import show_logs, show_notes
 from tuner.cli.errors import print_json
 from tuner.cli.render import show_answer, show_end, show_evidence
-from tuner.model.unknown import shown_question
+from tuner.client.launch import with_launch
+from tuner.core.answer import Suggestion
+from tuner.core.study import SamplerName, Study
+from tuner.model.shape import shown_question
 from tuner.planner import answer, probe_as_dict
-from tuner.results.words import question_text
-from tuner.sizes import size_text
-from tuner.space.dead import show
+from tuner.results.points import question_text
+from tuner.space.inactive import show
 from tuner.store import open_store
-from tuner.study import Study
-from tuner.suggestion import Suggestion
-from tuner.units import count_text, duration_text, moment_text
+from tuner.text import count_text, duration_text, moment_text, size_text
 
 
 def run(study_id: str, *, as_json: bool, db: str | None) -> int:
@@ -80,10 +79,12 @@ def _facts(study: Study) -> Iterator[tuple[str, str]]:
     budget = [count_text(terms.max_probes, "probe")]
     budget += [duration_text(terms.wall_s)] if terms.wall_s else []
     budget += [f"{terms.device_s:g} device-seconds"] if terms.device_s else []
+    usual = terms.sampler is SamplerName.COST_MODEL
+    other_sampler = "" if usual else f"; sampler {terms.sampler}"
     yield (
         "Terms",
         f"at most {', '.join(budget)}; memory limit {limit}; tolerance {100 * terms.tolerance:g}%;"
-        f" {terms.fidelity}",
+        f" {terms.fidelity}{other_sampler}",
     )
     asked = f"asked {moment_text(study.created_at)}, last {moment_text(study.asked_at)} UTC"
     yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"

@@ -1,35 +1,22 @@
-"""Tables of probes and studies, laid out for the terminal's width."""
+"""Plain tables, laid out for the terminal's width."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from tuner.answering.words import speed_text
 from tuner.cli.columns import Column, natural_width, table_of
-from tuner.measurement import Outcome
-from tuner.results.rows import Row, knob_texts
-from tuner.settings import KNOBS, Settings
-from tuner.sizes import size_number, size_unit
-from tuner.study import ProbeState
-from tuner.units import time_text
+from tuner.core.configuration import KNOBS, Settings
+from tuner.core.measurement import Outcome
+from tuner.core.study import ProbeState
+from tuner.core.words import speed_text
+from tuner.results.points import Row, knob_texts
+from tuner.text import size_number, size_unit, time_text
 
-TITLES = {
-    "sharding": "sharding",
-    "tp_size": "tp\nsize",
-    "tp_recompute_allgather": "re-\ngather",
-    "pp_size": "pp\nsize",
-    "micro_batch_size": "micro\nbatch",
-    "gradient_accumulation_steps": "accum\nsteps",
-    "sync_each_batch": "sync\neach",
-    "activation_checkpointing": "ckpt",
-    "cpu_offload": "off-\nload",
-}
-"""Column heads of the knobs."""
+# Outcomes that would make the table too wide, or read like a failure.
 SHORT: Mapping[str, str] = {
     Outcome.COMMUNICATION_ERROR: "comm error",
     Outcome.STOPPED_EARLY: "ended early",
 }
-"""Outcomes that would make the table too wide, or read like a failure."""
 PENDING = frozenset(ProbeState) - {ProbeState.DONE}
 
 
@@ -45,7 +32,7 @@ def probes_table(
 
     Args:
         rows: in the order to be shown.
-        knobs: the knobs to show; see :func:`tuner.results.rows.differing`.
+        knobs: the knobs to show; see :func:`tuner.results.points.differing`.
         width: columns of the terminal; what there is no room for is left out.
         per: what a rank is, in a word.
         best: settings to mark as the answer.
@@ -92,7 +79,7 @@ def _knob_columns(rows: Sequence[Row], knobs: Sequence[str]) -> Iterator[Column]
     texts = [knob_texts(row.settings) for row in rows]
     for knob in knobs:
         number = knob.endswith(("_size", "_steps"))
-        yield Column(TITLES[knob], [one[knob] for one in texts], is_number=number)
+        yield Column(KNOBS[knob].head, [one[knob] for one in texts], is_number=number)
 
 
 def _ids(row: Row, best: Settings | None) -> str:

@@ -1,1 +1,1 @@
-"""What settings cost, as plain arithmetic."""
+"""Prices configurations by plain arithmetic: memory and time of one optimizer step."""

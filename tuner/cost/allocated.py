@@ -1,21 +1,21 @@
-"""What tensors take at the peak of a step, from a dry run or by arithmetic, with its interval."""
+"""Finds the tensors' peak in a step, from a dry run or by arithmetic, with its interval."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tuner.cluster import Cluster
-from tuner.cost.axes import is_fsdp
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import Framework, FrameworkName, same_release
+from tuner.core.measurement import Basis, Category, Phase
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.workload import Workload
 from tuner.cost.blocks import UNSPLIT, unsplit_bytes
-from tuner.cost.categories import Basis, Category, Phase
 from tuner.cost.constants import Costs
 from tuner.cost.memory import step_memory
-from tuner.cost.pipeline_memory import stage_memory
 from tuner.cost.script import Script, script_bytes
-from tuner.framework import Framework, FrameworkName, same_release
-from tuner.quantity import Provenance, Quantity
-from tuner.settings import Settings
-from tuner.workload import Workload
+from tuner.cost.shards import is_fsdp
+from tuner.cost.stages import stage_memory
 
 
 class Peak(Protocol):
@@ -27,7 +27,7 @@ class Peak(Protocol):
 
     @property
     def phase(self) -> str:
-        """When, as in :class:`~tuner.cost.categories.Phase`."""
+        """When, as in :class:`~tuner.core.measurement.Phase`."""
 
     @property
     def by_phase(self) -> Mapping[str, int]:
@@ -39,11 +39,13 @@ class Peak(Protocol):
 
 
 class Profile(Protocol):
-    """What the dry runs of one class say about it; see ``tuner.dryrun.profile``."""
+    """Describes what a profile must offer; the dry runs of one layout have one,
+    ``tuner.dryrun.profile``.
+    """
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of the packages that were run."""
+        """Versions of the packages that were run."""
 
     def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
         """The peak of a step of ``accumulation`` micro-batches."""
@@ -51,7 +53,7 @@ class Profile(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedTensors:
-    """What tensors take, before anything that the device holds beside them."""
+    """Holds the tensors' peak, before anything that the device holds beside them."""
 
     by_phase: Mapping[str, float]
     breakdowns: Mapping[str, Mapping[str, float]]
@@ -124,7 +126,7 @@ def allocated_tensors(
 
 
 def is_piped(framework: Framework | FrameworkName) -> bool:
-    """Whether it is nanotron, whose step is its own."""
+    """Tells whether it is nanotron, whose step is its own."""
     return name_of(framework) is FrameworkName.NANOTRON
 
 
@@ -190,7 +192,7 @@ def _torch_bytes(
 def _is_of_another_stack(
     profile: Profile, settings: Settings, cluster: Cluster, framework: Framework | FrameworkName
 ) -> bool:
-    """Whether what was run is not the code that is asked about.
+    """Tells whether what was run is not the code that is asked about.
 
     Dry runs are of the installed releases, and of FSDP2. A framework without versions asks about
     what was run.

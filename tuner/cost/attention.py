@@ -1,4 +1,4 @@
-"""Which kernel torch computes attention with.
+"""Finds the kernel that torch computes attention with.
 
 transformers calls ``scaled_dot_product_attention``, and torch takes the first kernel of an order
 that can bear the call. The rules are those of ``aten/src/ATen/native/transformers``, alike in torch
@@ -12,27 +12,27 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.catalog.gpus import gpu_kinds
-from tuner.cluster import Device, Gpu
+from tuner.core.cluster import Device, Gpu
 from tuner.model import ModelConfig
-from tuner.model.layers import has_capped_scores
+from tuner.model.shape import has_capped_scores
 
+# What a GPU of unknown compute capability is taken for. So are AMD's, an assumption: torch's
+# kernels for them (AOTriton) are flash and efficient ones for the same calls, but for heads of more
+# than 256 channels, and without cuDNN.
 AMPERE = (8, 0)
-"""What a GPU of unknown compute capability is taken for. So are AMD's, an assumption: torch's
-kernels for them (AOTriton) are flash and efficient ones for the same calls, but for heads of more
-than 256 channels, and without cuDNN."""
+# Channels of a head that flash attention takes at most (``check_head_dim_size_flash``).
 FLASH_HEAD_DIM = 256
-"""Channels of a head that flash attention takes at most (``check_head_dim_size_flash``)."""
+# The same of cuDNN's; on Hopper it takes 256 (``check_cudnn_tensor_shapes``).
 CUDNN_HEAD_DIM = 128
-"""The same of cuDNN's; on Hopper it takes 256 (``check_cudnn_tensor_shapes``)."""
+# Up to here transformers leaves grouped keys and values to the kernel (``use_gqa_in_sdpa``).
 GROUPED_HEAD_DIM = 256
-"""Up to here transformers leaves grouped keys and values to the kernel (``use_gqa_in_sdpa``)."""
+# From and to: where flash attention's backward has not enough shared memory for some large heads
+# (``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``).
 NO_FLASH_BACKWARD = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
-"""From and to: where flash attention's backward has not enough shared memory for some large heads
-(``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``)."""
 
 
 class Backend(StrEnum):
-    """What computes attention. All but the last two keep no scores."""
+    """Names the kernels of attention. All but the last two keep no scores."""
 
     CUDNN = "cudnn"  # cuDNN's fused kernel: it keeps what flash attention keeps
     FLASH = "flash"  # FlashAttention 2
@@ -42,7 +42,7 @@ class Backend(StrEnum):
 
 
 class Call(NamedTuple):
-    """What torch's choice hangs on, beside the device."""
+    """Holds what torch's choice depends on, beside the device."""
 
     bits: int
     """Of an element of queries, keys and values: 16 or 32."""
@@ -106,7 +106,7 @@ def _takes_efficient(call: Call, capability: tuple[int, int]) -> bool:
 
 
 class Attention(NamedTuple):
-    """What computes attention in a model's layers."""
+    """Holds the attention kernels of a model's layers."""
 
     unmasked: Backend = Backend.FLASH
     """Where a kernel itself leaves out what comes after a query."""
@@ -114,7 +114,7 @@ class Attention(NamedTuple):
     """In layers with a window that is shorter than the sequence, which takes a mask."""
 
     def of(self, *, masked: bool) -> Backend:
-        """Of a layer with a mask or without."""
+        """Returns the kernel of a layer with a mask or without."""
         return self.masked if masked else self.unmasked
 
     def by_operators(self) -> dict[str, str]:
@@ -135,7 +135,7 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
-    """What computes attention in the layers of a model.
+    """Finds the attention kernels of a model's layers.
 
     On CPUs torch has one fused kernel, which keeps what flash attention keeps.
 
@@ -163,5 +163,7 @@ def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
 
 
 def leaves_groups(model: ModelConfig) -> bool:
-    """Whether transformers leaves grouped keys and values to the kernel, where there is no mask."""
+    """Tells whether transformers leaves grouped keys and values to the kernel, where there is no
+    mask.
+    """
     return model.kv_heads < model.heads and model.head_dim <= GROUPED_HEAD_DIM

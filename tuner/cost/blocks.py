@@ -1,4 +1,4 @@
-"""What torch's CUDA caching allocator gives beyond what is asked for, by arithmetic.
+"""Computes the memory that torch's CUDA caching allocator takes beyond what is requested.
 
 A tensor gets a block of the size asked for, in steps of 512 bytes. A large block that would leave
 1 MiB or less is not split: the tensor gets all of it. Memory that is new from the driver comes in
@@ -14,18 +14,17 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from tuner.cluster import Cluster, Device
-from tuner.cost.axes import is_fsdp, shard_ranks
-from tuner.cost.categories import Phase
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.measurement import Phase
+from tuner.core.workload import Workload
 from tuner.cost.memory import step_memory
-from tuner.cost.shards import WEIGHT_BYTES, copies_whole, state_bytes
+from tuner.cost.shards import WEIGHT_BYTES, copies_whole, is_fsdp, shard_ranks, state_bytes
 from tuner.cost.tensors import model_tensors
 from tuner.model import ModelConfig
-from tuner.settings import Checkpointing, Settings
-from tuner.workload import Workload
 
+# What it is called among the categories of memory at the peak.
 UNSPLIT = "unsplit_blocks"
-"""What it is called among the categories of memory at the peak."""
 MIB = 2**20
 _STEP_BYTES = 2 * MIB
 _SHARED_BYTES = 20 * MIB
@@ -70,7 +69,7 @@ def unsplit_bytes(
 
 
 class _Kept(NamedTuple):
-    """What a rank keeps, and what it gets beyond that in new memory; all in bytes."""
+    """Holds the bytes that a rank keeps, and what it gets beyond that in new memory."""
 
     own: float
     """Parameters; gradients take as much."""

@@ -1,31 +1,35 @@
 """Rates that were measured on the devices of a cluster, in the place of the catalogue's.
 
 They are of a kind of device, in one release of torch. Links are of groups as large as a node, or
-of as many nodes. What is measured is in :mod:`tuner.cost.readings`; rates are made of it in
+of as many nodes. What is measured is in :mod:`tuner.cost.calibration`; rates are made of it in
 :mod:`tuner.cost.calibration_fit`.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 from tuner.catalog.gpus import gpu_kinds
-from tuner.cluster import Cluster, Device, Link, on_machine
+from tuner.core.cluster import Cluster, Device, Link, on_machine
+from tuner.core.configuration import Settings
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs
-from tuner.quantity import Provenance, Quantity
-from tuner.workload import Precision
+from tuner.model import read_model_config
 
+# Of :meth:`Calibration.as_dict`, and of what is timed and how rates are made of it; one of another
+# format is not read.
 FORMAT = 2
-"""Of :meth:`Calibration.as_dict`, and of what is timed and how rates are made of it; one of another
-format is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeRates:
-    """What one device computes in one number format, with all others at it too."""
+    """Rates of one device in one number format, measured with all others computing too."""
 
     flops_per_s: Quantity
     """Matrix products of many channels."""
@@ -69,7 +73,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What one run of ``tuner calibrate`` found; the key of what is made of it, which is kept."""
+    """Rates of one run of ``tuner calibrate``; the key of what is computed with them and kept."""
 
     hardware: str
     """Which kind of device: :func:`hardware_key`."""
@@ -160,7 +164,7 @@ def _quantity(values: Mapping[str, Any]) -> Quantity:
 
 
 def hardware_key(cluster: Cluster) -> str:
-    """Which kind of device a cluster has; the same in all clusters of that kind.
+    """Names the kind of device of a cluster; the same in all clusters of that kind.
 
     A CPU rank has a share of a machine, so its kind is the processor with its cores, this machine's
     where they are not known, and how many ranks share them.
@@ -233,7 +237,7 @@ def calibrated(
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
-    """Those that hold for the cluster too; rates that a user states for a cluster stay."""
+    """Selects the links that hold for the cluster too; rates that a user states stay."""
     same = {
         "intra": calibration.gpus_per_node == cluster.gpus_per_node
         and not _is_stated(cluster, cluster.intra_node, "intra_node"),
@@ -248,7 +252,7 @@ def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
 
 
 def _is_stated(cluster: Cluster, link: Link, name: str) -> bool:
-    """Whether a link's rate is neither unknown nor what the catalogue says of the GPU."""
+    """Tells whether a link's rate is neither unknown nor what the catalogue says of the GPU."""
     kind = gpu_kinds().get(cluster.gpu.name)
     published = None if kind is None else getattr(kind, name).bytes_per_s
     return link.bytes_per_s not in (None, published)
@@ -256,7 +260,7 @@ def _is_stated(cluster: Cluster, link: Link, name: str) -> bool:
 
 @lru_cache(maxsize=16)
 def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:
-    """Which rates of a cluster are measured, when and with what, for people."""
+    """Says for people which rates of a cluster are measured, when and with what."""
     what = ["computing", "copying", *(_LINKS[name] for name in _links(calibration, cluster))]
     where = "" if calibration.cluster == cluster.name else f" on {calibration.cluster}"
     return (
@@ -266,3 +270,95 @@ def calibrated_text(calibration: Calibration, cluster: Cluster) -> str:
 
 
 _LINKS = {"intra": "links within a node", "inter": "links between nodes"}
+
+
+# Number formats that cases are timed in.
+PRECISIONS: Mapping[str, Precision] = {"bf16": Precision.BF16, "fp32": Precision.FP32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One case, and what a call of it took where it took longest."""
+
+    case: Mapping[str, Any]
+    """``kind``, ``dtype`` and sizes, as they were asked for."""
+    seconds: float
+    """Of the slowest rank, for the others would wait for it: what a quarter of its batches took at
+    most. The median would be of the machine's other work, where there is any."""
+    median_s: float
+    """The median of that rank."""
+    low_s: float
+    """The shortest batch of any rank."""
+    high_s: float
+    """The longest."""
+
+    @property
+    def kind(self) -> str:
+        """matrix, copy, layers, update, collective or both."""
+        return str(self.case["kind"])
+
+    def workload(self) -> tuple[Workload, Settings]:
+        """The workload that a case of layers trained, on one rank alone."""
+        case = self.case
+        workload = Workload(
+            model=read_model_config(case["model"], name="calibration"),
+            sequence_length=case["sequence_length"],
+            global_batch_size=case["micro_batch_size"],
+            precision=PRECISIONS[case["dtype"]],
+        )
+        return workload, Settings(micro_batch_size=case["micro_batch_size"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        names = ("seconds", "median_s", "low_s", "high_s")
+        times = {name: getattr(self, name) for name in names}
+        return {"case": dict(self.case), **times}
+
+
+def merged(cases: Sequence[Mapping[str, Any]], ranks: Iterable[Any]) -> tuple[Reading, ...]:
+    """The readings of all ranks, case by case.
+
+    Args:
+        cases: what was asked for, in order; ranks may have had no time for the last ones.
+        ranks: of each rank, the JSON that it wrote: the case and ``seconds`` of its batches.
+
+    Raises:
+        ValueError: a rank timed something else, or not what the others did, or its seconds are
+            none.
+    """
+    rows = [list(rank) for rank in ranks]
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) > len(cases):
+        raise ValueError(f"ranks timed {[len(row) for row in rows]} of {len(cases)} cases")
+    return tuple(_merged(case, together) for case, *together in zip(cases, *rows, strict=False))
+
+
+def _merged(case: Mapping[str, Any], rows: Sequence[Any]) -> Reading:
+    each = []
+    for row in rows:
+        if {name: value for name, value in row.items() if name != "seconds"} != dict(case):
+            raise ValueError(f"a rank timed {row}, not {dict(case)}")
+        seconds = [float(value) for value in row["seconds"]]
+        if not seconds or not all(0 < value < math.inf for value in seconds):
+            raise ValueError(f"seconds {seconds} of {dict(case)}")
+        each.append(seconds)
+    return Reading(
+        case=dict(case),
+        seconds=max(map(_quarter, each)),
+        median_s=max(map(median, each)),
+        low_s=min(map(min, each)),
+        high_s=max(map(max, each)),
+    )
+
+
+def _quarter(seconds: Sequence[float]) -> float:
+    """Caps a count at a quarter of the readings."""
+    return sorted(seconds)[(len(seconds) - 1) // 4]
+
+
+def of_kind(readings: Iterable[Reading], kind: str, **sizes: object) -> tuple[Reading, ...]:
+    """Selects readings of one kind, and with these values in their case."""
+    return tuple(
+        reading
+        for reading in readings
+        if reading.kind == kind and all(reading.case.get(k) == v for k, v in sizes.items())
+    )

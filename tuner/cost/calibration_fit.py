@@ -10,22 +10,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from tuner.cluster import Cluster, Device, Link
-from tuner.cost.calibration import Calibration, ComputeRates, LinkRates, hardware_key
+from tuner.core.cluster import Cluster, Device, Link
+from tuner.core.configuration import Settings
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.workload import Optimizer, Workload
+from tuner.cost.calibration import (
+    PRECISIONS,
+    Calibration,
+    ComputeRates,
+    LinkRates,
+    Reading,
+    hardware_key,
+    of_kind,
+)
+from tuner.cost.communication import Group, ring_s
 from tuner.cost.compute import stage_compute_s
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.links import Group, ring_s
-from tuner.cost.readings import PRECISIONS, Reading, of_kind
-from tuner.cost.sharded_time import update_bytes
 from tuner.cost.stages import Stage
-from tuner.quantity import Provenance, Quantity
-from tuner.settings import Settings
-from tuner.workload import Optimizer, Workload
+from tuner.cost.step_time import update_bytes
 
 LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
+# Of one number.
 BYTES = {"bf16": 2, "fp32": 4}
-"""Of one number."""
 
 
 def fitted(
@@ -80,7 +87,9 @@ def _measured(value: float, low: float, high: float) -> Quantity:
 
 
 def _copy_rate(copies: Sequence[Reading]) -> Quantity:
-    """Of the largest copies, in bytes read and written per second: smaller ones stay in caches."""
+    """Fits the rate of the largest copies, in bytes read and written per second: small ones stay in
+    caches.
+    """
     if not copies:
         raise ValueError("no copies were timed")
     sizes = [(2 * BYTES[r.case["dtype"]] * r.case["elements"], r) for r in copies]
@@ -124,8 +133,8 @@ def _compute(
     )
 
 
+# Layers that take less than so many times the host's share say little of the device.
 HOST_BOUND = 2.0
-"""Layers that take less than so many times the host's share say little of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +190,8 @@ def _matrix_rate(products: Sequence[Reading]) -> tuple[Quantity, float]:
     return _measured(rate, rate / high, rate / low), by_width / constant
 
 
+# Rate of the widest products over the fastest that was timed, at most.
 BEYOND = 1.1
-"""Rate of the widest products over the fastest that was timed, at most."""
 
 
 def _with_rates(cluster: Cluster, flops_per_s: Quantity, copied: Quantity) -> Cluster:
@@ -225,7 +234,7 @@ def _slope(rows: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _update_factor(updates: Sequence[Reading], dtype: str, copied: Quantity) -> float:
-    """Of the largest update: an optimizer's state is in no cache."""
+    """Fits the factor of the largest update: an optimizer's state is in no cache."""
     if not updates:
         return 1.0
     largest = max(updates, key=lambda r: r.case["elements"])
@@ -274,7 +283,7 @@ def _by_operation(
 
 
 def _ring(reading: Reading, group: Group, cluster: Cluster) -> tuple[float, float, float]:
-    """Of a collective: steps of latency, bytes sent, and the seconds that are theirs."""
+    """Splits a collective into steps of latency, bytes sent, and the seconds that are theirs."""
     case, usual = reading.case, default_costs()
     size = BYTES[case["dtype"]] * case["elements"]
     twice = case["op"] == "all_reduce"
@@ -323,5 +332,5 @@ def _plane(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     return (only_x, 0.0) if a1 * only_x >= b1 * only_y else (0.0, only_y)
 
 
+# Of the normal equations' determinant, relative to what it is of independent columns.
 RANK_DEFICIENT = 1e-9
-"""Of the normal equations' determinant, relative to what it is of independent columns."""

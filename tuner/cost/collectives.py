@@ -14,16 +14,14 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from tuner.cluster import Cluster
-from tuner.cost.axes import Axis, Sizes, axis_sizes
-from tuner.cost.buckets import ddp_buckets
-from tuner.cost.categories import Phase
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.measurement import Phase
+from tuner.core.workload import Precision, Workload
 from tuner.cost.memory import COMPUTE_BYTES, REDUCE_BYTES, WEIGHT_BYTES
+from tuner.cost.shards import Axis, Sizes, axis_sizes, ddp_buckets, model_units
 from tuner.cost.tensors import Split, buffer_bytes, model_tensors
-from tuner.cost.units import model_units
 from tuner.model import ModelConfig
-from tuner.settings import FSDP, Checkpointing, Settings, Sharding
-from tuner.workload import Precision, Workload
 
 
 class Op(StrEnum):
@@ -36,7 +34,7 @@ class Op(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What runs at the same time as a collective."""
+    """Names the work that runs at the same time as a collective."""
 
     PREFETCHED = "prefetched"  # FSDP2 gathers a layer while the one before computes
     BEHIND_BACKWARD = "behind_backward"  # gradients are reduced while lower layers' are computed

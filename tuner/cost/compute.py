@@ -3,17 +3,17 @@
 from functools import lru_cache
 from math import exp
 
-from tuner.cluster import Cluster
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.workload import Precision, Workload
 from tuner.cost.attention import Backend, attention_of
 from tuner.cost.constants import Costs
 from tuner.cost.shards import COMPUTE_BYTES, layer_variants
 from tuner.cost.stages import Stage, counts
 from tuner.model import ModelConfig
-from tuner.settings import Checkpointing, Settings
-from tuner.workload import Precision, Workload
 
+# Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
-"""Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper."""
 
 
 def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
@@ -45,7 +45,7 @@ def attended_keys(workload: Workload, cluster: Cluster) -> float:
 
 @lru_cache(maxsize=64)
 def layer_backends(workload: Workload, cluster: Cluster) -> tuple[Backend, ...]:
-    """What computes attention in each layer of transformers' model."""
+    """Lists the attention kernel of each layer of transformers' model."""
     compute = COMPUTE_BYTES[workload.precision]
     attention = attention_of(workload.model, compute, cluster.gpu)
     layers = layer_variants(workload.model, workload.sequence_length)

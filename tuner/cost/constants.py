@@ -85,18 +85,18 @@ class MemoryCosts(Table):
 
     @property
     def dry_run(self) -> Width:
-        """Of a dry run."""
+        """Interval of a dry run."""
         return Width(self.dry_run_low, self.dry_run_high)
 
     @property
     def arithmetic(self) -> Width:
-        """Of arithmetic, and of a dry run of other code."""
+        """Interval of arithmetic, and of a dry run of other code."""
         return Width(self.arithmetic_low, self.arithmetic_high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCosts(Table):
-    """What a GPU holds beside allocated tensors."""
+    """Costs of what a GPU holds beside allocated tensors."""
 
     context_bytes: float
     """Bytes of the CUDA context; assumed, from published figures."""
@@ -137,19 +137,19 @@ class DeviceCosts(Table):
 
     @property
     def reserved(self) -> Reserved:
-        """Of one rank alone."""
+        """Reserved memory of one rank alone."""
         return Reserved(self.reserved_factor, self.reserved_low, self.reserved_high)
 
     @property
     def reserved_several(self) -> Reserved:
-        """Of several ranks, but for the two that follow."""
+        """Reserved memory of several ranks, but for the two that follow."""
         return Reserved(
             self.reserved_several_factor, self.reserved_several_low, self.reserved_several_high
         )
 
     @property
     def reserved_checkpointed(self) -> Reserved:
-        """Of FSDP2 alone with activation checkpointing."""
+        """Reserved memory of FSDP2 alone with activation checkpointing."""
         return Reserved(
             self.reserved_checkpointed_factor,
             self.reserved_checkpointed_low,
@@ -158,7 +158,7 @@ class DeviceCosts(Table):
 
     @property
     def reserved_fsdp1(self) -> Reserved:
-        """Of FSDP1."""
+        """Reserved memory of FSDP1."""
         return Reserved(
             self.reserved_fsdp1_factor, self.reserved_fsdp1_low, self.reserved_fsdp1_high
         )
@@ -233,12 +233,12 @@ class TimeCosts(Table):
 
     @property
     def within_nodes(self) -> Width:
-        """Of all but pipelines over nodes."""
+        """Interval of all but pipelines over nodes."""
         return Width(self.low, self.high)
 
     @property
     def pipelined(self) -> Width:
-        """Of pipelines over nodes."""
+        """Interval of pipelines over nodes."""
         return Width(self.low_pipelined, self.high_pipelined)
 
 

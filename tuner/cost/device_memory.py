@@ -1,4 +1,4 @@
-"""What a GPU holds beside allocated tensors: what nvidia-smi shows, and torch does not.
+"""Adds up what a GPU holds beside allocated tensors: what nvidia-smi shows, and torch does not.
 
 Three terms, each with its own interval: the CUDA context, the buffers of the communicators, and
 blocks that the caching allocator has reserved and no tensor uses. The first two are in the way;
@@ -14,32 +14,32 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.cluster import Cluster, Device, Gpu
-from tuner.cost.axes import axis_sizes, is_fsdp
+from tuner.core.cluster import Cluster, Device, Gpu
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.quantity import Provenance, Quantity
 from tuner.cost.constants import Costs, DeviceCosts, Reserved, default_costs
-from tuner.framework import Framework, FrameworkName
-from tuner.quantity import Provenance, Quantity
-from tuner.settings import Checkpointing, Settings
+from tuner.cost.shards import axis_sizes, is_fsdp
 
+# What they are called among the categories of memory at the peak.
 WORKSPACES = "library_workspaces"
-"""What they are called among the categories of memory at the peak."""
+# cuBLAS's workspace of one thread before Hopper: 2 x 4096 + 8 x 16 KiB, torch's default for
+# ``CUBLAS_WORKSPACE_CONFIG`` (PyTorch PR 83461, ``CublasHandlePool.cpp``).
 WORKSPACE_BYTES = 8_519_680
-"""cuBLAS's workspace of one thread before Hopper: 2 x 4096 + 8 x 16 KiB, torch's default for
-``CUBLAS_WORKSPACE_CONFIG`` (PyTorch PR 83461, ``CublasHandlePool.cpp``)."""
+# The same on Hopper (cuBLAS's ``cublasSetWorkspace``; PyTorch PR 120925).
 HOPPER_WORKSPACE_BYTES = 32 * 2**20
-"""The same on Hopper (cuBLAS's ``cublasSetWorkspace``; PyTorch PR 120925)."""
+# By the name of a GPU: of Hopper and Blackwell, and of AMD's (``parseChosenWorkspaceSize`` in
+# torch's ``aten/src/ATen/cuda/CublasHandlePool.cpp``). What has none of these names counts as
+# older.
 _WORKSPACES: Mapping[re.Pattern[str], int] = {
     re.compile(r"\b(g?[hb]\d|rtx-?50[5-9]0)"): HOPPER_WORKSPACE_BYTES,  # no RTX 5000
     re.compile(r"\bmi2"): 32 * 2**20,
     re.compile(r"\bmi3"): 128 * 2**20,
 }
-"""By the name of a GPU: of Hopper and Blackwell, and of AMD's (``parseChosenWorkspaceSize`` in
-torch's ``aten/src/ATen/cuda/CublasHandlePool.cpp``). What has none of these names counts as older.
-"""
+# With a handle and so a workspace of their own: forward's, and autograd's for backward. cuBLASLt
+# uses cuBLAS's, unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE`` is off (the same file). Once used they
+# stay, so every phase of a step holds both.
 THREADS = 2
-"""With a handle and so a workspace of their own: forward's, and autograd's for backward. cuBLASLt
-uses cuBLAS's, unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE`` is off (the same file). Once used they
-stay, so every phase of a step holds both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What an emulated probe's steps would take on the cluster: their communication gets its price.
+"""Prices an emulated probe's steps as they would be on the cluster, with their communication.
 
 Rank 0 alone times its computing and notes its collectives. These stay what they are when rates are
 measured anew, so a probe can be priced again.
@@ -9,22 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.catalog.gpus import reported_kind
-from tuner.cluster import Cluster
-from tuner.cost.axes import Axis
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Collective, Emulation, Exposed, Measurement, Phase
+from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration, calibrated
-from tuner.cost.categories import Phase
 from tuner.cost.collectives import Op, Overlap, StepCollective
 from tuner.cost.communication import Computing, copies_beside_s, exposed_s
 from tuner.cost.constants import Costs, default_costs
+from tuner.cost.shards import Axis
 from tuner.cost.step_time import missing_link
-from tuner.measurement import Collective, Emulation, Exposed, Measurement
-from tuner.settings import Settings
-from tuner.workload import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What communication is priced with."""
+    """Holds the rates that communication is priced with."""
 
     cluster: Cluster
     """Whose links; measured ones, where there are any."""
@@ -80,7 +79,7 @@ def priced(measurement: Measurement, settings: Settings, rates: Rates) -> Measur
 def _exposed(
     emulation: Emulation, count: int, settings: Settings, rates: Rates, copied: float | None
 ) -> Exposed:
-    """Of steps of so many micro-batches."""
+    """Sums the exposed communication of steps of so many micro-batches."""
     collectives = step_collectives(emulation.collectives[count])
     phases_s = emulation.phases_s[count]
     found = exposed_s(

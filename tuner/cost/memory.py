@@ -9,20 +9,20 @@ micro-batch size. Sources beside the code that is named there: Rajbhandari et al
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.cluster import Cluster
-from tuner.cost.axes import is_fsdp
-from tuner.cost.categories import Phase
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Phase
+from tuner.core.workload import Workload
 from tuner.cost.shards import (
     COMPUTE_BYTES,
     REDUCE_BYTES,
     WEIGHT_BYTES,
+    is_fsdp,
     shards,
     state_bytes,
 )
 from tuner.cost.step_memory import step_moments
-from tuner.cost.tape import Moment
-from tuner.settings import Settings, Sharding
-from tuner.workload import Workload
+from tuner.cost.wrapping import Moment
 
 __all__ = [
     "COMPUTE_BYTES",
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """What one optimizer step needs on the rank that needs most."""
+    """Memory of one optimizer step on the rank that needs most."""
 
     moments: Mapping[Phase, Moment]
     """The highest moment of each phase."""
@@ -87,7 +87,7 @@ def step_memory(workload: Workload, settings: Settings, cluster: Cluster) -> Ste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBound:
-    """What orders probes."""
+    """Holds what puts probes in order of memory."""
 
     floor_bytes: int
     """What the step's peak cannot be below."""

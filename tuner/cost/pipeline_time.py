@@ -11,14 +11,13 @@ add is kept apart from the rest (:class:`PipelineSeconds`).
 from dataclasses import dataclass
 from math import exp, log2
 
-from tuner.cluster import Cluster
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.workload import Workload
+from tuner.cost.communication import data_group, gather_s, reduce_s, tensor_group
 from tuner.cost.compute import stage_compute_s
 from tuner.cost.constants import Costs
-from tuner.cost.links import data_group, gather_s, reduce_s, tensor_group
-from tuner.cost.pipeline_memory import stage_memory
-from tuner.cost.stages import Stage, stage_parameters, stages
-from tuner.settings import Settings, Sharding
-from tuner.workload import Workload
+from tuner.cost.stages import Stage, stage_memory, stage_parameters, stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ def pipeline_seconds(
 
 
 def spans_nodes(settings: Settings, cluster: Cluster) -> bool:
-    """Whether stages exchange over the network."""
+    """Tells whether stages exchange over the network."""
     return settings.pp_size > 1 and cluster.nodes > 1
 
 

@@ -1,4 +1,4 @@
-"""What settings would need and take, predicted: memory, step time, and whether they fit."""
+"""Predicts memory, step time and fit of a configuration, or says why nothing is predicted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,26 +6,73 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from tuner.cluster import Cluster
+from tuner.catalog.versions import meets
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.measurement import Basis
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.allocated import AllocatedTensors, Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
-from tuner.cost.categories import Basis
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.coverage import uncovered_settings
 from tuner.cost.device_memory import WORKSPACES, device_terms, workspaces
-from tuner.cost.pipeline_memory import refused
 from tuner.cost.script import PLAIN, Script
+from tuner.cost.shards import axis_sizes
+from tuner.cost.stages import refused
 from tuner.cost.step_time import step_notes, step_time
-from tuner.framework import Framework, FrameworkName
-from tuner.quantity import UNKNOWN, Provenance, Quantity
-from tuner.settings import Settings
-from tuner.sizes import size_text
-from tuner.workload import Workload
+from tuner.text import size_text
+
+# Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
+NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+
+
+def uncovered(workload: Workload, framework: Framework) -> str:
+    """Why nothing is known of a workload under a framework; empty where it is covered.
+
+    nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
+    fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
+    """
+    return _uncovered_nanotron(workload) if framework.name is FrameworkName.NANOTRON else ""
+
+
+def uncovered_settings(
+    workload: Workload, framework: Framework, cluster: Cluster, settings: Settings
+) -> str:
+    """Why nothing is known of settings of a workload that is covered; empty where they are too.
+
+    FSDP2 pads packed experts, and this is counted. FSDP1 does not, for it shards flat parameters;
+    nor does FSDP2 with transformers before 5, which keeps the matrices of experts apart.
+    """
+    experts, ranks = workload.model.experts, axis_sizes(settings, cluster).shard
+    if not experts or experts % ranks == 0 or framework.name is FrameworkName.NANOTRON:
+        return ""
+    split = f"splits {experts} experts over {ranks} ranks is not covered"
+    if framework.fsdp_version == 1:
+        return f"how FSDP1 {split}; FSDP2, of accelerate 1.6 and later, is"
+    if "transformers" in framework.versions and meets(framework.versions["transformers"], "<5"):
+        return (
+            f"how FSDP2 {split} with transformers before 5, which keeps each expert's matrices"
+            " apart; with 5 and later, which packs them, it is"
+        )
+    return ""
+
+
+def _uncovered_nanotron(workload: Workload) -> str:
+    model_type = workload.model.model_type
+    if model_type not in NANOTRON_MODEL_TYPES:
+        covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
+        return f"nanotron is covered for {covered}, and not for {model_type}"
+    if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
+        asked = f"{workload.precision} with {workload.optimizer}"
+        return f"nanotron is covered in bf16 with adamw, and not for {asked}"
+    return ""
+
 
 __all__ = ["HEADROOM", "Prediction", "Profile", "predict", "unknown_prediction", "with_overhead"]
 
+# Share of the device's memory that is left free, unless the caller says otherwise.
 HEADROOM = 0.05
-"""Share of the device's memory that is left free, unless the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +183,7 @@ def _predicted(
     costs: Costs,
     limit: float,
 ) -> Prediction:
-    """What lies beside the tensors, whether all of it fits, and how long a step takes."""
+    """Adds what lies beside the tensors, whether all of it fits, and how long a step takes."""
     name, piped = name_of(framework), is_piped(framework)
     never = refused(workload, settings) if piped else ""
     # what nanotron's fitted constants are of holds them already
@@ -228,12 +275,12 @@ def _priced(
 
 
 def _rates_note(rates: Calibration | None, cluster: Cluster) -> tuple[str, ...]:
-    """That rates were measured, where they were and are used."""
+    """Says that rates were measured, where they were and are used."""
     return () if rates is None else (calibrated_text(rates, cluster),)
 
 
 def unknown_prediction(limit: float, why: str) -> Prediction:
-    """Of settings of which nothing is known, with the reason."""
+    """Makes the prediction of a configuration about which nothing is known, with the reason."""
     return Prediction(
         breakdown=MappingProxyType({}),
         by_phase=MappingProxyType({}),
@@ -274,7 +321,7 @@ def _too_large(needed: Quantity, limit: float) -> str:
 
 
 def _border(needed: Quantity, limit: float) -> tuple[str, ...]:
-    """That the interval leaves open whether it fits; nothing where it does not."""
+    """Says that the interval leaves open whether it fits; nothing where it does not."""
     low, high = needed.low or 0.0, needed.high or 0.0
     if not low <= limit < high:
         return ()
@@ -306,7 +353,7 @@ def _named(cublas: Quantity) -> dict[str, float]:
 
 
 def _sum(*parts: Quantity) -> Quantity:
-    """Of known quantities; the ends are added, as if all were wrong the same way."""
+    """Sums known quantities; the ends are added, as if all were wrong the same way."""
     return Quantity(
         value=sum(part.value or 0.0 for part in parts),
         low=sum(part.low or 0.0 for part in parts),

@@ -1,4 +1,4 @@
-"""What a training script keeps alive beside the step itself.
+"""Counts what a training script keeps alive beside the step itself.
 
 The probe program and the scripts that are written for accelerate drop the model's outputs before
 backward and switch its key-value cache off. A user's own loop may do neither, and a case can say
@@ -21,17 +21,17 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tuner.catalog.versions import meets
-from tuner.cost.categories import Category, Phase
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.measurement import Category, Phase
+from tuner.core.workload import Workload
 from tuner.cost.shards import COMPUTE_BYTES
 from tuner.errors import UsageError
-from tuner.framework import Framework, FrameworkName
-from tuner.settings import Checkpointing, Settings
-from tuner.workload import Workload
 
+# Releases of transformers whose models return fp32 logits.
 FP32_IN_MODEL = "<4.46"
-"""Releases of transformers whose models return fp32 logits."""
+# Releases of transformers whose loss copies the logits, shifted by one token.
 SHIFTED_COPY = "<4.49"
-"""Releases of transformers whose loss copies the logits, shifted by one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class Script:
         return cls(**values)
 
 
+# A loop that keeps nothing, as the probe program's and the exported ones.
 PLAIN = Script()
-"""A loop that keeps nothing, as the probe program's and the exported ones."""
 
 
 def script_bytes(

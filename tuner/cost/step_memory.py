@@ -2,26 +2,30 @@
 
 The step's last micro-batch is followed from event to event: FSDP2's gathers, copies and reductions
 (:mod:`tuner.cost.wrapping`; as accelerate 1.15 wraps, the embedding, each decoder layer, and the
-last norm with the head are units), autograd through the layers (:mod:`tuner.cost.layer_graph`),
+last norm with the head are units), autograd through the layers (:mod:`tuner.cost.layers`),
 the loss of transformers 5, and the optimizer. Layers between the first two and the last two are
 passed in one go, for memory in between is a straight line.
 """
 
 from functools import lru_cache
 
-from tuner.cluster import Cluster, Device
-from tuner.cost.categories import Phase
-from tuner.cost.layer_graph import WIDE_NORMS, dropout_mask
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Phase
+from tuner.core.workload import Optimizer, Workload
+from tuner.cost.layers import WIDE_NORMS, dropout_mask
 from tuner.cost.shards import (
     NEAR_ENDS,
     STEP_BYTES_8BIT,
     Layer,
     Span,
+    Unit,
     copies_whole,
     layer_variants,
     state_bytes,
 )
-from tuner.cost.tape import (
+from tuner.cost.tensors import rotated_channels
+from tuner.cost.wrapping import (
     ACTIVATIONS,
     DDP_BUCKETS,
     GATHERED_PARAMETERS,
@@ -32,14 +36,10 @@ from tuner.cost.tape import (
     PARAMETERS,
     TEMPORARIES,
     Moment,
+    Wrapping,
 )
-from tuner.cost.tensors import rotated_channels
-from tuner.cost.units import Unit
-from tuner.cost.wrapping import Wrapping
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.layers import has_capped_scores, layer_kinds
-from tuner.settings import Settings, Sharding
-from tuner.workload import Optimizer, Workload
+from tuner.model.shape import has_capped_scores, layer_kinds
 
 
 @lru_cache(maxsize=8192)
@@ -78,7 +78,7 @@ class _Step(Wrapping):
         return tape.moments()
 
     def _hold(self) -> None:
-        """What is there all the time, and what waits from one micro-batch to the next."""
+        """Holds what is there all the time, and what waits from one micro-batch to the next."""
         tape, parts = self.tape, self.parts
         own = parts.shard if self.fsdp else parts.whole
         tape.fixed(PARAMETERS, self.on_device * self.w * own)
@@ -150,7 +150,7 @@ class _Step(Wrapping):
 
     @property
     def embedded_mask(self) -> float:
-        """What dropout of the embedded tokens keeps, per sequence."""
+        """Bytes that dropout of the embedded tokens keeps, per sequence."""
         fields = self.model.fields
         rate = fields.get("embd_pdrop", fields.get("hidden_dropout"))
         return dropout_mask(self.stream, self.r, self.cluster.gpu.device) if rate else 0.0
@@ -191,7 +191,7 @@ class _Step(Wrapping):
 
     @property
     def _normed(self) -> tuple[float, float]:
-        """What the last norm keeps, and its output, which the head keeps; per sequence."""
+        """Bytes that the last norm keeps, and its output, which the head keeps; per sequence."""
         if ARCHITECTURES[self.model.model_type].norm_weights == 2:
             return self.stream, self.stream
         own = self.stream / self.r
@@ -206,7 +206,7 @@ class _Step(Wrapping):
 
     @property
     def _head_input(self) -> float:
-        """What the head keeps beside the norm's output: gathered, or cast."""
+        """Bytes that the head keeps beside the norm's output: gathered, or cast."""
         whole = self.c * self.tokens * self.model.hidden_size
         if self.tp > 1:
             return 0.0 if self.settings.tp_recompute_allgather else whole

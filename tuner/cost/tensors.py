@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.layers import layer_kinds
+from tuner.model.shape import layer_kinds
 
 
 class Split(Enum):
-    """What tensor parallelism does with a parameter (``workers/probe/tensor_parallel/plan.py``)."""
+    """Names what tensor parallelism does with a parameter
+    (``workers/probe/tensor_parallel/plan.py``).
+    """
 
     ROWS = 0  # along dimension 0: output features, or the vocabulary
     COLUMNS = 1  # along dimension 1: input features
@@ -35,7 +37,9 @@ class Tensor(NamedTuple):
     """Under tensor parallelism."""
 
     def local(self, tp_size: int) -> "Tensor":
-        """What tensor parallelism leaves to rank 0; as ``torch.chunk``, the first is largest."""
+        """Counts the elements that tensor parallelism leaves to rank 0; as ``torch.chunk``, the
+        first is largest.
+        """
         if tp_size == 1 or self.split is Split.NONE:
             return self
         if self.split is Split.ROWS:

@@ -5,28 +5,27 @@ that has torch to run them (:mod:`tuner.dryrun.process`), and extends what they 
 model and to every micro-batch (:mod:`tuner.dryrun.profile`). It imports no torch.
 """
 
-from tuner.dryrun.notes import told
 from tuner.dryrun.plan import (
     DryRunPlan,
     NotDryRunError,
     dry_run_versions,
     missing_package,
     plan_dry_runs,
+    told,
 )
-from tuner.dryrun.process import DryRunner, StoppedError
-from tuner.dryrun.profile import Peak, Profile, ProfileCollective
-from tuner.dryrun.record import DryRun
+from tuner.dryrun.process import DryRunner, DryRunStoppedError
+from tuner.dryrun.profile import DryRun, Peak, Profile, ProfileCollective
 from tuner.dryrun.trace import Trace
 
 __all__ = [
     "DryRun",
     "DryRunPlan",
+    "DryRunStoppedError",
     "DryRunner",
     "NotDryRunError",
     "Peak",
     "Profile",
     "ProfileCollective",
-    "StoppedError",
     "Trace",
     "dry_run_versions",
     "missing_package",

@@ -1,33 +1,161 @@
-"""What to dry-run for settings: requests to the dry-run program, and the key of their result."""
+"""Shallow copies of a model: which depths show all its kinds of layers, and their configuration."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from tuner.cluster import Cluster, Device
-from tuner.dryrun.depths import at_depth, depths_of
-from tuner.framework import Framework, FrameworkName, releases_of
-from tuner.rank_spec import attention_backends, rank_spec
-from tuner.settings import Settings, Sharding
-from tuner.workload import Optimizer, Workload
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.framework import Framework, FrameworkName, releases_of
+from tuner.core.workload import Optimizer, Workload
+from tuner.cost.attention import attention_of
+from tuner.cost.shards import COMPUTE_BYTES
+from tuner.model import ModelConfig
+from tuner.model.shape import SLIDING, LayerKind, layer_kinds
 
-FORMAT = 3
-"""Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when
-the dry-run program comes to other figures, so that no old ones are taken for new."""
+# Layers of the shallowest copy. The first and the last layer differ from those between them in what
+# is gathered and kept around them; with two at each end, one at each is like the others.
+SHALLOWEST = 4
+# Layers at least between the two depths.
+APART = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pattern:
+    """How a model's layers follow one another: ``lead``, then periods, then ``tail``."""
+
+    lead: int
+    period: int
+    tail: int
+
+    @property
+    def shallowest(self) -> int:
+        """Layers that have, at each end, the odd ones and one whole period more.
+
+        The first and the last layer are odd in every model.
+        """
+        return max(SHALLOWEST, 2 * (max(self.lead, self.tail, 1) + self.period))
+
+
+@lru_cache(maxsize=256)
+def depths_of(model: ModelConfig) -> tuple[int, ...]:
+    """The depths to dry-run, ascending: two shallow ones, or the model's own alone.
+
+    A shallow copy keeps the layers that lead, whole periods of those that alternate, and the
+    last ones. The model's own depth is taken where it costs no more than the two, or
+    where its layers follow no such pattern.
+    """
+    kinds = layer_kinds(model)
+    pattern = _pattern(kinds)
+    if pattern is None:
+        return (model.layers,)
+    low = pattern.shallowest
+    low += (model.layers - low) % pattern.period
+    high = low + pattern.period * -(-APART // pattern.period)
+    return (low, high) if low + high < model.layers else (model.layers,)
+
+
+def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
+    """The configuration of ``model`` with ``depth`` of its layers, one of :func:`depths_of`.
+
+    Fields that say something of each layer are cut to the layers that are kept.
+    """
+    config = model.as_config()
+    if depth == model.layers:
+        return config
+    kinds = layer_kinds(model)
+    pattern = _pattern(kinds)
+    assert pattern is not None, "only models with a pattern have shallow copies"
+    kept = kinds[: pattern.lead] + kinds[pattern.lead + model.layers - depth :]
+    config["num_hidden_layers"] = depth
+    if "layer_types" in config and _any_sliding(kinds):
+        config["layer_types"] = [kind.attention for kind in kept]
+    if "no_rope_layers" in config:
+        config["no_rope_layers"] = [int(kind.rotates) for kind in kept]
+    if "mlp_only_layers" in config:
+        config["decoder_sparse_step"] = 1
+        config["mlp_only_layers"] = [i for i, kind in enumerate(kept) if not kind.sparse]
+    return config
+
+
+def _any_sliding(kinds: Sequence[LayerKind]) -> bool:
+    return any(kind.attention == SLIDING for kind in kinds)
+
+
+@lru_cache(maxsize=8)  # a thousand layers take a fifth of a second, and each class asks again
+def _pattern(kinds: tuple[LayerKind, ...]) -> _Pattern | None:
+    """The pattern with the shallowest copy; ``None`` where no period comes twice."""
+    found = [
+        _Pattern(lead=start, period=period, tail=len(kinds) - period - end)
+        for period in range(1, len(kinds) // 2 + 1)
+        for start, end in [_longest_repeat(kinds, period)]
+        if end - start >= period
+    ]
+    return min(found, key=lambda pattern: pattern.shallowest, default=None)
+
+
+def _longest_repeat(kinds: Sequence[LayerKind], period: int) -> tuple[int, int]:
+    """The longest run of layers that are each like the one a period later: its first and end."""
+    best, first = (0, 0), 0
+    for i in range(len(kinds) - period + 1):
+        if i < len(kinds) - period and kinds[i] == kinds[i + period]:
+            continue
+        best = max(best, (first, i), key=lambda run: run[1] - run[0])
+        first = i + 1
+    return best
+
+
+# Of ``spec.json``; the probe program refuses another.
+SPEC_FORMAT = 1
+
+
+def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[str, Any]:
+    """The fields of ``spec.json`` that say what is trained, and by which ranks.
+
+    How, and for how long, it is looked at is for who asks to add.
+    """
+    return {
+        "format": SPEC_FORMAT,
+        "model": workload.model.as_config(),
+        "settings": settings.as_dict(),
+        "sequence_length": workload.sequence_length,
+        "global_batch_size": workload.global_batch_size,
+        "optimizer": str(workload.optimizer),
+        "precision": str(workload.precision),
+        "reduce_dtype": str(workload.reduce_dtype),
+        "world_size": cluster.world_size,
+        "gpus_per_node": cluster.gpus_per_node,
+        "device": str(cluster.gpu.device),
+        "attention_backends": attention_backends(workload, cluster),
+    }
+
+
+def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
+    """Calls of attention that are computed operator by operator, as the probe program is told."""
+    if cluster.gpu.device is not Device.CUDA:
+        return {}
+    compute = COMPUTE_BYTES[workload.precision]
+    return attention_of(workload.model, compute, cluster.gpu).by_operators()
+
+
+# Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when the
+# dry-run program comes to other figures, so that no old ones are taken for new.
+DRY_RUN_FORMAT = 3
+# Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
-"""Two points of the straight lines in the micro-batch size."""
+# The same with tensor parallelism. There one sequence is another case than several: what is
+# gathered along the sequence is in order already, and is not copied.
 TENSOR_PARALLEL_SIZES = ((1,), (2, 3))
-"""The same with tensor parallelism. There one sequence is another case than several: what is
-gathered along the sequence is in order already, and is not copied."""
+# Micro-batches of an optimizer step. From the second on they find gradients of those before, and
+# are all alike: where none but the last reduces, those between need no more than it does.
 ACCUMULATION_COUNTS = (1, 2)
-"""Micro-batches of an optimizer step. From the second on they find gradients of those before, and
-are all alike: where none but the last reduces, those between need no more than it does."""
+# Packages that a dry run runs; their releases decide what it shows.
 PACKAGES = ("torch", "transformers", "accelerate")
-"""Packages that a dry run runs; their releases decide what it shows."""
+# That an 8-bit optimizer is from.
 EIGHT_BIT_PACKAGE = "torchao"
-"""That an 8-bit optimizer is from."""
 
 
 class NotDryRunError(Exception):
@@ -44,7 +172,7 @@ class NotDryRunError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunPlan:
-    """What to ask the dry-run program for one class of settings."""
+    """A request to the dry-run program for one layout."""
 
     key: str
     """SHA-256, in hexadecimal, of all that decides the result."""
@@ -63,14 +191,14 @@ class DryRunPlan:
 def dry_run_versions() -> dict[str, str]:
     """Releases of the packages that a dry run in this Python's environment runs.
 
-    Every key is made with these (:func:`tuner.framework.releases_of`): ``2.13.0+cpu`` and
+    Every key is made with these (:func:`tuner.core.framework.releases_of`): ``2.13.0+cpu`` and
     ``2.13.0`` are one.
     """
     return releases_of((*PACKAGES, EIGHT_BIT_PACKAGE))
 
 
 def missing_package(workload: Workload, versions: Mapping[str, str]) -> str:
-    """What is missing for dry runs of a workload, as a clause; empty when all is there."""
+    """Names what is missing for dry runs of a workload, as a clause; empty when all is there."""
     missing = next((package for package in _packages(workload) if package not in versions), "")
     return missing and f"{missing} is not installed here, which a dry run needs"
 
@@ -154,7 +282,7 @@ def _key(
     """Ranks of a node count under hybrid_shard alone: nothing else is split by node."""
     hybrid = settings.sharding is Sharding.HYBRID_SHARD
     decides = {
-        "format": FORMAT,
+        "format": DRY_RUN_FORMAT,
         "model": workload.model.fingerprint,
         "sequence_length": workload.sequence_length,
         "optimizer": str(workload.optimizer),
@@ -189,3 +317,28 @@ def _spec(workload: Workload, cluster: Cluster, settings: Settings) -> dict[str,
         "minimum_steps": 0,
         "time_budget_s": 0.0,
     }
+
+
+# Part of a note that all dry runs for GPUs have; it is how they work.
+OF_EVERY_ONE = "followed on fake CPU tensors"
+# Part of a note that each part of a step may have, of which there are some for each layer.
+OF_A_PART = "moments differ between micro-batch sizes"
+
+
+def told(notes: Sequence[str]) -> tuple[str, ...]:
+    """Clauses for people, fit for one answer.
+
+    Args:
+        notes: as the dry-run program wrote them (:attr:`tuner.dryrun.Profile.notes`).
+    """
+    return tuple(_told(notes))
+
+
+def _told(notes: Sequence[str]) -> Iterator[str]:
+    yield from (note for note in notes if OF_EVERY_ONE not in note and OF_A_PART not in note)
+    if parts := sum(OF_A_PART in note for note in notes):
+        where = "one part" if parts == 1 else f"{parts} parts"
+        yield (
+            f"in {where} of the step the order of allocations depends on the micro-batch size, so"
+            " only the peaks there are followed, from the sizes that were run to others"
+        )

@@ -15,33 +15,33 @@ from typing import IO, Any
 
 from tuner.errors import ProbeError
 
+# Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,
+# whatever the model: they are of four to eight layers.
 LIMIT_S = 45.0
-"""Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4
-each, whatever the model: they are of four to eight layers."""
+# Wall seconds for each second of the limit, after which a class is ended on a busy machine. For the
+# first one they count from the program's start: torch is imported first.
 WALL = 1.1
-"""Wall seconds for each second of the limit, after which a class is ended on a busy machine. For
-the first one they count from the program's start: torch is imported first."""
+# Seconds beyond that in which an answer must come. So a class has ended a minute after it was asked
+# for in any case.
 GRACE_S = 10.0
-"""Seconds beyond that in which an answer must come. So a class has ended a minute after it was
-asked for in any case."""
+# Seconds after which whoever waits for an answer is asked again whether to go on.
 POLL_S = 0.1
-"""Seconds after which whoever waits for an answer is asked again whether to go on."""
+# Characters of the program's stderr that an error tells.
 LAST_WORDS = 600
-"""Characters of the program's stderr that an error tells."""
+# Environment variables that the program does not inherit: ours, and those that would change what
+# accelerate does.
 DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_")
-"""Environment variables that the program does not inherit: ours, and those that would change what
-accelerate does."""
+# More of them.
 DROPPED = frozenset(
     {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 )
-"""More of them."""
+# A model is built from its configuration; nothing is ever fetched.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
-"""A model is built from its configuration; nothing is ever fetched."""
+# No dry run needs one: it neither takes memory beside a probe, nor follows other code with one.
 NO_DEVICE = {"CUDA_VISIBLE_DEVICES": ""}
-"""No dry run needs one: it neither takes memory beside a probe, nor follows other code with one."""
 
 
-class StoppedError(Exception):
+class DryRunStoppedError(Exception):
     """Dry runs were given up before their end; the text says why."""
 
 
@@ -101,7 +101,7 @@ class DryRunner:
 
         Raises:
             ProbeError: the process died, was silent for too long, or could not be started.
-            StoppedError: there was a reason to give up; the process is gone then.
+            DryRunStoppedError: there was a reason to give up; the process is gone then.
         """
         pending = {request["id"] for request in requests}
         assert len(pending) == len(requests), "ids differ"
@@ -133,7 +133,7 @@ class DryRunner:
                 yield from self._complete_lines()
                 if why := why_stop():
                     self._end()
-                    raise StoppedError(why)
+                    raise DryRunStoppedError(why)
                 ready = [key.fileobj for key, _ in selector.select(POLL_S)]
                 if told in ready:
                     unsent = unsent[self._write(unsent) :]

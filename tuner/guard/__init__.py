@@ -1,6 +1,6 @@
 """The guard against wrong results: small twins of settings, trained against one process.
 
-A twin (:mod:`tuner.guard.twin`) has the knobs of the settings and the architecture of the model,
+A twin (:mod:`tuner.guard.replica`) has the knobs of the settings and the architecture of the model,
 and so few channels and ranks that CPU processes train it in seconds. Its verdict
-(:mod:`tuner.guard.verdict`) is kept for every study of the same structure and versions.
+(:mod:`tuner.guard.check`) is kept for every study of the same structure and versions.
 """

@@ -1,31 +1,30 @@
-"""What settings must cause in a step, held against what was counted."""
+"""Holds a step's collectives and recomputations against what the configuration must cause."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.cluster import Cluster, Device
-from tuner.cost.categories import Phase
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.measurement import Collective, Measurement, Outcome, Phase
+from tuner.core.workload import Workload
 from tuner.cost.collectives import step_collectives
 from tuner.cost.memory import WEIGHT_BYTES
 from tuner.cost.shards import shards
-from tuner.guard.twin import smallest_factor
-from tuner.measurement import Collective, Measurement, Outcome
-from tuner.settings import Checkpointing, Settings, Sharding
-from tuner.sizes import size_text
-from tuner.workload import Workload
+from tuner.guard.replica import smallest_factor
+from tuner.text import size_text
 
+# Operator, mesh axis and phase of a collective.
 Kind = tuple[str, str, str]
-"""Operator, mesh axis and phase of a collective."""
+# Calls of one optimizer step.
 Counts = Counter[Kind]
-"""Calls of one optimizer step."""
 
+# The knobs that act in settings, with their values: what settings of one path have in common.
 Path = tuple[tuple[str, Any], ...]
-"""The knobs that act in settings, with their values: what settings of one path have in common."""
 
+# Phases that a running step does not tell apart.
 _SEEN_IN = {Phase.LOSS: Phase.FORWARD}
-"""Phases that a running step does not tell apart."""
 _RESHARDS = {
     Sharding.FULL_SHARD: Sharding.SHARD_GRAD_OP,
     Sharding.SHARD_GRAD_OP: Sharding.FULL_SHARD,
@@ -33,7 +32,7 @@ _RESHARDS = {
 
 
 def caused(workload: Workload, settings: Settings, cluster: Cluster) -> Counts:
-    """What :func:`tuner.cost.collectives.step_collectives` lists, by kind."""
+    """Counts what :func:`tuner.cost.collectives.step_collectives` lists, by kind."""
     counts: Counts = Counter()
     for one in step_collectives(workload, settings, cluster):
         phase = _SEEN_IN.get(one.phase, one.phase)
@@ -42,7 +41,7 @@ def caused(workload: Workload, settings: Settings, cluster: Cluster) -> Counts:
 
 
 def counted(collectives: Iterable[Collective]) -> Counts:
-    """What a rank saw, by kind."""
+    """Counts what a rank saw, by kind."""
     counts: Counts = Counter()
     for one in collectives:
         counts[one.op, one.axis, one.phase] += one.count
@@ -51,7 +50,7 @@ def counted(collectives: Iterable[Collective]) -> Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
-    """What a knob was seen to do."""
+    """Evidence that a knob acted."""
 
     knob: str
     """Its name."""
@@ -132,7 +131,7 @@ def inactive_knob(
 
 
 def difference(expected: Counts, seen: Counts) -> str:
-    """What was counted otherwise than it must be, in words; empty when nothing was."""
+    """Says what was counted otherwise than it must be; empty when nothing was."""
     kinds = sorted(kind for kind in expected | seen if expected[kind] != seen[kind])
     parts = [f"{seen[k]} {k[0]} over {k[1]} in {k[2]} instead of {expected[k]}" for k in kinds]
     return "; ".join(parts)
@@ -162,7 +161,7 @@ def _reductions(settings: Settings, found: Measurement) -> Iterator[Acted]:
 
 
 def _recomputations(workload: Workload, settings: Settings, found: Measurement) -> Iterator[Acted]:
-    """Which layers backward computes again: no collective shows it where nothing is split."""
+    """Lists the layers that backward computes again; without splits no collective shows it."""
     passes = workload.model.layers * settings.gradient_accumulation_steps
     again = found.recomputed_layers
     if again is not None:
@@ -176,7 +175,7 @@ def _recomputations(workload: Workload, settings: Settings, found: Measurement) 
 def _offloading(
     workload: Workload, settings: Settings, cluster: Cluster, found: Measurement
 ) -> Iterator[Acted]:
-    """Where parameters are between steps, on a device that has memory of its own."""
+    """Says where parameters are between steps, on a device that has memory of its own."""
     if not settings.cpu_offload or found.memory is None or cluster.gpu.device is Device.CPU:
         return
     held_bytes = found.memory.by_category.get("parameters", 0)

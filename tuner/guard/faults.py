@@ -12,21 +12,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tuner.framework import FrameworkName, same_release
+from tuner.core.configuration import Settings
+from tuner.core.framework import FrameworkName, same_release
+from tuner.core.measurement import Outcome
+from tuner.core.study import Question
+from tuner.core.workload import Precision
+from tuner.guard.check import Ruling, Verdict
 from tuner.guard.counts import Path, path_of
-from tuner.guard.ruling import Ruling
-from tuner.guard.twin import STACK, family_of, stack_of
-from tuner.guard.verdict import Verdict
-from tuner.measurement import Outcome
-from tuner.settings import Settings
-from tuner.space.dead import show
-from tuner.study import Question
-from tuner.workload import Precision
+from tuner.guard.replica import STACK, family_of, stack_of
+from tuner.space.inactive import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What training settings has shown of them, with any model of the same program and versions."""
+    """Evidence of training a configuration, with any model of the same program and versions."""
 
     path: Path
     """Of the settings."""
@@ -46,12 +45,12 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was wrong."""
+        """Tells whether nothing was wrong."""
         return self.outcome in (Outcome.OK, Outcome.STOPPED_EARLY)
 
     @property
     def is_probe(self) -> bool:
-        """Whether it is of a probe: what that has counted, no model's twin clears."""
+        """Tells whether it is of a probe: what that has counted, no model's twin clears."""
         return not self.compared
 
 
@@ -69,7 +68,7 @@ class Wrong:
 
 
 def layout_of(path: Path, knob: str) -> str:
-    """What else decides which code a knob's value takes.
+    """Holds what else decides which code a knob's value takes.
 
     Tensor parallelism gathers alike whatever the data-parallel ranks split; buffers that are used
     again were seen to be wrong only with, or only without, checkpointing.
@@ -83,7 +82,7 @@ def layout_of(path: Path, knob: str) -> str:
 
 
 def bears_on(question: Question, verdict: Verdict) -> bool:
-    """Whether a verdict says something of a question's settings: the program that was run is the
+    """Says if a verdict says something of a question's settings: the program that was run is the
     same, in the same versions, in a number format that the question has, or in fp32."""
     versions = stack_of(question.framework.versions)
     theirs = stack_of(verdict.versions)
@@ -121,7 +120,7 @@ def checks_of(question: Question, verdicts: Iterable[Verdict]) -> Iterator[Check
 
 
 class Faults:
-    """What checks have shown, looked up by the path of settings."""
+    """Looks up what checks have shown, by the path of a configuration."""
 
     def __init__(self, checks: Iterable[Check]) -> None:
         self._checks = tuple(dict.fromkeys(checks))
@@ -130,7 +129,7 @@ class Faults:
 
     @cached_property
     def any(self) -> bool:
-        """Whether something failed at all."""
+        """Tells whether something failed at all."""
         return any(not check.passed for check in self._checks)
 
     def wrong(self, path: Path) -> Wrong | None:
@@ -144,7 +143,7 @@ class Faults:
         return self._wrong[path]
 
     def is_checked(self, path: Path) -> bool:
-        """Whether each value of a path was seen to train what it should, in the same layout."""
+        """Says if each value of a path was seen to train what it should, in the same layout."""
         if path not in self._compared:
             self._compared[path] = all(
                 layout_of(path, knob) in self._right.get((knob, value), ()) for knob, value in path
@@ -233,7 +232,7 @@ class Faults:
         return replace(known, is_unconfirmed=len(failed) == 1)
 
     def _of_path(self, path: Path) -> Wrong | None:
-        """Of settings that failed as a whole."""
+        """Lists the checks of configurations that failed as a whole."""
         failures = [check for check, _ in self.failures.get(("", path), ())]
         same = (check for check in self._checks if check.path == path)
         if any(check.passed and check.is_own and check.compared for check in same):
@@ -245,6 +244,7 @@ class Faults:
         return Wrong(outcome=first.outcome, why=why)
 
 
+# Knobs, the one first that others are least likely to act through.
 _BLAME = (
     "tp_recompute_allgather",
     "sync_each_batch",
@@ -253,6 +253,5 @@ _BLAME = (
     "tp_size",
     "sharding",
 )
-"""Knobs, the one first that others are least likely to act through."""
+# Knobs that settings of a path may lack, and differ in nothing else.
 _CAN_BE_OFF = {"cpu_offload", "tp_size"}
-"""Knobs that settings of a path may lack, and differ in nothing else."""

@@ -1,4 +1,4 @@
-"""What a user's training script imports, so that ``tuner suggest --script`` can probe it.
+"""Functions that a user's training script imports, so that ``tuner suggest --script`` can probe it.
 
     from tuner.integrations import report_step
 

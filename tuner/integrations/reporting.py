@@ -1,47 +1,148 @@
-"""``report_step``: a script's steps, timed where a worker probes it, and nothing elsewhere.
-
-A worker names the probe's folder in ``TUNER_PROBE``. Rank 0 says after how many steps all end, when
-it knows how long one takes; each rank writes its record, waits for the others' and ends. A script
-that fails, or ends before, leaves a record of that too.
-"""
+"""Counts and times a script's steps where a worker probes it, and does nothing anywhere else."""
 
 import atexit
+import json
 import math
 import os
 import sys
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from statistics import mode
 from types import TracebackType
 from typing import Any
 
-from tuner.integrations.counting import Counts
-from tuner.integrations.memory import Memory
-from tuner.integrations.plan import (
-    PROBE,
-    PROCESS,
-    Plan,
-    read_plan,
-    seen_path,
-    tell_steps,
-    told_steps,
-)
-from tuner.integrations.record import Record
-from tuner.integrations.torch_here import cuda_here
+from tuner.integrations.record import Record, ScriptMemory, cuda_here, torch_here, write_json
 
+
+class Counts:
+    """Backward passes and optimizer steps since :meth:`start`.
+
+    A pass within another, as activation checkpointing makes them, is a part of that. Each optimizer
+    is counted on its own, since a script may have several.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._started = False
+        self.backwards = 0
+        """Backward passes since the last call of :meth:`take_step`."""
+        self._optimizers: Counter[int] = Counter()
+
+    def start(self) -> None:
+        """Count from here on, once torch is imported."""
+        torch = torch_here()
+        if torch is None or self._started:
+            return
+        self._started = True
+        torch.autograd.backward = self._counted(torch.autograd.backward)
+        optimizer = sys.modules["torch.optim.optimizer"]  # the package hides it
+        optimizer.register_optimizer_step_post_hook(self._after_optimizer)
+
+    @property
+    def started(self) -> bool:
+        """Tells whether anything is counted."""
+        return self._started
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of the optimizer that stepped most often; 0 where none was seen."""
+        return max(self._optimizers.values(), default=0)
+
+    def take_step(self) -> int:
+        """Backward passes of the step that has ended."""
+        passes, self.backwards = self.backwards, 0
+        return passes
+
+    def _counted(self, backward: Any) -> Any:
+        @wraps(backward)
+        def run(*values: Any, **named: Any) -> Any:
+            self.backwards += self._depth == 0
+            self._depth += 1
+            try:
+                return backward(*values, **named)
+            finally:
+                self._depth -= 1
+
+        return run
+
+    def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
+        self._optimizers[id(optimizer)] += 1
+
+
+# Environment variable with a probe's folder.
+PROBE = "TUNER_PROBE"
+# Environment variable with the number of the process that is the rank: what a rank starts, such as
+# processes that load data, is none.
+PROCESS = "TUNER_PROBE_PROCESS"
+# What a probe's ranks are told, in the probe's folder.
+PLAN = "probe.json"
+# What rank 0 tells the others, once it knows how long a step takes.
+STEPS = "steps.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Instructions to a probe's ranks."""
+
+    folder: Path
+    """For records."""
+    accumulation: int
+    """Micro-batches of an optimizer step that were asked for."""
+    warmup_steps: int
+    """Steps that are not timed."""
+    measured_steps: int
+    """Steps that are timed, at most."""
+    minimum_steps: int
+    """Steps that are timed, at least."""
+    time_budget_s: float
+    """Seconds for the timed steps."""
+
+    def affordable(self, step_s: float) -> int:
+        """Steps in all, when one takes so many seconds."""
+        affordable = int(self.time_budget_s / max(step_s, 1e-9))
+        timed = max(self.minimum_steps, min(self.measured_steps, affordable))
+        return self.warmup_steps + timed
+
+
+def seen_path(folder: Path, rank: int) -> Path:
+    """The file that says that a rank's script has imported :mod:`tuner.integrations`."""
+    return folder / f"seen-{rank:05d}"
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan in a probe's folder."""
+    return Plan(folder=folder, **json.loads((folder / PLAN).read_text(encoding="utf-8")))
+
+
+def tell_steps(folder: Path, steps: int) -> None:
+    """Tell all ranks after how many steps they end."""
+    write_json(folder / STEPS, {"steps": steps})
+
+
+def told_steps(folder: Path) -> int | None:
+    """After how many steps to end, if rank 0 has told it."""
+    try:
+        return int(json.loads((folder / STEPS).read_text(encoding="utf-8"))["steps"])
+    except FileNotFoundError:
+        return None
+
+
+# Seconds to wait for what other ranks write: who ends first closes their connections.
 PEERS_S = 10.0
-"""Seconds to wait for what other ranks write: who ends first closes their connections."""
+# Between two looks for it.
 LOOK_S = 0.02
-"""Between two looks for it."""
+# Seconds between two looks whether the launcher is there.
 PARENT_S = 1.0
-"""Seconds between two looks whether the launcher is there."""
+# Exit code of a rank that lost its launcher, as of those of the probe program.
 LAUNCHER_GONE = 111
-"""Exit code of a rank that lost its launcher, as of those of the probe program."""
 
 
 def in_probe() -> bool:
-    """Whether the script is being probed, so that it may leave out what no step needs."""
+    """Tells whether the script is being probed, so that it may leave out what no step needs."""
     return _probe is not None
 
 
@@ -57,14 +158,14 @@ def report_step(loss: Any = None, *, sequences: int | None = None) -> None:
         _probe.report(loss, sequences)
 
 
-class Probe:
+class ScriptProbe:
     """One rank of a script that is probed."""
 
     def __init__(self, plan: Plan, rank: int, world_size: int) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._process = os.getpid()
         self._record = Record(rank=rank)
-        self._memory, self._counts = Memory(), Counts()
+        self._memory, self._counts = ScriptMemory(), Counts()
         self._steps = self._counted = 0
         self._passes: list[int] = []
         self._sequences: list[int] = []
@@ -89,7 +190,7 @@ class Probe:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
     def report(self, loss: Any, sequences: int | None) -> None:
-        """As of :func:`report_step`."""
+        """Implements :func:`report_step`."""
         now = self._now()
         self._steps += 1
         self._note(loss, sequences)
@@ -123,7 +224,7 @@ class Probe:
             self._until = self._told_by_rank_0()
 
     def _told_by_rank_0(self) -> int | None:
-        """What rank 0 says; at the first look it is waited for, lest a rank run ahead of it."""
+        """Reads what rank 0 says; the first look waits for it, lest a rank run ahead."""
         until = time.monotonic() + PEERS_S
         while (told := told_steps(self._plan.folder)) is None:
             if self._steps > self._plan.warmup_steps or time.monotonic() > until:
@@ -189,8 +290,8 @@ def _end_with(parent: int) -> None:
     os._exit(LAUNCHER_GONE)
 
 
+# What ``accelerate launch`` does not set for a single process.
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
-"""What ``accelerate launch`` does not set for a single process."""
 
 
 def _number(loss: Any) -> float:
@@ -198,13 +299,13 @@ def _number(loss: Any) -> float:
     return float(loss.detach() if hasattr(loss, "detach") else loss)
 
 
-def _this_probe() -> Probe | None:
+def _this_probe() -> ScriptProbe | None:
     """The probe that this process is a rank of, if it is one."""
     folder, mine = os.environ.get(PROBE), str(os.getpid())
     if folder is None or os.environ.setdefault(PROCESS, mine) != mine:
         return None
     rank, size = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
-    probe = Probe(read_plan(Path(folder)), rank, size)
+    probe = ScriptProbe(read_plan(Path(folder)), rank, size)
     probe.begin()
     return probe
 

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs by ``nvidia-smi``, cores, and memory as the kernel allows it."""
+"""Finds what this machine has: GPUs by ``nvidia-smi``, cores, memory as the kernel allows it."""
 
 import os
 import platform
@@ -18,27 +18,27 @@ NVIDIA_SMI = (
     "--format=csv,noheader,nounits",
 )
 LISTING = ("nvidia-smi", "-L")
+# Seconds to wait for ``nvidia-smi``; without persistence mode it first wakes every GPU.
 TIMEOUT_S = 20.0
-"""Seconds to wait for ``nvidia-smi``; without persistence mode it first wakes every GPU."""
+# Total memory is rounded down to this: it moves by some MiB between boots of one machine, and a
+# question about it should stay the same question.
 MEMORY_STEP_BYTES = 64 * 2**20
-"""Total memory is rounded down to this: it moves by some MiB between boots of one machine, and a
-question about it should stay the same question."""
+# Exit codes of ``nvidia-smi`` that are of a GPU which is there: no permission, no power cable, no
+# interrupt, a corrupted infoROM, a GPU that is lost or wants a reset, one that the operating system
+# keeps back, a driver of another version than the library (``nvmlReturn_t`` in nvml.h, and the
+# return values in nvidia-smi(1)). The others it also gives on machines without a GPU.
 OF_A_GPU = frozenset({4, 8, 10, 14, 15, 16, 17, 18})
-"""Exit codes of ``nvidia-smi`` that are of a GPU which is there: no permission, no power cable, no
-interrupt, a corrupted infoROM, a GPU that is lost or wants a reset, one that the operating system
-keeps back, a driver of another version than the library (``nvmlReturn_t`` in nvml.h, and the return
-values in nvidia-smi(1)). The others it also gives on machines without a GPU."""
+# Of the memory in a slice's name: a 1g.10gb shows 9.5 GiB, larger ones a little more (``nvidia-smi
+# mig -lgip`` in NVIDIA's MIG user guide).
 LEAST_OF_SLICE = 0.95
-"""Of the memory in a slice's name: a 1g.10gb shows 9.5 GiB, larger ones a little more (``nvidia-smi
-mig -lgip`` in NVIDIA's MIG user guide)."""
+# Words of ``nvidia-smi`` for GPUs that are there and cannot be used.
 _FAULT = re.compile(
     r"GPU is lost|GPU requires reset|Unable to determine the device handle|mismatch"
     r"|Insufficient Permissions",
     re.IGNORECASE,
 )
-"""Words of ``nvidia-smi`` for GPUs that are there and cannot be used."""
+# A slice in ``nvidia-smi -L``, below its GPU.
 _SLICE = re.compile(r"MIG (\S+) +Device +\d+: +\(UUID: (MIG-[^)]+)\)")
-"""A slice in ``nvidia-smi -L``, below its GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ReportedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a machine has, told so that what it can do is known without being on it."""
+    """Describes a machine, so that what it can do is known without being on it."""
 
     name: str
     """Its name in the network."""
@@ -96,7 +96,7 @@ def together(machines: Sequence[Machine]) -> Machine:
 
 
 def this_machine() -> Machine:
-    """What this machine has; that a driver does not answer is told, and no error."""
+    """Describes this machine; a driver that does not answer is noted, and is no error."""
     try:
         gpus, trouble = visible_gpus(), ""
     except UsageError as error:
@@ -219,7 +219,7 @@ def _nvidia_smi(root: Path = Path("/")) -> str:
 
 
 def _gpus_of_kernel(root: Path) -> str:
-    """Where the kernel's driver shows a GPU; empty if it shows none."""
+    """Finds where the kernel's driver shows a GPU; empty if it shows none."""
     places = [root / "dev" / "nvidia0", *(root / "proc/driver/nvidia/gpus").glob("*")]
     return next((f"/{place.relative_to(root)}" for place in places if place.exists()), "")
 
@@ -248,7 +248,8 @@ def _reported(row: _Row) -> ReportedGpu:
 
 
 def _chosen(rows: Sequence[_Row], visible: str) -> Iterator[_Row]:
-    """As CUDA reads the variable: up to the first entry that names no GPU, or one of several.
+    """Selects devices as CUDA reads the variable: up to the first entry that names no GPU, or one
+    of several.
 
     An entry may be the beginning of a UUID.
     """
@@ -282,7 +283,7 @@ def _slices() -> tuple[tuple[str, str, str], ...]:
 
 
 def _sliced(rows: Sequence[_Row], chosen: Sequence[_Row]) -> UsageError:
-    """Of GPUs in MIG mode: a process sees no such GPU, and at most one of its slices."""
+    """Describes GPUs in MIG mode: a process sees no such GPU, and at most one of its slices."""
     names = list(dict.fromkeys(row.name for row in chosen if row.is_sliced))
     profiles = [profile for name, profile, _ in _slices() if name in names]
     cut = f" into {', '.join(sorted(set(profiles)))}" if profiles else ", and has no slice"

@@ -24,17 +24,18 @@ from tuner.model.fields import (
     whole,
 )
 
+# Levels of lists and objects; published files have four at most.
 DEEPEST = 8
-"""Levels of lists and objects; published files have four at most."""
+# Bound of integers anywhere in a file, harmless fields included.
 LARGEST_INTEGER = 2**63
-"""Bound of integers anywhere in a file, harmless fields included."""
+# Factors of a scaling by channel.
 MOST_CHANNELS = 2**16
-"""Factors of a scaling by channel."""
 
 _THETA = number(1.0, 1e15, above=True)
 _FACTOR = number(0.0, 1e6, above=True)
 _PER_CHANNEL = listed(_FACTOR, MOST_CHANNELS)
 
+# Kinds of the values of ``rope_parameters`` (``rope_scaling`` before transformers 5).
 ROPE_VALUES: Mapping[str, Check] = {
     "rope_theta": _THETA,
     "partial_rotary_factor": number(0.0, 1.0, above=True),
@@ -51,11 +52,11 @@ ROPE_VALUES: Mapping[str, Check] = {
     "short_factor": _PER_CHANNEL,
     "long_factor": _PER_CHANNEL,
 }
-"""Kinds of the values of ``rope_parameters`` (``rope_scaling`` before transformers 5)."""
 
+# Names inside it that transformers 5 does not read, or that are read apart.
 ROPE_IGNORED = frozenset({"type", "rope_type", "finetuned", "short_mscale", "long_mscale"})
-"""Names inside it that transformers 5 does not read, or that are read apart."""
 
+# What each scaling needs, and what it may have (``transformers/modeling_rope_utils.py``).
 ROPE_KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -73,7 +74,6 @@ ROPE_KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
 }
-"""What each scaling needs, and what it may have (``transformers/modeling_rope_utils.py``)."""
 
 
 def check_fields(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def _settle_original(
 
 
 def _check_rotation(rope: Rope, fields: dict[str, Any], values: dict[str, Any]) -> None:
-    """What is rotated is a positive, even number of a head's channels."""
+    """Checks that a positive, even number of a head's channels is rotated."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     partial = values["partial_rotary_factor"]
     if rope.partial is None and partial != 1.0:

@@ -11,12 +11,12 @@ from typing import Any
 
 from tuner.errors import ModelConfigError
 
+# Takes a field's name and value; returns the value to keep, or raises ModelConfigError.
 Check = Callable[[str, object], Any]
-"""Takes a field's name and value; returns the value to keep, or raises ModelConfigError."""
 
 LAYERS, HIDDEN, WIDTH, HEADS = 1024, 2**17, 2**20, 4096
+# The largest sizes that are believed; published ones are well below.
 POSITIONS, VOCABULARY, EXPERTS = 2**24, 2**22, 4096
-"""The largest sizes that are believed; published ones are well below."""
 
 
 # --------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What the parameters of a ``model_type`` are, and how its configuration is spelled.
+    """Describes the parameters of a ``model_type``, and how its configuration is spelled.
 
     A bias or norm that depends on the configuration is given as the name of the flag.
     """
@@ -149,6 +149,9 @@ class Architecture:
 # Names that are dropped, and names that are refused
 # --------------------------------------------------------------------------------------------
 
+# Names of published files that change neither shape nor compute of a training step, or that
+# transformers 5 does not read: dropped. The weights of a probe are random, so how the published
+# ones were initialized does not matter either.
 HARMLESS = frozenset(
     """
     _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _from_model_config _name_or_path
@@ -170,10 +173,9 @@ HARMLESS = frozenset(
     use_return_dict
     """.split()  # noqa: SIM905
 )
-"""Names of published files that change neither shape nor compute of a training step, or that
-transformers 5 does not read: dropped. The weights of a probe are random, so how the published
-ones were initialized does not matter either."""
 
+# Names that are dropped when they hold this value, in types without such a field; with any other
+# value the model would be another one.
 ONLY: Mapping[str, Any] = {
     "add_cross_attention": False,
     "attention_bias": False,
@@ -192,10 +194,9 @@ ONLY: Mapping[str, Any] = {
     "use_qk_norm": False,
     "use_sliding_window": False,
 }
-"""Names that are dropped when they hold this value, in types without such a field; with any other
-value the model would be another one."""
 
 _CODE = "is refused: it names code, and models are built from transformers' own; remove it"
+# Names that are refused whatever they hold, unless it is null or empty.
 REFUSED: Mapping[str, str] = {
     "auto_map": _CODE,
     "custom_pipelines": _CODE,
@@ -205,8 +206,9 @@ REFUSED: Mapping[str, str] = {
     "compression_config": "is refused: training starts from weights that are not quantized",
     "per_layer_config": "is refused: layers of different shapes are not supported",
 }
-"""Names that are refused whatever they hold, unless it is null or empty."""
 
+# Implementations that a file may name; the name is dropped, since the probe program chooses its
+# own. Anything else, such as ``org/repo``, would have transformers fetch and run code.
 IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "attn_implementation": (
         "eager",
@@ -218,21 +220,19 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
-"""Implementations that a file may name; the name is dropped, since the probe program chooses its
-own. Anything else, such as ``org/repo``, would have transformers fetch and run code."""
 
 
 # --------------------------------------------------------------------------------------------
 # The supported types
 # --------------------------------------------------------------------------------------------
 
+# Keys of transformers' ``ACT2FN`` whose function has no parameters of its own.
 ACTIVATIONS = tuple(
     """
     gelu gelu_10 gelu_accurate gelu_fast gelu_new gelu_python gelu_python_tanh gelu_pytorch_tanh
     hardswish leaky_relu linear mish quick_gelu relu relu2 relu6 sigmoid silu swish tanh
     """.split()  # noqa: SIM905
 )
-"""Keys of transformers' ``ACT2FN`` whose function has no parameters of its own."""
 
 _TOKENS = {name: Field(unused) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
 _TIED = Field(flag, True)
@@ -336,6 +336,8 @@ def _qwen_window(*, typed: bool = True) -> dict[str, Field]:
     return fields if typed else _without(fields, "max_window_layers", "layer_types")
 
 
+# By ``model_type``. Numbers of ``_decoder`` are vocabulary, hidden size, MLP width, layers, heads
+# and positions that transformers takes where a file says nothing.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         fields=_decoder(
@@ -513,5 +515,3 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
     ),
 }  # fmt: skip
-"""By ``model_type``. Numbers of ``_decoder`` are vocabulary, hidden size, MLP width, layers, heads
-and positions that transformers takes where a file says nothing."""

@@ -11,18 +11,20 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tuner.catalog import models
 from tuner.errors import ModelConfigError
 from tuner.model.checks import check_fields, check_json, sparse_layers
 from tuner.model.fields import ARCHITECTURES, Architecture
 
+# Published ``config.json`` files have a few kB; no more than this is read.
 LARGEST_FILE_BYTES = 2**20
-"""Published ``config.json`` files have a few kB; no more than this is read."""
+# Characters of a model's name.
 LONGEST_NAME = 200
-"""Characters of a model's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class ModelConfig:
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
 
     def as_config(self) -> dict[str, Any]:
-        """What a model is built from: ``model_type`` and the fields, as fresh JSON values."""
+        """Returns what a model is built from, ``model_type`` and fields, as fresh JSON values."""
         return {"model_type": self.model_type, **_thaw(self.fields)}
 
     @property
@@ -107,7 +109,7 @@ class ModelConfig:
 
     @property
     def tied_embeddings(self) -> bool:
-        """Whether the output head is the token embedding."""
+        """Tells whether the output head is the token embedding."""
         return bool(self.fields["tie_word_embeddings"])
 
     @property
@@ -214,18 +216,26 @@ def load_model(spec: str) -> ModelConfig:
     """The model that a user names: a catalogue name, or the path of a ``config.json``.
 
     A catalogue name wins over a file of the same name. This reads files: a service that
-    answers others uses :func:`tuner.catalog.models.read`.
+    answers others uses :func:`published_model`.
 
     Raises:
         UnknownNameError: no such name in the catalogue, and no such file.
         ModelConfigError: the file cannot be read as a configuration.
     """
-    from tuner.catalog import models  # it imports this module
-
     path = Path(os.path.expanduser(spec))  # noqa: PTH111  (Path's own raises for unknown users)
     if models.find(spec) is None and (_looks_like_path(spec) or _exists(path)):
         return read_model_config(_read_bounded(path, spec), name=_name_of(path))
-    return models.read(spec)
+    return published_model(spec)
+
+
+def published_model(spec: str) -> ModelConfig:
+    """Reads a published model from the catalogue.
+
+    Raises:
+        UnknownNameError: no such name; it holds the nearest ones.
+    """
+    name, config = models.published(spec)
+    return read_model_config(config, name=name)
 
 
 def _looks_like_path(spec: str) -> bool:
@@ -321,3 +331,125 @@ def _thaw(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _thaw(item) for key, item in value.items()}
     return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+# Attention that sees a window only.
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Holds what makes two layers of one model need different memory."""
+
+    attention: str = "full_attention"
+    """full_attention, or sliding_attention where it sees a window only."""
+    rotates: bool = True
+    """Whether its attention has rotary position embeddings."""
+    sparse: bool = False
+    """Whether it has experts, where the model has some; else a dense MLP."""
+
+
+def has_capped_scores(model: ModelConfig) -> bool:
+    """Tells whether scores of attention are capped, which is computed operator by operator (Gemma
+    2).
+    """
+    return bool(model.fields.get("attn_logit_softcapping"))
+
+
+@lru_cache(maxsize=256)
+def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
+    """The kind of every layer, as transformers 5 builds it.
+
+    The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
+    ``transformers/models``.
+    """
+    return tuple(
+        LayerKind(
+            attention=_attention(model, i), rotates=_rotates(model, i), sparse=_sparse(model, i)
+        )
+        for i in range(model.layers)
+    )
+
+
+def _attention(model: ModelConfig, index: int) -> str:
+    if given := model.fields.get("layer_types"):
+        return str(given[index])
+    return SLIDING if _slides(model, index) else "full_attention"
+
+
+def _slides(model: ModelConfig, index: int) -> bool:
+    """Tells whether a layer sees a window where ``layer_types`` is left out.
+
+    Whether the window is shorter than the sequence is not asked here.
+    """
+    fields = model.fields
+    switch = bool(fields.get("use_sliding_window"))
+    match model.model_type:
+        case "mistral" | "mixtral" | "phi3":
+            return bool(fields.get("sliding_window"))
+        case "qwen3_moe":
+            return switch
+        case "gemma2":
+            return bool((index + 1) % 2)
+        case "gemma3_text":
+            return bool((index + 1) % fields["sliding_window_pattern"])
+        case "qwen2" | "qwen3":
+            return switch and index >= fields["max_window_layers"]
+        case "qwen2_moe":
+            return switch and bool((index + 1) % 2) and index < fields["max_window_layers"]
+        case "smollm3":
+            return switch and not _rotates(model, index)
+    return False
+
+
+def _rotates(model: ModelConfig, index: int) -> bool:
+    if model.model_type != "smollm3":
+        return True
+    if given := model.fields["no_rope_layers"]:  # 1 where there are rotary embeddings
+        return bool(given[index])
+    return bool((index + 1) % model.fields["no_rope_layer_interval"])
+
+
+def _sparse(model: ModelConfig, index: int) -> bool:
+    if not model.experts:
+        return False
+    step = int(model.fields.get("decoder_sparse_step") or 1)
+    return (index + 1) % step == 0 and index not in (model.fields.get("mlp_only_layers") or ())
+
+
+# What people see in the place of a model's name.
+NAME = "a model that is not named"
+# In the place of a configuration, such as no model has: its sizes rule out no parallel size up to
+# ten, and no sequence length. No number comes from it.
+FIELDS: Mapping[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 2,
+    "hidden_size": 5040,
+    "intermediate_size": 5040,
+    "num_hidden_layers": 840,
+    "num_attention_heads": 2520,
+    "num_key_value_heads": 2520,
+    "max_position_embeddings": 2**22,
+}
+
+
+@cache
+def unnamed_model() -> ModelConfig:
+    """Makes the model that stands for one that is not named."""
+    return read_model_config(FIELDS, name=NAME)
+
+
+def is_named(model: ModelConfig) -> bool:
+    """Tells whether something is known of a model."""
+    return model.fingerprint != unnamed_model().fingerprint
+
+
+def shown_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload's plain values as they are shown: of an unnamed model no configuration."""
+    is_known = workload["model_name"] != NAME
+    return dict(workload) if is_known else {**workload, "model": None}
+
+
+def shown_question(question: Mapping[str, Any]) -> dict[str, Any]:
+    """A question's plain values as they are shown, with its workload as above."""
+    return {**question, "workload": shown_workload(question["workload"])}

@@ -2,25 +2,28 @@
 
 from collections.abc import Sequence
 
-from tuner.measurement import Fidelity, Memory
-from tuner.model.unknown import shown_workload
-from tuner.planner.contenders import fair
-from tuner.planner.explain import explain
+from tuner.core.answer import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
+from tuner.core.measurement import Fidelity, Memory
+from tuner.core.quantity import Quantity
+from tuner.core.study import Study
+from tuner.model.shape import shown_workload
+from tuner.planner.expected_memory import MemoryOutlook
+from tuner.planner.explain_answer import explain
+from tuner.planner.explain_probes import others_too, script_guard
+from tuner.planner.finalists import guard_of
 from tuner.planner.findings import Finding
-from tuner.planner.foreseen import foreseen_answer, standing
-from tuner.planner.guarding import guard_of
 from tuner.planner.knowledge import Knowledge, learned
-from tuner.planner.other_fidelity import others_too
-from tuner.planner.outlook import MemoryOutlook
-from tuner.planner.predicted import has_predicted_answer, predicted_answer
+from tuner.planner.predicted_answer import (
+    foreseen_answer,
+    has_predicted_answer,
+    predicted_answer,
+    standing,
+)
 from tuner.planner.probes import outcomes
 from tuner.planner.ranking import Choice, choose, pareto
-from tuner.planner.scripts import script_guard
 from tuner.planner.spending import cost
+from tuner.planner.step_times import fair
 from tuner.planner.timing import speed_of
-from tuner.quantity import Quantity
-from tuner.study import Study
-from tuner.suggestion import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
 
 
 def answer(study: Study) -> Suggestion:
@@ -42,7 +45,7 @@ def answer(study: Study) -> Suggestion:
 
 
 def is_answered(study: Study) -> bool:
-    """Whether :func:`answer` has best settings that stand on what was asked for: on probes, where
+    """Says if :func:`answer` has best settings that stand on what was asked for: on probes, where
     it is to be measured or emulated; on predictions that another asking would not look into again.
     """
     if study.terms.fidelity is Fidelity.PREDICTED:
@@ -119,7 +122,7 @@ def _range_gib(finding: Finding, sizes: Sequence[int]) -> Quantity:
 
 
 def _breakdown_gib(memories: Sequence[Memory]) -> dict[str, float]:
-    """Of the repetition that needed most."""
+    """Returns the breakdown of the repetition that needed most."""
     largest = max(memories, key=lambda memory: memory.allocated_bytes)
     return {name: size / GIB for name, size in largest.by_category.items()}
 

@@ -1,54 +1,82 @@
-"""A question's legal settings as the candidates of a search, with what is predicted of each."""
+"""The order in which settings of a model that is not named are tried: simple rules, no figures.
+
+They only say which settings come first. What is answered of such a model is from probes alone.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import log, nan
+from math import log, log2, nan
 from typing import Any
 
 import numpy as np
 
-from tuner.cluster import Cluster, Device, Link
+from tuner.core.cluster import Cluster, Device, Link
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.quantity import QUANTILE, Provenance, Quantity
+from tuner.core.study import Question
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
 from tuner.cost.memory import memory_bound
 from tuner.cost.prediction import Profile, predict
 from tuner.cost.step_time import step_time
-from tuner.model.unknown import is_named
+from tuner.model.shape import is_named
 from tuner.planner.ranking import complexity
-from tuner.planner.rules_of_thumb import need_by_rule, step_by_rule
-from tuner.quantity import QUANTILE, Quantity
-from tuner.search.features import settings_features, workload_features
-from tuner.search.prior import Prior
-from tuner.settings import Settings
+from tuner.search.trials import Prior, settings_features, workload_features
 from tuner.space import enumerate_space
-from tuner.study import Question
 
+# Standard deviation of the logarithm of a need: a factor of seven.
+UNSURE = 2.0
+# Of a device's memory that one sequence is taken to need, for want of anything better.
+SHARE = 0.25
+
+
+def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
+    """Logarithm of the bytes that are taken to be needed, and its error."""
+    share = SHARE * settings.micro_batch_size**0.5
+    share *= 0.5 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    share *= 0.5 if settings.sharding in FSDP else 1.0
+    share /= settings.tp_size**0.5
+    return log(share * question.cluster.gpu.memory_bytes), UNSURE
+
+
+def step_by_rule(settings: Settings) -> Quantity:
+    """An optimizer step's length beside those of other settings; it has no unit."""
+    count = settings.gradient_accumulation_steps
+    length = 1 + 0.1 * log2(count)
+    length *= 1.3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    length *= 1.1 if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1.0
+    length *= 1.05 if settings.sync_each_batch and count > 1 else 1.0
+    length *= 1 + 0.1 * log2(settings.tp_size * settings.pp_size)
+    length *= 2.0 if settings.cpu_offload else 1.0
+    return Quantity(value=length, low=length / 2, high=length * 2, provenance=Provenance.PREDICTED)
+
+
+# Probability that settings which fit run: published sweeps have failures of other kinds too.
 RUNS = 0.95
-"""Probability that settings which fit run: published sweeps have failures of other kinds too."""
-UNSURE = 0.1
-"""Standard deviation of the logarithm of a need that the cost model does not cover."""
+# Standard deviation of the logarithm of a need that the cost model does not cover.
+CANDIDATES_UNSURE = 0.1
 
+# Of a need that was dry-run: allocators free blocks at other moments from run to run.
 LEAST_ERROR = 0.001
-"""Of a need that was dry-run: allocators free blocks at other moments from run to run."""
 
+# Rates of a GPU of which some are not known, such as an A100's: they only order candidates.
 ASSUMED_GPU = {
     "dense_bf16_flops_per_s": 3e14,
     "fp32_flops_per_s": 2e13,
     "memory_bytes_per_s": 2e12,
 }
-"""Rates of a GPU of which some are not known, such as an A100's: they only order candidates."""
+# Rates of a core of a CPU that was not calibrated: they only order candidates.
 ASSUMED_CPU = {
     "dense_bf16_flops_per_s": 5e10,
     "fp32_flops_per_s": 5e10,
     "memory_bytes_per_s": 1e10,
 }
-"""Rates of a core of a CPU that was not calibrated: they only order candidates."""
+# A link that is not known: bytes/s and seconds.
 ASSUMED_LINK = {
     Device.CUDA: Link(bytes_per_s=1e11, latency_s=5e-6),
     Device.CPU: Link(bytes_per_s=2e9, latency_s=5e-5),
 }
-"""A link that is not known: bytes/s and seconds."""
 
 
 def prior_of(question: Question, calibration: Calibration | None, limit_bytes: int) -> Prior:
@@ -84,10 +112,10 @@ class Asked:
 
 
 class Shown:
-    """What dry runs say of classes, by what identifies it: profiles hold mappings."""
+    """Key of the dry runs of layouts, by what identifies it: profiles hold mappings."""
 
     def __init__(self, keys: Mapping[Settings, str], profiles: Mapping[Settings, Profile]) -> None:
-        """What they say.
+        """Takes the dry runs.
 
         Args:
             keys: of the dry runs, by class.
@@ -181,12 +209,12 @@ def predicted(
     need = found.needed_bytes
     if not need.value or not need.low or not need.high:
         bound = memory_bound(question.workload, settings, question.cluster)
-        return (log(bound.total_bytes), UNSURE), step
+        return (log(bound.total_bytes), CANDIDATES_UNSURE), step
     return (log(need.value), log(need.high / need.low) / (2 * QUANTILE)), step
 
 
+# Bytes that nothing exceeds: whether settings fit is the search's own question.
 _NO_LIMIT = 2**62
-"""Bytes that nothing exceeds: whether settings fit is the search's own question."""
 
 
 def _assumed(cluster: Cluster) -> Cluster:

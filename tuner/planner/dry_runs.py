@@ -1,21 +1,18 @@
-"""Which class to dry-run next, and when the answer needs no further one."""
+"""Chooses the layout to dry-run next, and decides when the answer needs no further one."""
 
 from collections.abc import Sequence
 
-from tuner.measurement import Fidelity
-from tuner.planner.budget import spent
-from tuner.planner.estimate import Estimate
-from tuner.planner.estimates import Forecast, forecast
-from tuner.planner.plans import TRAINS_WRONGLY, Stop
+from tuner.core.measurement import Fidelity
+from tuner.core.study import ProbeRequest, Study
+from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.ranking import choose_predicted
-from tuner.planner.spending import probes_of_asking
-from tuner.study import ProbeRequest, Study
+from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
 
+# Classes that one asking dry-runs unless it says otherwise.
 MOST_CLASSES = 3
-"""Classes that one asking dry-runs unless it says otherwise."""
+# Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
+# four. At about a second each, an answer is there in some ten seconds.
 MOST_DRY_RUNS = 6
-"""Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
-four. At about a second each, an answer is there in some ten seconds."""
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
@@ -89,7 +86,7 @@ def _dry_runs_left(known: Forecast) -> int | None:
 
 
 def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
-    """What the last dry run of an asking is made of, while none has shown settings that fit.
+    """Chooses the last dry run of a request, while none has shown a configuration that fits.
 
     The settings that lead may turn out too large. Of those that fit at the upper end of their
     memory, whatever the dry run shows is likely to be an answer.
@@ -109,7 +106,7 @@ def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
 
 
 def _smallest_was_refused(known: Forecast) -> bool:
-    """Whether nothing fits by far, and what looked smallest does not run, as its dry run showed.
+    """Says if nothing fits by far, and what looked smallest does not run, as its dry run showed.
 
     Further dry runs would only say how far from fitting the next ones are.
     """
@@ -122,7 +119,7 @@ def _smallest_was_refused(known: Forecast) -> bool:
 
 
 def _all_tried(known: Forecast) -> bool:
-    """Whether an asking has spent what it may on dry runs that were all refused."""
+    """Tells whether an asking has spent what it may on dry runs that were all refused."""
     now = {probe.id for probe in probes_of_asking(known.study)}
     refused_now = sum(probe.id in now for probe in known.refused.values())
     few = refused_now < known.study.terms.max_probes and len(known.refused) < MOST_CLASSES

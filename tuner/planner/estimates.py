@@ -1,39 +1,119 @@
-"""What every legal settings is predicted to need and to take: arithmetic, and dry runs of classes.
-
-A dry run says what its whole class needs, whatever the micro-batch size. So the space is ranked
-by arithmetic, the class of the settings that lead is dry-run, and the space is ranked again.
-"""
+"""Predicts each configuration, and corrects that by what was seen of its like."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import inf
 from types import MappingProxyType
 
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Basis, Fidelity
+from tuner.core.quantity import Quantity
+from tuner.core.study import Probe, Question, Study, StudyState
+from tuner.core.words import describe
 from tuner.cost.calibration import Calibration
-from tuner.cost.prediction import predict
+from tuner.cost.prediction import Prediction, predict, with_overhead
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
 from tuner.guard.faults import Wrong
-from tuner.identity_keys import Same
-from tuner.measurement import Fidelity
 from tuner.planner import verdicts
-from tuner.planner.corrections import Corrections, corrections
-from tuner.planner.dry_run_classes import accident_text, dry_run_classes
-from tuner.planner.estimate import Estimate, corrected
+from tuner.planner.corrections import Corrections, accident_text, corrections, dry_run_classes
 from tuner.planner.ranking import complexity
-from tuner.planner.words import describe
-from tuner.settings import Settings
-from tuner.sizes import size_text
 from tuner.space import Space, enumerate_space
-from tuner.study import Probe, Question, Study, StudyState
+from tuner.text import Same, size_text
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Settings with what is predicted of them."""
+
+    settings: Settings
+    """What they are."""
+    prediction: Prediction
+    """Their memory and speed."""
+    probe: Probe | None = None
+    """The probe whose dry run says what they need; ``None`` where that is arithmetic."""
+    factor: float = 1.0
+    """What the predicted step time was multiplied by, for what probes took that ran steps."""
+    near: float = 0.0
+    """Of a time that was corrected by other studies: how alike the nearest settings are that they
+    measured, 1 if equal; see :mod:`tuner.planner.similar`."""
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Tells whether their memory is from a dry run."""
+        return self.prediction.basis is Basis.DRY_RUN
+
+    @property
+    def step_time(self) -> Quantity:
+        """Seconds of an optimizer step."""
+        return self.prediction.step_time_s
+
+    @property
+    def seconds(self) -> float:
+        """The step time's value; infinite when unknown."""
+        return inf if self.step_time.value is None else self.step_time.value
+
+    @property
+    def expected_bytes(self) -> int:
+        """Memory that must be free on a device, as far as the best estimate goes."""
+        return int(self.prediction.needed_bytes.value or 0.0)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory that must be free on a device, at the upper end of the interval."""
+        return int(self.prediction.needed_bytes.high or 0.0)
+
+    @property
+    def may_fit(self) -> bool:
+        """Tells whether they are expected to fit."""
+        return self.prediction.fits
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether they fit at the upper end of the interval too."""
+        return self.may_fit and self.needed_bytes <= self.prediction.limit_bytes
+
+    @property
+    def fits_by_no_means(self) -> bool:
+        """Tells whether they do not fit even at the lower end of the interval."""
+        return (self.prediction.needed_bytes.low or 0.0) > self.prediction.limit_bytes
+
+
+def corrected(found: Estimate, seen: Corrections) -> Estimate:
+    """An estimate after what was seen of settings like these."""
+    factor, why = seen.factor(found.settings), seen.why_not(found.settings)
+    overhead = seen.overhead_bytes(found.settings)
+    if factor == 1.0 and not why and overhead is None:
+        return found
+    return _off_by(Same(found), factor, why, overhead)
+
+
+# One more probe changes what is known of few settings.
+@lru_cache(maxsize=8192)
+def _off_by(key: Same[Estimate], factor: float, why: str, overhead_bytes: int | None) -> Estimate:
+    """An estimate that is off by a factor, and of settings that are no answer if there is a why."""
+    found, prediction = key.value, key.value.prediction
+    if overhead_bytes is not None:
+        prediction = with_overhead(prediction, overhead_bytes)
+    if factor != 1.0 and prediction.step_time_s.value is not None:
+        prediction = replace(
+            prediction,
+            step_time_s=prediction.step_time_s.scaled(factor),
+            tokens_per_s_per_gpu=prediction.tokens_per_s_per_gpu.scaled(1 / factor),
+        )
+    if why and prediction.fits:
+        prediction = replace(prediction, fits=False, why=why)
+    return replace(found, prediction=prediction, factor=factor)
+
+
+# Part of a need by which another may exceed it and is named instead because it was dry-run:
+# arithmetic errs by as much.
 ALIKE = 0.01
-"""Part of a need by which another may exceed it and is named instead because it was dry-run:
-arithmetic errs by as much."""
 
+# Why all settings of a script are without a prediction: it is of the probe program's step, and only
+# orders what is tried.
 OF_A_SCRIPT = "nothing is predicted of a script of one's own"
-"""Why all settings of a script are without a prediction: it is of the probe program's step, and
-only orders what is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +148,24 @@ class Forecast:
 
     @cached_property
     def timed(self) -> tuple[Estimate, ...]:
-        """Those with a known speed, fastest first; equal ones in the space's order."""
+        """Lists those with a known speed, fastest first; equal ones in the space's order."""
         known = (e for e in self.estimates.values() if e.step_time.value is not None)
         return tuple(sorted(known, key=lambda e: e.seconds))
 
     @cached_property
     def fitting(self) -> tuple[Estimate, ...]:
-        """Those that fit at the upper end of their memory too, fastest first."""
+        """Lists those that fit at the upper end of their memory too, fastest first."""
         return tuple(e for e in self.timed if e.fits)
 
     @cached_property
     def promising(self) -> tuple[Estimate, ...]:
-        """Those that fit, or that may and whose class can still be dry-run; fastest first."""
+        """Lists those that fit, or may and whose layout can still be dry-run; fastest first."""
         return tuple(filter(self._is_promising, self.timed))
 
     @cached_property
     def untimed(self) -> tuple[Estimate, ...]:
-        """Where no speed is known: of each class the largest micro-batches that are promising.
+        """Lists, where no speed is known, the largest micro-batches of each layout that are
+        promising.
 
         Classes with fewer knobs off their default come first; equal ones in the space's order.
         """
@@ -114,7 +195,9 @@ class Forecast:
 
     @cached_property
     def is_hopeless(self) -> bool:
-        """Whether nothing fits by far, so that dry runs of more classes would not change that."""
+        """Tells whether nothing fits by far, so that dry runs of more classes would not change
+        that.
+        """
         known = self.estimates.values()
         return bool(known) and all(e.fits_by_no_means for e in known)
 
@@ -134,7 +217,7 @@ class Forecast:
 
     @property
     def at_assumed_rates(self) -> bool:
-        """Whether times are known from other studies alone, for want of rates to predict by."""
+        """Says if times are known from other studies alone, for want of rates to predict by."""
         return bool(self.timed) and bool(self._no_rate)
 
     @cached_property
@@ -145,7 +228,7 @@ class Forecast:
         return _why_no_speed(self.study.question, settings, self.study.calibration)
 
     def is_settled(self, settings: Settings) -> bool:
-        """Whether a dry run can say no more about these settings."""
+        """Tells whether a dry run can say no more about these settings."""
         return settings.settings_class in self.profiles or bool(self.why_no_dry_run(settings))
 
     def why_no_dry_run(self, settings: Settings) -> str:
@@ -161,7 +244,7 @@ class Forecast:
         return 0 if isinstance(plan, str) else plan
 
     def _plan(self, settings: Settings) -> int | str:
-        asked = _Asked(self._identity, 0, "", self.study.question)
+        asked = _EstimateKey(self._identity, 0, "", self.study.question)
         return _dry_runs_of(asked, settings.settings_class)
 
     def why_no_dry_runs(self) -> str:
@@ -171,7 +254,7 @@ class Forecast:
         return next(filter(None, map(self.why_no_dry_run, self.estimates)), "")
 
     def notes(self, found: Estimate) -> tuple[str, ...]:
-        """What is to be known about the figures of settings that were dry-run."""
+        """Lists what a reader should know of the figures of dry-run configurations."""
         profile = self.profiles.get(found.settings.settings_class)
         return told(profile[0].notes) if profile else ()
 
@@ -180,7 +263,7 @@ class Forecast:
         return self.study.question.identity
 
     def smallest_need(self, *, named: bool = True) -> str:
-        """What would be needed, where nothing fits; ``named``: and by what settings."""
+        """Says what would be needed, where nothing fits; ``named``: and by which configuration."""
         least = self.smallest
         if least is None:
             return ""
@@ -220,7 +303,7 @@ def _forecast(key: Same[Study]) -> Forecast:
         seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
         estimates = {s: corrected(e, seen) for s, e in estimates.items()}
     if study.past and not seen.factors:  # its own probes are nearer than those of others
-        from tuner.planner.transferring import transferred  # imports NumPy
+        from tuner.planner.similar import transferred  # imports NumPy
 
         estimates = dict(transferred(study, estimates))
     return Forecast(
@@ -247,20 +330,20 @@ def _by_need(found: Estimate) -> tuple[int, str]:
 
 def _why_no_speed(question: Question, settings: Settings, calibration: Calibration | None) -> str:
     """Why the speed of some settings is unknown; empty when it is known."""
-    found = _estimate(_Asked("", _NO_LIMIT, "", question, calibration), settings)
+    found = _estimate(_EstimateKey("", _NO_LIMIT, "", question, calibration), settings)
     return "" if found.step_time.value is not None else found.prediction.why
 
 
+# Bytes that nothing exceeds: a prediction says first that settings do not fit.
 _NO_LIMIT = 2**62
-"""Bytes that nothing exceeds: a prediction says first that settings do not fit."""
 
 
+# Whether the packages are there is for those to say who make dry runs.
 _ANY_VERSIONS = dict.fromkeys((*PACKAGES, "torchao"), "")
-"""Whether the packages are there is for those to say who make dry runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _EstimateKey:
     """A question under a limit, as a key: questions hold mappings, and cannot be one."""
 
     identity: str
@@ -270,18 +353,18 @@ class _Asked:
     calibration: Calibration | None = field(default=None, compare=False)
 
 
-def _asked(study: Study, limit_bytes: int) -> _Asked:
+def _asked(study: Study, limit_bytes: int) -> _EstimateKey:
     rates, question = study.calibration, study.question
     measured = f"{rates.at} {rates.cluster}" if rates else ""
-    return _Asked(question.identity, limit_bytes, measured, question, rates)
+    return _EstimateKey(question.identity, limit_bytes, measured, question, rates)
 
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.
 @lru_cache(maxsize=8)
 def _by_arithmetic(
-    asked: _Asked,
+    asked: _EstimateKey,
 ) -> tuple[tuple[Estimate, ...], Mapping[str, tuple[Settings, ...]]]:
-    """Those that are covered, and the others by the reason."""
+    """Predicts those that are covered, and sorts the others by the reason."""
     if asked.question.script is not None:
         return (), MappingProxyType({OF_A_SCRIPT: _space(asked).legal})
     covered: list[Estimate] = []
@@ -297,12 +380,12 @@ def _by_arithmetic(
 
 
 @lru_cache(maxsize=8)
-def _space(asked: _Asked) -> Space:
+def _space(asked: _EstimateKey) -> Space:
     return enumerate_space(asked.question)
 
 
 @lru_cache(maxsize=1024)
-def _dry_runs_of(asked: _Asked, settings: Settings) -> int | str:
+def _dry_runs_of(asked: _EstimateKey, settings: Settings) -> int | str:
     """How many dry runs show a class, or why none does."""
     question = asked.question
     try:
@@ -320,7 +403,7 @@ def _dry_runs_of(asked: _Asked, settings: Settings) -> int | str:
 
 def _with_dry_run(
     by_arithmetic: Estimate,
-    asked: _Asked,
+    asked: _EstimateKey,
     profiles: Mapping[Settings, tuple[Profile, Probe]],
 ) -> Estimate:
     settings = by_arithmetic.settings
@@ -331,7 +414,7 @@ def _with_dry_run(
 
 
 def _estimate(
-    asked: _Asked,
+    asked: _EstimateKey,
     settings: Settings,
     profile: Profile | None = None,
     probe: Probe | None = None,

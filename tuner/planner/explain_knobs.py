@@ -1,4 +1,4 @@
-"""Which knob mattered how much: from probes that differ in one knob only, else from the belief."""
+"""Says which knob mattered how much: by probes that differ in one knob, else by the model."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,28 +6,28 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from tuner.planner.comparing import Timed, change_between, compared_settings, timed_settings
+from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
+from tuner.core.words import MOST_NAMED, change_text, listed, probes_text, seconds_text
+from tuner.planner.expected_speed import Effect, SpeedOutlook
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import Knowledge, Need
 from tuner.planner.ranking import near
-from tuner.planner.speed_outlook import Effect, SpeedOutlook
+from tuner.planner.step_times import Timed, change_between, compared_settings, timed_settings
 from tuner.planner.timing import alike
-from tuner.planner.words import MOST_NAMED, change_text, listed, probes_text, seconds_text
-from tuner.settings import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
-from tuner.sizes import size_text
-from tuner.space.dead import show
+from tuner.space.inactive import show
+from tuner.text import size_text
 
 MICRO = "micro_batch_size"
+# Knobs that are chosen; accumulation makes up the global batch.
 CHOSEN = tuple(knob for knob in KNOBS if knob != ACCUMULATION)
-"""Knobs that are chosen; accumulation makes up the global batch."""
+# Knobs that are compared elsewhere, where the answer itself was in no such pair.
 HEADLINE = ("sync_each_batch", "tp_recompute_allgather")
-"""Knobs that are compared elsewhere, where the answer itself was in no such pair."""
 
+# Part by which step times may differ where nothing is said to have changed them: two runs of the
+# same settings, each 2% off (as ``LEAST_ERROR`` of :mod:`tuner.search.belief`).
 SAME = 0.03
-"""Part by which step times may differ where nothing is said to have changed them: two runs of the
-same settings, each 2% off (as ``LEAST_ERROR`` of :mod:`tuner.search.belief`)."""
+# Part by which they must differ where a knob is said to be all that changed them.
 CLEAR = 0.1
-"""Part by which they must differ where a knob is said to be all that changed them."""
 
 
 def knob_effects(known: Knowledge, best: Finding, outlook: SpeedOutlook) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _as_only(known: Knowledge, probed: Sequence[Timed], knob: str) -> OnlyKnob |
 
 
 def _apart(groups: Mapping[Any, Sequence[Timed]]) -> bool:
-    """Whether the values' speeds are far apart."""
+    """Tells whether the values' speeds are far apart."""
     leaders = sorted((_fastest(group) for group in groups.values()), key=lambda f: f.seconds)
     first, last = leaders[0], leaders[-1]
     return last.seconds > (1 + CLEAR) * first.seconds and change_between(first, last).is_clear
@@ -141,7 +141,7 @@ def _some(numbers: Sequence[int]) -> str:
 
 
 class _Pairs:
-    """What was probed, by what it differs in."""
+    """Pairs of probes, by the knob in which they differ."""
 
     def __init__(self, known: Knowledge) -> None:
         self.known = known
@@ -193,7 +193,7 @@ class _Pairs:
 
 
 def _differs_in(knob: str, one: Settings, other: Settings) -> bool:
-    """Whether settings differ in one knob only, and in the accumulation that follows from it."""
+    """Says if settings differ in one knob only, and in the accumulation that follows from it."""
     others = OTHERS_CHOSEN[knob]
     return one != other and bool(others(one) == others(other))
 
@@ -208,7 +208,7 @@ def _shortage(need: Need) -> str:
 
 
 def _elsewhere(pairs: _Pairs, best: Finding, knobs: Sequence[str]) -> dict[str, str]:
-    """What knobs did to the fastest settings of which a pair was probed, by knob."""
+    """Says what knobs did to the fastest configurations of which a pair was probed, by knob."""
     found: dict[str, str] = {}
     for knob in knobs:
         for finding in (f for f in pairs.known.fitting if f is not best):
@@ -226,7 +226,7 @@ def _elsewhere(pairs: _Pairs, best: Finding, knobs: Sequence[str]) -> dict[str, 
 def _believed(
     known: Knowledge, best: Finding, outlook: SpeedOutlook, knobs: Sequence[str], called: str
 ) -> Iterator[str]:
-    """What knobs do of which no pair of probes tells, the largest effect first."""
+    """Says what knobs should do where no pair of probes tells, the largest effect first."""
     found = [
         effect
         for knob in knobs
@@ -242,15 +242,15 @@ def _believed(
 
 
 def _is_live(known: Knowledge, best: Settings, knob: str) -> bool:
-    """Whether a knob acts in the answer: for all but sizes, whether it alone can be changed."""
-    return KNOBS[knob] is int or any(_differs_in(knob, s, best) for s in known.space.legal)
+    """Says if a knob acts in the answer: for all but sizes, whether it alone can be changed."""
+    return KNOBS[knob].kind is int or any(_differs_in(knob, s, best) for s in known.space.legal)
 
 
 def _others(known: Knowledge, best: Settings, knob: str) -> list[Any]:
     """Other values of a knob; of sizes, the nearest."""
     mine = getattr(best, knob)
     values = {getattr(s, knob) for s in known.space.legal} - {mine}
-    if KNOBS[knob] is not int:
+    if KNOBS[knob].kind is not int:
         return sorted(values)
     below, above = [v for v in values if v < mine], [v for v in values if v > mine]
     return [*sorted(below)[-1:], *sorted(above)[:1]]

@@ -1,42 +1,42 @@
-"""What more probes might gain and cost, and when the tuning has paid for itself."""
+"""Says what more probes might gain and cost, and when the tuning has paid for itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, inf, log
 from statistics import median
 
-from tuner.planner.comparing import Change, change_between, change_of, compared_settings
-from tuner.planner.explain_failures import finished
-from tuner.planner.findings import Finding
-from tuner.planner.knowledge import Knowledge
-from tuner.planner.ranking import complexity
-from tuner.planner.speed_outlook import SpeedOutlook
-from tuner.planner.spending import cost, devices_held
-from tuner.planner.words import (
+from tuner.core.configuration import Settings
+from tuner.core.study import OPEN, Study
+from tuner.core.words import (
     describe,
     devices_text,
     rough_duration_text,
     seconds_text,
     share_text,
 )
-from tuner.settings import Settings
-from tuner.study import OPEN, Study
+from tuner.planner.expected_speed import SpeedOutlook
+from tuner.planner.explain_probes import finished
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge
+from tuner.planner.ranking import complexity
+from tuner.planner.spending import cost, devices_held
+from tuner.planner.step_times import StepTimeChange, change_between, change_of, compared_settings
 
+# Probes whose gain is told.
 MORE = 3
-"""Probes whose gain is told."""
+# Gain in speed below which none is expected.
 NOTHING = 0.001
-"""Gain in speed below which none is expected."""
+# Length of the job that is told as an example.
 JOB_S = 86_400.0
-"""Length of the job that is told as an example."""
+# What one would launch without tuning, in short.
 RULE = (
     "the least model parallelism, then the fewest knobs off their default, then the largest"
     " micro-batch, of what is expected to fit"
 )
-"""What one would launch without tuning, in short."""
 
 
 def more_probes(known: Knowledge, outlook: SpeedOutlook) -> Iterator[str]:
-    """What a few more probes may gain, what they cost, and which is the first."""
+    """Says what a few more probes may gain, what they cost, and which is the first."""
     left = _left(outlook)
     proposed = outlook.search.expect() if left else None
     if proposed is None:
@@ -60,14 +60,14 @@ def why_ended(study: Study) -> Iterator[str]:
 
 def _left(outlook: SpeedOutlook) -> int:
     """How many settings may be probed and may fit."""
-    from tuner.search.improvement import HOPEFUL
+    from tuner.search.gain import HOPEFUL
 
     search = outlook.search
     return int((search.allowed & (search.belief.fits >= HOPEFUL)).sum())
 
 
 def _gain_text(known: Knowledge, outlook: SpeedOutlook, count: int, first: Settings) -> str:
-    from tuner.search.improvement import gain_of_more
+    from tuner.search.gain import gain_of_more
 
     search, best = outlook.search, log(known.fitting[0].seconds)
     mean, most = gain_of_more(search.belief, best, search.allowed, count)
@@ -93,14 +93,14 @@ def _gain_text(known: Knowledge, outlook: SpeedOutlook, count: int, first: Setti
 class Rule:
     """How long a step takes with what one would launch without tuning."""
 
-    change: Change
+    change: StepTimeChange
     """From the answer to it."""
     text: str
     """The same in words, with where it is known from."""
 
 
 def rule_of_thumb(outlook: SpeedOutlook) -> Settings | None:
-    """What one would launch without tuning, of what is known or expected to fit.
+    """Picks what one would launch without tuning, of what is known or expected to fit.
 
     The least model parallelism, then the fewest knobs off their default, then the largest
     micro-batch. ``None`` when nothing is expected to fit.
@@ -113,7 +113,7 @@ def rule_of_thumb(outlook: SpeedOutlook) -> Settings | None:
 
 
 def paid_for_itself(known: Knowledge, best: Finding, outlook: SpeedOutlook) -> Iterator[str]:
-    """What the tuning has cost, and after how many steps it has saved that."""
+    """Says what the tuning has cost, and after how many steps it has saved that."""
     spent = cost(known.study)
     wall_s = spent.wall_s
     said = f"{rough_duration_text(wall_s)} and {spent.device_s:,.0f} device-seconds so far"
@@ -147,7 +147,7 @@ def _rule(known: Knowledge, best: Finding, settings: Settings, outlook: SpeedOut
     return Rule(change=change, text=f"{seconds_text(seconds)} for a step ({change}; {source})")
 
 
-def _break_even(wall_s: float, cost: str, seconds: float, change: Change) -> str:
+def _break_even(wall_s: float, cost: str, seconds: float, change: StepTimeChange) -> str:
     """After how many steps of the answer, each ``seconds`` long, the tuning has paid."""
     if change.ratio <= 1:
         return f"That is no slower, so the tuning, {cost}, has saved no time."
@@ -166,7 +166,7 @@ def _steps(count: float) -> str:
     return "never" if count == inf else f"{max(ceil(count), 1):,} steps"
 
 
-def _saved(wall_s: float, change: Change) -> str:
+def _saved(wall_s: float, change: StepTimeChange) -> str:
     """How much shorter a long job is, or longer where it does not run long enough to save."""
     saved, low, high = (
         JOB_S * (ratio - 1) - wall_s for ratio in (change.ratio, change.low, change.high)

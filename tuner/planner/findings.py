@@ -1,17 +1,17 @@
-"""What the probes of one settings have found together."""
+"""Gathers what the probes of one configuration have found together."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
-from tuner.identity_keys import Same
-from tuner.measurement import Measurement, Memory, Outcome
-from tuner.planner.luck import Luck, seen_luck
-from tuner.planner.timing import is_extrapolated, step_time
-from tuner.quantity import Provenance, Quantity
-from tuner.settings import Settings
-from tuner.study import Probe
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.measurement import Measurement, Memory, Outcome
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.study import Probe
+from tuner.planner.timing import Luck, is_extrapolated, seen_luck, step_time
+from tuner.text import Same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Finding:
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free on a device: the peak's upper end, and the overhead."""
+        """Memory that must be free on a device: the peak's upper end, and the overhead."""
         assert self.peak.high is not None
         return int(self.peak.high) + self.overhead_bytes
 
@@ -53,7 +53,7 @@ class Finding:
 
 
 def findings_of(probes: Iterable[Probe]) -> dict[Settings, Finding]:
-    """What finished probes found, by settings: of those that ended well, whatever their order."""
+    """Gathers what probes that ended well found, by configuration, in any order."""
     by_settings: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in probes:
         measurement = probe.measurement
@@ -93,7 +93,7 @@ def _times(
 
 
 def memory_provenance(measurements: Iterable[Measurement]) -> Provenance:
-    """What stands behind the memory of probes: an allocator's truth, of all ranks or of one."""
+    """Names the source of the memory of probes: an allocator's figures, of all ranks or of one."""
     emulated = any(m.emulation is not None for m in measurements)
     return Provenance.EMULATED if emulated else Provenance.MEASURED
 
@@ -103,3 +103,36 @@ def _peak(memories: Sequence[Memory], provenance: Provenance) -> Quantity:
     highest = max(memory.allocated_bytes for memory in memories)
     lowest = min(min(memory.allocated_low_bytes, highest) for memory in memories)
     return Quantity(value=highest, low=lowest, high=highest, provenance=provenance)
+
+
+# A class, and whether it accumulates: within one, memory grows with the micro-batch size.
+Family = tuple[Settings, bool]
+
+
+def family(settings: Settings) -> Family:
+    """The family of settings; see :data:`Family`."""
+    return settings.settings_class, settings.gradient_accumulation_steps > 1
+
+
+def heavier(settings: Settings) -> Iterator[Family]:
+    """The family of settings, and those that need no less at the same micro-batch size.
+
+    Deferred synchronisation keeps whole gradients between micro-batches, gathered activations that
+    are not gathered again stay until backward, and so do all that are not computed again. Of 3,522
+    pairs of settings that differ in the last alone, three needed less by arithmetic, by 0.01% at
+    most, and of 36 that were dry-run one, by 0.02%: where activations are next to nothing.
+    """
+    key, accumulates = family(settings)
+    syncs = {key.sync_each_batch, False} if accumulates else {key.sync_each_batch}
+    gathers = {key.tp_recompute_allgather, False}
+    kept = {key.activation_checkpointing, Checkpointing.NONE}
+    for sync, gather, keep in product(sorted(syncs), sorted(gathers), sorted(kept)):
+        yield (
+            replace(
+                key,
+                sync_each_batch=sync,
+                tp_recompute_allgather=gather,
+                activation_checkpointing=keep,
+            ),
+            accumulates,
+        )

@@ -1,32 +1,33 @@
-"""What a study's probes have taught about its settings, under today's memory limit."""
+"""Learns about a study's configurations from its probes, under today's memory limit."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from tuner.guard.counts import blamed_by_counts
-from tuner.guard.faults import Wrong
-from tuner.identity_keys import Same
-from tuner.measurement import (
+from tuner.core.configuration import Settings
+from tuner.core.measurement import (
     BEGINNING,
     BROKEN,
     CLOSES_CLASS,
+    RAN,
     Fidelity,
     Measurement,
     Outcome,
 )
-from tuner.planner.bounds import Family, family, heavier
-from tuner.planner.findings import Finding, findings_of
-from tuner.planner.repricing import repriced
+from tuner.core.quantity import Quantity
+from tuner.core.study import Probe, ProbeState, Study
+from tuner.guard.counts import blamed_by_counts
+from tuner.guard.faults import Wrong
+from tuner.planner.findings import Family, Finding, family, findings_of, heavier
+from tuner.planner.probes import repriced
 from tuner.planner.spending import probes_of_asking
 from tuner.planner.timing import step_time
 from tuner.planner.verdicts import wrong_of
-from tuner.quantity import Quantity
-from tuner.settings import Settings
 from tuner.space import Space, enumerate_space
-from tuner.study import Probe, ProbeState, Study
+from tuner.text import Same
 
+# Outcomes that say nothing of the settings: a later asking may try them again.
 TEACHES_NOTHING = frozenset(
     {
         Outcome.COMMUNICATION_ERROR,
@@ -35,7 +36,6 @@ TEACHES_NOTHING = frozenset(
         Outcome.CANCELLED,
     }
 )
-"""Outcomes that say nothing of the settings: a later asking may try them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Knowledge:
         return tuple(sorted(found, key=lambda f: (f.seconds, str(f.settings))))
 
     def fits(self, finding: Finding) -> bool:
-        """Whether it needs no more than the limit, was timed, and nothing speaks against it."""
+        """Says if it needs no more than the limit, was timed, and nothing speaks against it."""
         settings = finding.settings
         return (
             finding.step_time.value is not None
@@ -116,7 +116,9 @@ class Knowledge:
         )
 
     def is_infeasible(self, settings: Settings) -> bool:
-        """Whether these settings, or ones that need no more than they do, were seen not to fit."""
+        """Tells whether these settings, or ones that need no more than they do, were seen not to
+        fit.
+        """
         if settings in self.too_large:
             return True
         smallest = self.smallest_too_large.get(family(settings))
@@ -138,7 +140,7 @@ class Knowledge:
         return frozenset(filter(self.is_infeasible, self.space.legal))
 
     def _is_too_slow(self, settings: Settings) -> bool:
-        """Whether they were ended for their slowness, and something that fits today is faster.
+        """Says if they were ended for their slowness, and something that fits today is faster.
 
         A smaller limit may have lost the settings that they were compared with; then they are
         tried once more.
@@ -246,7 +248,7 @@ def _need_of(finding: Finding) -> Need:
 
 
 def _need_of_oom(probe: Probe, limit_bytes: int) -> Need | None:
-    """What an ``oom`` says under ``limit_bytes``; nothing, if it may fit now.
+    """Derives the need from an ``oom`` under ``limit_bytes``; nothing, if it may fit now.
 
     A probe that had a smaller limit than today's, and would have kept within today's so far,
     only says what the step needs at least.
@@ -300,7 +302,7 @@ def _closed(
 
 
 def _is_broken(probe: Probe, now: Collection[int]) -> bool:
-    """Whether a probe shows that its settings do not run.
+    """Tells whether a probe shows that its settings do not run.
 
     A crash before the model was there may be of the machine: it closes them for the asking it came
     in, and says nothing to later ones.
@@ -346,7 +348,7 @@ def _slow_of(settings: Settings, ended: Sequence[Measurement]) -> Slow:
 
 
 def _need_of_slow(probe: Probe, limit_bytes: int) -> Need | None:
-    """What a probe that was stopped early needed, if that does not fit."""
+    """Derives the need of a probe that was stopped early, if that does not fit."""
     memory = probe.measurement.memory if probe.measurement else None
     if outcome_of(probe) is not Outcome.STOPPED_EARLY or memory is None:
         return None
@@ -363,3 +365,43 @@ def _repetitions(probes: Iterable[Probe]) -> dict[Settings, int]:
         settings = probe.request.settings
         found[settings] = max(found.get(settings, 0), probe.request.repetition + 1)
     return found
+
+
+# Settings that end in the same accident, while none runs, after which an asking is ended.
+ENOUGH = 3
+
+# Accidents that say nothing of settings, each of which was tried again, and what to look at.
+LOOK_AT = {
+    Outcome.COMMUNICATION_ERROR: (
+        "look at the links between the ranks: the interface that they take (NCCL_SOCKET_IFNAME,"
+        " GLOO_SOCKET_IFNAME), firewalls, the fabric; NCCL_DEBUG=INFO says more"
+    ),
+    Outcome.DEVICE_LOST: (
+        "look at the devices: tuner doctor, nvidia-smi, and Xid errors in the kernel's log"
+    ),
+    Outcome.WORKER_LOST: (
+        "look at the machines of the workers: their logs, and whether memory ran out there"
+    ),
+}
+
+
+def same_accident(study: Study) -> str:
+    """Names the accident that all of a request's probes end in, and what to look at; empty if they
+    do not.
+
+    Args:
+        study: with its probes of one fidelity.
+    """
+    hit: dict[Outcome, dict[Settings, str]] = defaultdict(dict)
+    for probe in probes_of_asking(study):
+        outcome = outcome_of(probe)
+        if outcome in RAN:
+            return ""
+        if probe.measurement and outcome in LOOK_AT:
+            hit[outcome][probe.request.settings] = probe.measurement.detail
+    outcome = max(hit, key=lambda one: len(hit[one]), default=None)
+    if outcome is None or len(hit[outcome]) < ENOUGH:
+        return ""
+    count, detail = len(hit[outcome]), next(filter(None, hit[outcome].values()), "")
+    seen = f" ({detail})" if detail else ""
+    return f"{count} settings ended as {outcome}{seen}, and none ran: {LOOK_AT[outcome]}"

@@ -1,25 +1,29 @@
-"""What to do next in a study: another probe, wait for one, or stop."""
+"""Decides what to do next in a study: another probe, wait for one, or stop."""
 
 from collections.abc import Sequence
 
-from tuner.framework import FrameworkName
-from tuner.measurement import PROBED, Fidelity
-from tuner.planner.accidents import same_accident
-from tuner.planner.budget import remaining_wall_s, spent
+from tuner.core.configuration import Settings
+from tuner.core.framework import FrameworkName
+from tuner.core.measurement import PROBED, Fidelity
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.planner.dry_runs import next_dry_run
-from tuner.planner.finals import finals, is_final
-from tuner.planner.knowledge import Knowledge, learned
-from tuner.planner.outlook import MemoryOutlook
-from tuner.planner.plans import TRAINS_WRONGLY, Stop, Wait
+from tuner.planner.expected_memory import MemoryOutlook
+from tuner.planner.finalists import finals, is_final
+from tuner.planner.knowledge import Knowledge, learned, same_accident
 from tuner.planner.search import Proposed, propose
-from tuner.planner.spending import probes_of_asking
+from tuner.planner.spending import (
+    TRAINS_WRONGLY,
+    Stop,
+    Wait,
+    probes_of_asking,
+    remaining_wall_s,
+    spent,
+)
 from tuner.planner.timing import first_counts
-from tuner.settings import Settings
-from tuner.study import Probe, ProbeRequest, ProbeState, Study
 
 
 def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wait:
-    """What to do next; a pure function of the study.
+    """Decides what to do next; a pure function of the study.
 
     What is ruled out, known to fit and spent follows from the probes of its terms' fidelity; those
     of others change the order in which settings are tried.
@@ -39,6 +43,8 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
         return next_dry_run(whole)
     if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
+    if why := study.terms.sampler.why_not_here:
+        return Stop(reason=f"sampler {study.terms.sampler} {why}")
     known = learned(whole, study.terms.fidelity)
     if why := spent(study):
         return Stop(reason=why) if known.fitting else _nothing(known, why)
@@ -99,3 +105,31 @@ def _nothing(known: Knowledge, reason: str) -> Stop:
     if not needs or any(otherwise) or propose(known) is not None:
         return Stop(reason=f"{reason}; none of the settings probed gave a result that fits")
     return Stop(reason="no settings fit", nothing_fits=needs)
+
+
+# Part by which a run of settings may be slower than another of the same ones, generously.
+#
+# Two runs of the same settings were seen to differ by 2% or so where nothing else ran.
+LUCK = 0.1
+
+
+def give_up_above_s(study: Study, request: ProbeRequest) -> float | None:
+    """Seconds of an optimizer step above which settings cannot be a study's answer.
+
+    The fastest that fits stands in the way. What takes longer than the upper end of its interval
+    cannot be told to tie with it, nor can what takes longer than the tolerance allows; the luck of
+    a run comes on top.
+
+    Args:
+        study: with the probes that are done.
+        request: what is to be run.
+
+    Returns:
+        ``None`` while nothing is known to fit, and for settings whose time is already known: they
+        are run again for a better figure.
+    """
+    known = learned(study, request.fidelity)
+    if request.settings in known.findings or not known.fitting:
+        return None
+    fastest_s = known.fitting[0].step_time.high
+    return None if fastest_s is None else fastest_s * (1 + LUCK + study.terms.tolerance)

@@ -1,4 +1,4 @@
-"""One probe as programs read it: what was tried and measured, and what follows from it."""
+"""Emulated probes at one price: those of before a calibration have what they send priced anew."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -6,15 +6,40 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from tuner.cluster import Device
+from tuner.core.cluster import Device
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.quantity import UNKNOWN, Quantity
+from tuner.core.study import Probe, Study
 from tuner.cost.compute import layer_backends
+from tuner.cost.emulated import priced, rates_of
 from tuner.cost.prediction import predict
-from tuner.identity_keys import Same
-from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.planner.repricing import at_todays_rates
+from tuner.cost.step_time import missing_link
 from tuner.planner.timing import speed_of, step_time
-from tuner.quantity import UNKNOWN, Quantity
-from tuner.study import Probe, Study
+from tuner.text import Same
+
+
+def repriced(study: Study) -> Study:
+    """The study with all that was emulated at today's rates, so that it can be compared."""
+    found = [(probe, at_todays_rates(study, probe)) for probe in study.probes]
+    if all(measurement is probe.measurement for probe, measurement in found):
+        return study
+    return replace(study, probes=tuple(replace(probe, measurement=m) for probe, m in found))
+
+
+def at_todays_rates(study: Study, probe: Probe) -> Measurement | None:
+    """Returns a probe's measurement, emulated steps with communication at today's rates.
+
+    It stays as it is where these are the rates that it was priced at, where the rate of a link is
+    not known any more, and where computing was not noted by phase, as by earlier versions.
+    """
+    question, found = study.question, probe.measurement
+    if found is None or found.emulation is None or not found.emulation.phases_s:
+        return found
+    rates = rates_of(study.calibration, question.workload.precision, question.cluster)
+    settings = probe.request.settings
+    if found.emulation.priced_at == rates.at or missing_link(settings, rates.cluster):
+        return found
+    return priced(found, settings, rates)
 
 
 def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
@@ -77,7 +102,7 @@ def _by_layers(layers: Mapping[str, int]) -> str:
 
 
 def clocks_text(measurement: Measurement) -> str:
-    """What a rank's GPU ran at right after the last timed step; empty where it is not known."""
+    """Says the clocks of a rank's GPU right after the last timed step; empty where not known."""
     clocks = measurement.hardware.get("clocks", {})
     units = {"sm_mhz": "SM at {:.0f} MHz", "power_w": "{:.0f} W", "temperature_c": "{:.0f} °C"}
     told = [form.format(clocks[name]) for name, form in units.items() if name in clocks]
@@ -90,7 +115,7 @@ def clocks_text(measurement: Measurement) -> str:
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:
-    """Whether a probe fits on the study's terms; ``None`` when that is not known."""
+    """Tells whether a probe fits on the study's terms; ``None`` when that is not known."""
     if measurement.outcome is Outcome.OOM:
         return False
     if measurement.memory is None:

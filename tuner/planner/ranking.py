@@ -1,4 +1,4 @@
-"""Which of the settings that fit is the answer."""
+"""Chooses the answer among the configurations that fit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from functools import partial
 from operator import attrgetter, ne
 from typing import Generic, Protocol, TypeVar
 
+from tuner.core.configuration import BATCH, KNOBS, Settings
 from tuner.planner.findings import Finding
 from tuner.planner.timing import alike
-from tuner.settings import BATCH, KNOBS, Settings
-from tuner.sizes import size_text
+from tuner.text import size_text
 
+# Part of the memory by which settings must be lighter to be preferred for it.
 LIGHTER = 0.01
-"""Part of the memory by which settings must be lighter to be preferred for it."""
 
 _CHOICES = attrgetter(*(knob for knob in KNOBS if knob not in BATCH))
 _SIMPLEST = _CHOICES(Settings())
@@ -23,15 +23,15 @@ class Ranked(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """What they are."""
+        """The configuration."""
 
     @property
     def seconds(self) -> float:
-        """Of an optimizer step."""
+        """Seconds of an optimizer step."""
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free on a device."""
+        """Memory that must be free on a device."""
 
 
 R = TypeVar("R", bound=Ranked)
@@ -70,7 +70,7 @@ def choose(fitting: Sequence[Finding], tolerance: float) -> Choice[Finding] | No
 
     Args:
         fitting: findings that fit, fastest first.
-        tolerance: as in :class:`tuner.study.Terms`.
+        tolerance: as in :class:`tuner.core.study.Terms`.
     """
     return _choose(fitting, partial(indistinguishable, tolerance=tolerance))
 
@@ -78,14 +78,14 @@ def choose(fitting: Sequence[Finding], tolerance: float) -> Choice[Finding] | No
 def choose_predicted(
     fitting: Sequence[R], tolerance: float, checked: Callable[[Settings], bool] = lambda _: False
 ) -> Choice[R] | None:
-    """As :func:`choose`, for predictions: two are tied when they differ by ``tolerance`` or less.
+    """Chooses among predictions: two are tied when they differ by ``tolerance`` or less.
 
     Their intervals say nothing here. They are wide for what all settings have in common, such as
     the rate that a kernel reaches, and that moves all of them together.
 
     Args:
         fitting: predictions that fit, fastest first.
-        tolerance: as in :class:`tuner.study.Terms`.
+        tolerance: as in :class:`tuner.core.study.Terms`.
         checked: whether settings were seen to train what they should. Of those that are tied, they
             go before the others: no step of any of them has run.
     """
@@ -118,7 +118,7 @@ def _choose(
 
 
 def _beats(one: Ranked, other: Ranked) -> bool:
-    """Whether one is both faster and lighter, so that the other is no answer.
+    """Tells whether one is both faster and lighter, so that the other is no answer.
 
     It may beat a third that cannot be told apart from the fastest, and yet be slower than it:
     intervals differ in width.
@@ -127,12 +127,12 @@ def _beats(one: Ranked, other: Ranked) -> bool:
 
 
 def indistinguishable(one: Finding, other: Finding, tolerance: float) -> bool:
-    """Whether two findings' speeds cannot be told apart."""
+    """Tells whether two findings' speeds cannot be told apart."""
     return near(one, other, tolerance) or alike(one.spread, other.spread)
 
 
 def near(one: Ranked, other: Ranked, tolerance: float) -> bool:
-    """Whether two speeds differ by ``tolerance`` (relative) or less."""
+    """Tells whether two speeds differ by ``tolerance`` (relative) or less."""
     return abs(one.seconds - other.seconds) <= tolerance * min(one.seconds, other.seconds)
 
 
@@ -142,7 +142,7 @@ def complexity(settings: Settings) -> int:
 
 
 def pareto(fitting: Sequence[R]) -> tuple[R, ...]:
-    """Those that no other beats in both memory and speed, fastest first."""
+    """Lists those that no other beats in both memory and speed, fastest first."""
     front: list[R] = []
     for finding in sorted(fitting, key=lambda f: (f.seconds, f.needed_bytes, str(f.settings))):
         if not front or finding.needed_bytes < front[-1].needed_bytes:

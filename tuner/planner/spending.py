@@ -1,4 +1,4 @@
-"""What a study has cost: seconds by the clock, in which several probes may run, and of devices.
+"""Adds up a study's cost: seconds by the clock, in which several probes may run, and of devices.
 
 One sum for budgets, for the answer, and for when the tuning has paid for itself.
 """
@@ -6,18 +6,18 @@ One sum for budgets, for the answer, and for when the tuning has paid for itself
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from math import fsum
+from math import fsum, inf
 
-from tuner.measurement import Fidelity, Measurement
-from tuner.study import Probe, Study
+from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.study import Probe, Study
 
+# Begin and end.
 Interval = tuple[datetime, datetime]
-"""Begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What was spent."""
+    """Cost in time and devices."""
 
     wall_s: float
     """Seconds by the clock."""
@@ -26,8 +26,8 @@ class Cost:
 
 
 def cost(study: Study) -> Cost:
-    """What all askings of a study have cost: probes, attempts that came to nothing, and training
-    the finalists' small twins.
+    """Adds up all requests of a study: probes, attempts that came to nothing, and training the
+    finalists' replicas.
 
     Args:
         study: with its probes of its terms' fidelity only.
@@ -117,3 +117,68 @@ def _covered_s(intervals: Sequence[Interval]) -> float:
             spans.append((end - begin).total_seconds())
             reached = end
     return fsum(spans)
+
+
+def spent(study: Study) -> str:
+    """Names the part of the budget that is spent; empty when some of all is left."""
+    probes, terms = probes_of_asking(study), study.terms
+    if len(probes) >= terms.max_probes:
+        noun = "probe" if terms.max_probes == 1 else "probes"
+        return f"the budget of {terms.max_probes} {noun} is spent"
+    if terms.wall_s is not None and cost_of_asking(study).wall_s >= terms.wall_s:
+        return wall_is_spent(terms.wall_s)
+    if terms.device_s is not None and cost_of_asking(study).device_s >= terms.device_s:
+        return device_time_is_spent(terms.device_s)
+    return ""
+
+
+def wall_is_spent(budget_s: float) -> str:
+    """Says that the time that a request may take is spent."""
+    return f"the budget of {budget_s:g} s is spent"
+
+
+def device_time_is_spent(budget_s: float) -> str:
+    """Says that the device-seconds of a request are spent."""
+    return f"the budget of {budget_s:g} device-seconds is spent"
+
+
+def remaining_wall_s(study: Study) -> float | None:
+    """Seconds left; the tighter of the two budgets of time."""
+    wall_s, device_time_s = study.terms.wall_s, remaining_device_time_s(study)
+    left = [inf if wall_s is None else wall_s - cost_of_asking(study).wall_s, device_time_s]
+    return None if min(left) == inf else min(left)
+
+
+def remaining_device_time_s(study: Study) -> float:
+    """Seconds for which a probe may still hold its devices; infinite without such a budget."""
+    budget = study.terms.device_s
+    if budget is None:
+        return inf
+    return (budget - cost_of_asking(study).device_s) / devices_held(study)
+
+
+# Reason of a stop where memory suffices for settings, and all of them are known to be wrong.
+TRAINS_WRONGLY = "what fits trains something else"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Nothing more is to be probed on these terms."""
+
+    reason: str
+    """Why, for people."""
+    nothing_fits: str = ""
+    """What would be needed, when no settings fit; else empty."""
+    wrong: str = ""
+    """What is wrong, when all that fits trains something else; else empty."""
+
+    @property
+    def failure(self) -> str:
+        """Why the study fails; empty where it is done."""
+        why = self.nothing_fits or self.wrong
+        return f"{self.reason}: {why}" if why else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A probe is queued or running, and its result is needed first."""

@@ -1,14 +1,10 @@
-"""The time of an optimizer step, from the steps that probes have timed.
+"""By how much runs of the same settings differ, beside what the spread of their steps shows.
 
-The value is the median of the timed steps; of a probe that was repeated, that of its runs' medians.
-Its 80% interval has two parts, added in quadrature for they are independent:
-
-- that of a run's median, from order statistics, which assumes nothing of the distribution: with
-  ``n`` steps, the median lies between the k-th smallest and the k-th largest with probability
-  ``1 - 2 P(B(n, 1/2) < k)`` (David and Nagaraja, Order Statistics, 3rd ed., section 7.1), and
-  between two such pairs 80% are interpolated (Hettmansperger and Sheather, Statistics and
-  Probability Letters 4, 1986). Three steps or fewer cannot carry 80%, so their range is widened;
-- what runs differ by, which the steps of one run do not show (:mod:`tuner.planner.luck`).
+All steps of a run share its luck (which nodes, links and temperatures it met), so one run cannot
+show it. It is assumed before any repetition, and learned from repetitions: the runs' medians are
+taken as log-normal, with a standard deviation of which :data:`ASSUMED` is believed as much as one
+degree of freedom. That is the conjugate prior of an unknown variance, after which the mean of
+``m`` runs follows Student's t (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.3).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,33 +13,96 @@ from functools import lru_cache
 from math import comb, exp, fsum, log, sqrt
 from statistics import median
 
-from tuner.measurement import Measurement
-from tuner.planner.luck import Luck, seen_luck
-from tuner.quantity import UNKNOWN, Provenance, Quantity, weakest
-from tuner.settings import Settings
-from tuner.study import Question
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Measurement
+from tuner.core.quantity import QUANTILE, UNKNOWN, Provenance, Quantity, weakest
+from tuner.core.study import Question
 
+# Standard deviation of the logarithm of a run's time, worth one repetition that was seen.
+#
+# One run alone then has an interval of 3% to each side: differences of 2 to 3% are usually within
+# the noise of one short probe, and take repetitions to be told.
+ASSUMED = 0.01
+
+# The 90% quantiles of Student's t with 1, 2, 3 and 4 degrees of freedom.
+STUDENT = (3.0777, 1.8856, 1.6377, 1.5332)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Luck:
+    """Run-to-run variation after some repetitions, which may be of several configurations."""
+
+    squares: float = ASSUMED**2
+    """Sum of the squares of what runs' logarithms differed by from their settings' mean."""
+    freedom: int = 1
+    """Degrees of freedom of that sum."""
+
+    @property
+    def variance(self) -> float:
+        """Variance of the logarithm of one run's time, by the best estimate."""
+        return self.squares / self.freedom
+
+    def half_width(self, runs: int) -> float:
+        """Half of the 80% interval of the mean of ``runs``, of the logarithm of their time."""
+        return _student(self.freedom) * sqrt(self.variance / runs)
+
+
+def seen_luck(probes: Iterable[Iterable[Measurement]]) -> Luck:
+    """The luck of a machine, after the repetitions of some settings on it.
+
+    Args:
+        probes: for each settings, its measurements. The runs of the longest step that was
+            repeated are compared; the steps of one run have the same luck.
+    """
+    logs = [found for measurements in probes if len(found := _repeated(measurements)) > 1]
+    means = [fsum(found) / len(found) for found in logs]
+    squares = [(x - mean) ** 2 for found, mean in zip(logs, means, strict=True) for x in found]
+    return Luck(
+        squares=fsum((ASSUMED**2, *squares)),
+        freedom=1 + sum(len(found) - 1 for found in logs),
+    )
+
+
+def _repeated(measurements: Iterable[Measurement]) -> Sequence[float]:
+    """Logarithms of the medians of the runs that timed the longest step repeated."""
+    runs = [m.step_times_s for m in measurements]
+    if len(runs) < 2:
+        return ()
+    counts = {count for run in runs for count, steps in run.items() if steps}
+    timed = {n: [log(median(run[n])) for run in runs if run.get(n)] for n in counts}
+    repeated = [n for n, found in timed.items() if len(found) > 1]
+    return timed[max(repeated)] if repeated else ()
+
+
+def _student(freedom: int) -> float:
+    """Its 90% quantile; beyond the table by the expansion of Cornish and Fisher."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = QUANTILE
+    first = (z**3 + z) / (4 * freedom)
+    return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+# Of every interval.
 CONFIDENCE = 0.8
-"""Of every interval."""
 
+# Part of the range by which the interval exceeds the range on each side, by number of steps.
+#
+# Those of Student's t at 80%: 1.54 ranges to each side of the mean for 2 steps, and about 0.6 for
+# 3, rounded up. With four steps the range itself carries 87%.
 WIDENED_BY = {2: 1.0, 3: 0.25}
-"""Part of the range by which the interval exceeds the range on each side, by number of steps.
 
-Those of Student's t at 80%: 1.54 ranges to each side of the mean for 2 steps, and about 0.6
-for 3, rounded up. With four steps the range itself carries 87%.
-"""
-
+# Relative half width for one timed step, of which no spread is known.
 SINGLE_STEP = 0.25
-"""Relative half width for one timed step, of which no spread is known."""
 
+# Lower end of any interval, at least, in shortest steps timed.
 LEAST = 0.5
-"""Lower end of any interval, at least, in shortest steps timed."""
 
+# Micro-batches per optimizer step up to which a probe runs all of them.
 LONGEST_RUN_OUT = 8
-"""Micro-batches per optimizer step up to which a probe runs all of them."""
 
+# Counts that stand for longer ones: the step's time is linear in the count.
 SHORT_COUNTS = (2, 4)
-"""Counts that stand for longer ones: the step's time is linear in the count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +191,7 @@ def _counts_of(runs: Iterable[Mapping[int, Sequence[float]]], accumulation: int)
 
 
 def _provenance(measurement: Measurement) -> Provenance:
-    """What stands behind the steps of one probe."""
+    """Names the source of the steps of one probe."""
     emulation = measurement.emulation
     if emulation is None:
         return Provenance.MEASURED
@@ -175,23 +234,25 @@ def logs(quantity: Quantity) -> tuple[float, float, float]:
 
 
 def is_extrapolated(measurements: Iterable[Measurement], accumulation: int) -> bool:
-    """Whether no step ran that many micro-batches, so that the time comes from fewer."""
+    """Tells whether no step ran that many micro-batches, so that the time comes from fewer."""
     return not any(m.step_times_s.get(accumulation) for m in measurements)
 
 
 def counts_to_run(accumulation: int) -> tuple[int, ...]:
-    """What a first probe runs instead of ``accumulation`` micro-batches; empty: all of them."""
+    """Chooses the counts that a first probe runs instead of ``accumulation`` micro-batches; empty:
+    all of them.
+    """
     return SHORT_COUNTS if accumulation > LONGEST_RUN_OUT else ()
 
 
 def first_counts(question: Question, settings: Settings) -> tuple[int, ...]:
-    """What a first probe of settings runs; a user's script is run as it is."""
+    """Chooses the counts of a first probe; a user's script is run as it is."""
     count = settings.gradient_accumulation_steps
     return counts_to_run(count) if question.script is None else ()
 
 
 def alike(one: Quantity, other: Quantity) -> bool:
-    """Whether each of two known values lies in the other's interval.
+    """Tells whether each of two known values lies in the other's interval.
 
     That intervals overlap says less: two 80% intervals may overlap though the difference of
     their values is certain (Schenker and Gentleman, The American Statistician 55, 2001).
@@ -224,7 +285,7 @@ def _of_run(steps: tuple[float, ...]) -> _Interval:
 
 
 def _mean_error(errors: Sequence[float]) -> float:
-    """Of the mean of values with independent errors."""
+    """Standard error of the mean of values with independent errors."""
     return sqrt(fsum(error**2 for error in errors)) / len(errors)
 
 

@@ -1,16 +1,14 @@
-"""What a study's probes have taught, as the trials of a search."""
+"""Turns a study's probes into the trials of a search."""
 
-from collections.abc import Collection, Mapping
-from math import exp, log
+from collections.abc import Mapping
+from math import log
 
-from tuner.measurement import Outcome
-from tuner.planner.finals import VERIFICATION_STEPS
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Outcome
+from tuner.core.quantity import QUANTILE, Quantity
+from tuner.planner.finalists import VERIFICATION_STEPS
 from tuner.planner.knowledge import Knowledge, outcome_of
-from tuner.quantity import QUANTILE, Quantity
-from tuner.search.belief import Belief
-from tuner.search.prior import Prior
 from tuner.search.trials import Result, Trial
-from tuner.settings import Settings
 
 
 def trials_of(known: Knowledge) -> list[Trial]:
@@ -25,15 +23,6 @@ def trials_of(known: Knowledge) -> list[Trial]:
         trial
         for index, settings in enumerate(known.space.legal)
         if (trial := _trial(known, at_least_s, index, settings)) is not None
-    ]
-
-
-def believed_trials(prior: Prior, belief: Belief, settings: Collection[Settings]) -> list[Trial]:
-    """Candidates as if each had run in the seconds that are believed; of memory nothing is said."""
-    return [
-        Trial(index=index, result=Result.RAN, seconds=exp(belief.log_seconds[index]))
-        for index, one in enumerate(prior.settings)
-        if one in settings
     ]
 
 

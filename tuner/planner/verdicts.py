@@ -1,4 +1,4 @@
-"""What is known to train something else, looked up by settings of a study.
+"""Looks up what is known to train something else, by configurations of a study.
 
 That is what the verdicts show that a study was read with, and what was counted in its own probes.
 """
@@ -6,27 +6,26 @@ That is what the verdicts show that a study was read with, and what was counted 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
+from tuner.core.configuration import Settings
+from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY
+from tuner.core.study import Question, Study
+from tuner.core.words import describe
+from tuner.core.workload import Precision
+from tuner.guard.check import Verdict
 from tuner.guard.counts import blamed_by_counts, path_of
 from tuner.guard.faults import Check, Faults, Wrong, checks_of
-from tuner.guard.shrink import NoTwinError
-from tuner.guard.twin import Twin, twin_of
-from tuner.guard.verdict import Verdict
-from tuner.identity_keys import Same
-from tuner.measurement import PROBED, RAN, TRAINS_WRONGLY
-from tuner.planner.words import describe
-from tuner.settings import Settings
-from tuner.study import Question, Study
-from tuner.workload import Precision
+from tuner.guard.replica import NoTwinError, Twin, twin_of
+from tuner.text import Same
 
+# Why settings of a script are not checked as those of the probe program are.
 NO_TWIN_OF_A_SCRIPT = "a twin shows nothing of a script of one's own"
-"""Why settings of a script are not checked as those of the probe program are."""
 
 
 def twins_of(question: Question, settings: Settings) -> tuple[Twin, ...]:
     """The twins whose verdicts settings need: in fp32, and in the workload's number format.
 
     Raises:
-        NoTwinError: as in :func:`tuner.guard.twin.twin_of`; or they are of a user's script.
+        NoTwinError: as in :func:`tuner.guard.replica.twin_of`; or they are of a user's script.
     """
     if question.script is not None:
         raise NoTwinError(NO_TWIN_OF_A_SCRIPT)
@@ -36,7 +35,7 @@ def twins_of(question: Question, settings: Settings) -> tuple[Twin, ...]:
 
 
 def faults_of(study: Study) -> Faults:
-    """What was seen to train something else, in this study's versions.
+    """Collects what was seen to train something else, in this study's versions.
 
     Args:
         study: with its probes of all fidelities.
@@ -52,7 +51,7 @@ def _faults(key: Same[Study]) -> Faults:
 
 
 def _probed(study: Study) -> Iterator[Check]:
-    """What was counted in the study's own probes."""
+    """Collects what was counted in the study's own probes."""
     ranks = study.question.cluster.world_size
     for probe in sorted(study.probes, key=lambda p: p.id):
         found, settings = probe.measurement, probe.request.settings
@@ -70,7 +69,8 @@ def _probed(study: Study) -> Iterator[Check]:
 
 
 def wrong_of(study: Study, settings: Iterable[Settings]) -> dict[Settings, Wrong]:
-    """Those of the settings that must not be suggested: they train something else, or may well.
+    """Selects the configurations that must not be suggested: they train something else, or may
+    well.
 
     Args:
         study: with its probes of all fidelities.
@@ -96,7 +96,7 @@ def known_verdicts(study: Study, settings: Settings) -> Iterator[Verdict]:
 
 
 def is_checked(study: Study, settings: Settings) -> bool:
-    """Whether each knob's value was seen to train what it should, with some small model."""
+    """Tells whether each knob's value was seen to train what it should, with some small model."""
     if not study.guards or study.question.script is not None:
         return False
     return faults_of(study).is_checked(path_of(settings, study.question.cluster.world_size))

@@ -1,4 +1,4 @@
-"""What pages, and any other reader, show of a study: pure data made of it and of its answer.
+"""Makes data of a study and its answer for pages and any other reader.
 
 Everything here is a pure function of a study, or of an :class:`Evidence` of it that several of them
 share. Quantities keep their interval and where they come from.
@@ -9,12 +9,12 @@ from tuner.results.differences import Cell, Compared, Difference, Part, differen
 from tuner.results.effects import KnobEffect, KnobValue, knob_effects
 from tuner.results.evidence import Evidence
 from tuner.results.figures import Figures
-from tuner.results.headline import Headline, headline
-from tuner.results.points import Point, PointKind, points
-from tuner.results.progress import Progress, progress
+from tuner.results.points import BestSoFar, Point, PointKind, points, progress
+from tuner.results.summary import Headline, headline
 from tuner.results.what_if import Predictor, WhatIf, what_if
 
 __all__ = [
+    "BestSoFar",
     "Cell",
     "Choices",
     "Compared",
@@ -30,7 +30,6 @@ __all__ = [
     "Point",
     "PointKind",
     "Predictor",
-    "Progress",
     "WhatIf",
     "choices",
     "differences",

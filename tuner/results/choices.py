@@ -1,4 +1,4 @@
-"""What may be chosen in the space of a question: values of knobs, and what each leads to."""
+"""Lists the choices in the space of a question: values of knobs, and what each leads to."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from functools import cached_property
 from math import log
 from typing import Any
 
+from tuner.core.configuration import ACCUMULATION, KNOBS, DeadKnob, Settings
+from tuner.core.study import Question, Study
 from tuner.errors import UsageError
 from tuner.planner.explain_knobs import CHOSEN, MICRO
-from tuner.settings import ACCUMULATION, KNOBS, Settings
-from tuner.space import DeadKnob, check_settings, enumerate_space, settings_notes
-from tuner.space.dead import show, show_all
-from tuner.study import Question, Study
+from tuner.space import check_settings, enumerate_space, settings_notes
+from tuner.space.inactive import show, show_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class KnobChoice:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is something to choose."""
+        """Tells whether there is something to choose."""
         return len(self.values) > 1 and not self.follows
 
 
@@ -53,7 +53,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What may be chosen in a study's space."""
+    """Choices in a study's space."""
 
     question: Question
     """Whose."""
@@ -65,11 +65,12 @@ class Choices:
     """Knobs that do not act, with the reasons."""
 
     def __contains__(self, settings: object) -> bool:
-        """Whether settings are legal ones, in canonical form."""
+        """Tells whether settings are legal ones, in canonical form."""
         return settings in self._legal
 
     def options(self, settings: Settings) -> Mapping[str, tuple[Option, ...]]:
-        """Of each knob that can be chosen its values, given that the others are as in ``settings``.
+        """Lists the values of each knob that can be chosen, given that the others are as in
+        ``settings``.
 
         Args:
             settings: legal ones.
@@ -141,7 +142,7 @@ class Choices:
 
 
 def choices(study: Study) -> Choices:
-    """What may be chosen in a study's space.
+    """Lists the choices in a study's space.
 
     Raises:
         UsageError: the question has no legal settings.
@@ -169,7 +170,7 @@ def _choice(
 
 def _place(knob: str) -> Callable[[Any], int]:
     """By what values of a knob are sorted."""
-    kind = KNOBS[knob]
+    kind = KNOBS[knob].kind
     return list(kind).index if issubclass(kind, StrEnum) else int
 
 

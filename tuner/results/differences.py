@@ -1,27 +1,33 @@
-"""What differs between a few studies: in their questions, terms, answers and costs."""
+"""Compares a few studies: their questions, limits, answers and costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from tuner.answering.words import range_text, rank_word, speed_text
+from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.quantity import Quantity
+from tuner.core.study import SamplerName, Study
+from tuner.core.words import (
+    interval_text,
+    range_text,
+    rank_word,
+    rough_duration_text,
+    seconds_text,
+    share_text,
+    speed_text,
+)
 from tuner.errors import UsageError
-from tuner.json_text import json_text
-from tuner.planner.words import interval_text, rough_duration_text, seconds_text, share_text
-from tuner.quantity import Quantity
-from tuner.results.headline import headline
-from tuner.sizes import size_text
-from tuner.space.dead import show, show_all
-from tuner.study import Study
-from tuner.suggestion import GIB, Candidate, Suggestion
+from tuner.results.summary import headline
+from tuner.space.inactive import show, show_all
+from tuner.text import json_text, size_text
 
+# Studies side by side.
 LEAST_COMPARED, MOST_COMPARED = 2, 4
-"""Studies side by side."""
 
 
 class Part(StrEnum):
-    """What a line of a comparison is of."""
+    """Parts of a comparison."""
 
     QUESTION = "question"  # what is asked
     TERMS = "terms"  # on what terms
@@ -46,7 +52,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one study has in one line."""
+    """Value of one study in one line."""
 
     text: str = ""
     """In words, with its unit; empty where it has nothing."""
@@ -67,7 +73,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether their words are not all the same."""
+        """Tells whether their words are not all the same."""
         return len({cell.text for cell in self.cells}) > 1
 
 
@@ -161,12 +167,13 @@ def _terms(study: Study) -> dict[str, Cell]:
         "time at most": rough_duration_text(terms.wall_s) if terms.wall_s else "",
         "device time at most": rough_duration_text(terms.device_s) if terms.device_s else "",
         "pool": terms.pool,
+        "sampler": "" if terms.sampler is SamplerName.COST_MODEL else str(terms.sampler),
     }
     return _cells(texts)
 
 
 def _per(studies: Sequence[Compared]) -> str:
-    """What a rank is to all of them: a GPU, too, is a rank beside CPU processes."""
+    """Names a rank for all of them: a GPU, too, is a rank beside CPU processes."""
     words = {rank_word(one.study.question) for one in studies}
     return words.pop() if len(words) == 1 else "rank"
 

@@ -1,18 +1,18 @@
-"""What each knob does: of each of its values the best settings that are known."""
+"""Finds what each knob does: the best known configuration of each of its values."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.configuration import Settings
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.study import Study
 from tuner.planner.explain_knobs import CHOSEN
-from tuner.quantity import UNKNOWN, Provenance, Quantity
 from tuner.results.choices import choices
 from tuner.results.evidence import Evidence
 from tuner.results.figures import Figures
-from tuner.settings import Settings
-from tuner.space.dead import show
-from tuner.study import Study
-from tuner.suggestion import Candidate, Suggestion
+from tuner.space.inactive import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ class KnobEffect:
 def knob_effects(
     study: Study, suggestion: Suggestion | None, evidence: Evidence | None = None
 ) -> tuple[KnobEffect, ...]:
-    """Of each knob that acts and can be chosen (accumulation follows from the others), its values.
+    """Lists the values of each knob that acts and can be chosen (accumulation follows from the
+    others).
 
     Args:
         study: with its probes.
@@ -124,7 +125,9 @@ class _Pools:
         self._light = [found for found in (*probed, *predicted) if found.memory_gib.value]
 
     def best_with(self, knob: str, value: Any) -> Figures | None:
-        """What is known best of a value of a knob: the answer itself, if it has this value."""
+        """Finds the best known configuration with a value of a knob: the answer itself, if it has
+        this value.
+        """
         pools = [self._answer, *self._fast]
         for pool in pools:
             timed = [f for f in pool if getattr(f.settings, knob) == value and f.speed]
@@ -134,7 +137,7 @@ class _Pools:
         return min(light, key=_by_need, default=None)
 
     def note(self, found: Figures | None) -> str:
-        """What to know of it."""
+        """Note on the value."""
         if found is None:
             return "nothing is known of settings with it"
         if found.fits is False:
@@ -157,5 +160,5 @@ def _fitting(pool: Iterable[Figures]) -> list[Figures]:
 
 
 def _by_need(found: Figures) -> tuple[bool, float, str]:
-    """What fits first, then what needs least."""
+    """Orders by fit first, then by need."""
     return found.fits is not True, found.memory_gib.value or 0.0, str(found.settings)

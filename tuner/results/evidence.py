@@ -5,27 +5,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from tuner.measurement import PROBED, Fidelity
-from tuner.planner.contenders import fair
-from tuner.planner.estimate import Estimate
-from tuner.planner.estimates import Forecast, forecast
+from tuner.core.configuration import Settings
+from tuner.core.measurement import PROBED, Fidelity
+from tuner.core.study import Probe, Study
+from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.planner.expected_speed import SpeedOutlook
 from tuner.planner.knowledge import Knowledge, learned
-from tuner.planner.speed_outlook import SpeedOutlook
+from tuner.planner.step_times import fair
 from tuner.planner.timing import speed_of
 from tuner.results.figures import Figures, predicted_figures, probed_figures
-from tuner.settings import Settings
-from tuner.study import Probe, Study
 
 
 class Evidence:
-    """What is known of a study, to be shared by all that is shown of it at one time."""
+    """Knowledge of a study, shared by all that is shown of it at one time."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
 
     @cached_property
     def forecast(self) -> Forecast:
-        """What is predicted, corrected by what probes and other studies have shown.
+        """Predictions, corrected by what probes and other studies have shown.
 
         Raises:
             UsageError: the question has no legal settings.
@@ -34,8 +33,8 @@ class Evidence:
 
     @cached_property
     def knowledge(self) -> Mapping[Fidelity, Knowledge]:
-        """What probes that ran steps have taught, by how they were run; the fidelity that is asked
-        for goes first, then the stronger one.
+        """Knowledge from probes that ran steps, by how they were run; the fidelity that was
+        requested goes first, then the stronger one.
 
         Raises:
             UsageError: the question has no legal settings.
@@ -46,13 +45,13 @@ class Evidence:
 
     @cached_property
     def probed(self) -> Mapping[Fidelity, Mapping[Settings, Figures]]:
-        """What these probes found of each settings, in the same order."""
+        """Findings of these probes by configuration, in the same order."""
         return {fidelity: _found(known) for fidelity, known in self.knowledge.items()}
 
     @cached_property
     def outlook(self) -> SpeedOutlook | None:
-        """Where the cost model knows no speed of any settings for want of rates, what probes let
-        one believe of those that were not probed; ``None`` where it does, or no step was timed.
+        """Expected times of configurations that were not probed, where the cost model knows no
+        rates; ``None`` where it does, or no step was timed.
         """
         known = self.knowledge.get(self.study.terms.fidelity)
         if known is None or not self.forecast.unknown:
@@ -64,11 +63,11 @@ class Evidence:
         return any(p.request.fidelity is fidelity and p.measurement for p in self.study.probes)
 
     def seen(self, settings: Settings) -> tuple[Figures, ...]:
-        """What was measured or emulated of some settings, in the order of :attr:`probed`."""
+        """Figures of a measured or emulated configuration, in the order of :attr:`probed`."""
         return tuple(found[settings] for found in self.probed.values() if settings in found)
 
     def predicted(self, settings: Settings) -> Figures | None:
-        """What is predicted of legal settings; ``None`` where nothing is."""
+        """Predicted figures of a legal configuration; ``None`` where nothing is predicted."""
         found = self.forecast.estimates.get(settings)
         return None if found is None else self.of_estimate(found)
 
@@ -91,7 +90,7 @@ class Evidence:
 
 
 def _found(known: Knowledge) -> dict[Settings, Figures]:
-    """What probes of one fidelity found of each settings, in the order of their first probes."""
+    """Gathers the findings of one fidelity by configuration, in the order of their first probes."""
     probes: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in known.study.probes:
         if probe.measurement is not None:

@@ -1,19 +1,19 @@
-"""What is known of some settings from one source: memory, speed, and whether they fit."""
+"""Figures of a configuration from one source: memory, speed, and if it fits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from tuner.identity_keys import Same
-from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.planner.estimate import Estimate
+from tuner.core.answer import GIB
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity, weakest
+from tuner.core.study import Probe
+from tuner.planner.estimates import Estimate
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge
 from tuner.planner.timing import speed_of
-from tuner.quantity import UNKNOWN, Provenance, Quantity, weakest
-from tuner.settings import Settings
-from tuner.study import Probe
-from tuner.suggestion import GIB
+from tuner.text import Same
 
 _BY_FIDELITY = {
     Fidelity.MEASURED: Provenance.MEASURED,
@@ -24,7 +24,7 @@ _BY_FIDELITY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What is known of some settings from the probes of one fidelity, or as predicted."""
+    """Figures of a configuration from the probes of one fidelity, or as predicted."""
 
     settings: Settings
     """Which."""
@@ -64,12 +64,12 @@ class Figures:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether they need more than the limit."""
+        """Tells whether they need more than the limit."""
         return self.overshoot_gib is not None
 
 
 def predicted_figures(found: Estimate, limit_bytes: int) -> Figures:
-    """What is predicted of settings.
+    """Makes figures of a prediction.
 
     Args:
         found: their memory and speed, of which at least the memory is known.
@@ -98,7 +98,7 @@ def _predicted(key: Same[Estimate], limit_bytes: int) -> Figures:
 
 
 def probed_figures(known: Knowledge, finding: Finding | None, probes: Sequence[Probe]) -> Figures:
-    """What the probes of some settings found.
+    """Makes figures of the probes of a configuration.
 
     Args:
         known: what all probes of their fidelity taught.
@@ -118,7 +118,7 @@ def probed_figures(known: Knowledge, finding: Finding | None, probes: Sequence[P
 
 
 def failed_figures(probe: Probe) -> Figures:
-    """Of a probe that is done, after which nothing is known or predicted of its settings."""
+    """Makes figures of a probe that is done, after which nothing is known or predicted."""
     found, fidelity = _last([probe]), probe.request.fidelity
     return Figures(
         settings=probe.request.settings,
@@ -136,7 +136,7 @@ def failed_figures(probe: Probe) -> Figures:
 
 
 def _of_finding(known: Knowledge, finding: Finding, probes: Sequence[Probe]) -> Figures:
-    """Of settings whose steps were done."""
+    """Makes figures of a configuration whose steps were done."""
     peak, more = finding.peak, finding.overhead_bytes
     assert peak.value is not None
     assert peak.low is not None
@@ -159,7 +159,7 @@ def _of_finding(known: Knowledge, finding: Finding, probes: Sequence[Probe]) -> 
 
 
 def _of_other(known: Knowledge, probes: Sequence[Probe]) -> Figures:
-    """Of settings whose steps were not done, or not all of them."""
+    """Makes figures of a configuration whose steps were not done, or not all of them."""
     settings, last = probes[0].request.settings, _last(probes)
     slow = known.slow.get(settings)
     time = slow.step_time if slow else UNKNOWN
@@ -187,7 +187,7 @@ def _of_other(known: Knowledge, probes: Sequence[Probe]) -> Figures:
 
 
 def _why_closed(known: Knowledge, found: Figures) -> str:
-    """That something else than memory speaks against settings; empty where nothing does."""
+    """Says what other than memory speaks against a configuration; empty where nothing does."""
     if closed := known.closed_classes.get(found.settings.settings_class):
         whose = "settings of its class"
     elif wrong := known.wrong.get(found.settings):

@@ -1,4 +1,4 @@
-"""What any legal settings of a study's space would need and take, by the cost model.
+"""Predicts any legal configuration of a study's space by the cost model.
 
 The figures are those that a predicted answer has for the same settings, never measured ones. What
 probes found of the very settings stands beside them.
@@ -8,26 +8,26 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tuner.cost.categories import Basis
+from tuner.core.answer import GIB
+from tuner.core.configuration import DeadKnob, Settings
+from tuner.core.measurement import Basis
+from tuner.core.quantity import Provenance, Quantity, weakest
+from tuner.core.study import Study
+from tuner.core.words import describe, seconds_text
 from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction, unknown_prediction
 from tuner.errors import UsageError
-from tuner.planner.estimate import Estimate
-from tuner.planner.predicted_words import basis_text, failure_text
-from tuner.planner.words import describe, seconds_text
-from tuner.quantity import Provenance, Quantity, weakest
+from tuner.planner.estimates import Estimate
+from tuner.planner.explain_predicted import basis_text, failure_text
 from tuner.results.choices import Choices, choices
 from tuner.results.evidence import Evidence
 from tuner.results.figures import Figures
-from tuner.settings import Settings
-from tuner.space import DeadKnob, check_settings, settings_notes
-from tuner.study import Study
-from tuner.suggestion import GIB
+from tuner.space import check_settings, settings_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What is predicted of some settings."""
+    """Prediction for one configuration."""
 
     settings: Settings
     """What they are, dead knobs at their canonical value."""
@@ -87,7 +87,7 @@ class Predictor:
 
     @cached_property
     def choices(self) -> Choices:
-        """What may be chosen.
+        """Lists the choices.
 
         Raises:
             UsageError: the question has no legal settings.
@@ -95,7 +95,7 @@ class Predictor:
         return choices(self.study)
 
     def what_if(self, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
-        """What is predicted of settings, and what was seen of them.
+        """Predicts a configuration, with what was seen of it.
 
         Args:
             settings: as for :func:`tuner.space.check_settings`: an accumulation of 1 counts as
@@ -119,7 +119,9 @@ class Predictor:
         return _what_if(self.evidence, checked, unknown_prediction(limit, why), collapsed, ())
 
     def explain(self, settings: Settings) -> tuple[str, ...]:
-        """Where the predicted memory of legal settings goes, and what each knob would change."""
+        """Explains where the predicted memory of a legal configuration goes, and what each knob
+        would change.
+        """
         question, known = self.study.question, self.evidence.forecast
         if settings not in known.estimates:
             return ()
@@ -142,7 +144,7 @@ class Predictor:
 
 
 def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
-    """As :meth:`Predictor.what_if`, for one question alone.
+    """Predicts one configuration of one question, as :meth:`Predictor.what_if` does.
 
     Raises:
         UsageError: the settings are not legal, or not in the space that the study looks at.
@@ -187,7 +189,7 @@ def _parts_gib(sizes_bytes: Mapping[str, float]) -> dict[str, float]:
 
 
 def _notes(evidence: Evidence, found: Estimate) -> Iterator[str]:
-    """What stands behind the figures, and what to know of them."""
+    """Lists what the figures rest on, and what to know of them."""
     known = evidence.forecast
     why = known.why_no_dry_run(found.settings) if found.probe is None else ""
     yield f"The memory is {basis_text(found)}{f': {why}' if why else ''}."
@@ -198,7 +200,7 @@ def _notes(evidence: Evidence, found: Estimate) -> Iterator[str]:
 
 
 def _of_time(evidence: Evidence, found: Estimate) -> Iterator[str]:
-    """What the step time is from; nothing where it is unknown."""
+    """Says what the step time is from; nothing where it is unknown."""
     if found.step_time.value is None:
         yield from [f"The step time is {evidence.outlook.grounds}."] if evidence.outlook else []
         return

@@ -1,10 +1,10 @@
 """The user's own training script: how it is told the settings, launched, and what it can vary.
 
-Its command is a template (:mod:`tuner.script.placeholders`) that is part of a question
-(:mod:`tuner.script.script`); a knob that the template names nowhere has one value
-(:mod:`tuner.script.pinned`); with settings it is a command that runs (:mod:`tuner.script.command`).
+Its command is a template (:mod:`tuner.core.script`) that is part of a question
+(:mod:`tuner.core.script`); a knob that the template names nowhere has one value
+(:mod:`tuner.core.script`); with settings it is a command that runs (:mod:`tuner.script.launching`).
 """
 
-from tuner.script.script import Launch, Script, Template
+from tuner.core.script import Launch, Script, Template
 
 __all__ = ["Launch", "Script", "Template"]

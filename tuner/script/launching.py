@@ -1,15 +1,108 @@
-"""How a script is launched with the settings of an answer: the user's own command, filled in."""
+"""The command of a script with settings, as a user would type it."""
 
+import sys
 from collections.abc import Mapping
-from pathlib import PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from tuner.script.command import command_of
-from tuner.script.script import Script
-from tuner.settings import Settings
+from tuner.core.configuration import Settings
+from tuner.core.script import TEMPLATE, Launch, Script, is_optional, render, shown
 
 if TYPE_CHECKING:
-    from tuner.study import Question
+    from tuner.core.study import Question
+
+
+# File that ``accelerate launch`` is given.
+CONFIGURATION = "accelerate.yaml"
+# Modules of the launchers' commands, which need not be on the path.
+MODULES = {
+    Launch.TORCHRUN: "torch.distributed.run",
+    Launch.ACCELERATE: "accelerate.commands.accelerate_cli",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command, and what it reads."""
+
+    argv: tuple[str, ...]
+    """The launcher's name, its options, the script and its arguments."""
+    environment: Mapping[str, str]
+    """Variables that are set for it."""
+    template: str = ""
+    """Its configuration file with the settings; empty where there is none."""
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """The command with its variables in front, as a shell takes it."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return (*(["env", *variables] if variables else []), *self.argv)
+
+    def as_run(self, logs: Path) -> tuple[str, ...]:
+        """The command with this Python's own launcher in the place of the one on the path.
+
+        Args:
+            logs: folder for what the launcher writes, which else stays in the system's own.
+        """
+        name, *rest = self.argv
+        program = (sys.executable, "-P", "-m", MODULES[Launch(name)])
+        if Launch(name) is Launch.TORCHRUN:
+            return (*program, "--log-dir", str(logs), *rest)
+        return (*program, rest[0], "--log_dir", str(logs), *rest[1:])
+
+
+def command_of(
+    question: "Question", settings: Settings, *, template: str = "", configuration: str = ""
+) -> Command:
+    """The command of a question's script.
+
+    Args:
+        question: one with a script.
+        settings: what the script is told.
+        template: path of its rendered configuration file; by default the template's own name.
+        configuration: path of accelerate's file; :data:`CONFIGURATION` unless given.
+    """
+    script = question.script
+    assert script is not None
+    values = _values(question, settings)
+    if script.template is not None:
+        values[TEMPLATE] = template or script.template.name
+    return Command(
+        argv=(
+            *_launcher(script, question.cluster.world_size, configuration or CONFIGURATION),
+            script.path,
+            *_arguments(script, values),
+        ),
+        environment={name: render(text, values) for name, text in script.environment.items()},
+        template=render(script.template.text, values) if script.template else "",
+    )
+
+
+def _arguments(script: Script, values: Mapping[str, str]) -> list[str]:
+    """Renders arguments; those that are nothing but a placeholder, and become nothing, are left
+    out.
+    """
+    pairs = [(text, render(text, values)) for text in script.arguments]
+    return [filled for text, filled in pairs if filled or not is_optional(text)]
+
+
+def _values(question: "Question", settings: Settings) -> dict[str, str]:
+    world_size = question.cluster.world_size
+    known = {
+        **settings.as_dict(),
+        "global_batch_size": question.workload.global_batch_size,
+        "sequence_length": question.workload.sequence_length,
+        "world_size": world_size,
+        "data_parallel_size": settings.data_parallel_size(world_size),
+    }
+    return {name: shown(value) for name, value in known.items()}
+
+
+def _launcher(script: Script, ranks: int, configuration: str) -> tuple[str, ...]:
+    if script.launch is Launch.ACCELERATE:
+        return ("accelerate", "launch", "--config_file", configuration)
+    return ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
 
 
 def script_launch(
@@ -35,7 +128,7 @@ def script_launch(
 
 
 def reads_configuration(script: Script) -> bool:
-    """Whether the script's launcher is given accelerate's configuration file."""
+    """Tells whether the script's launcher is given accelerate's configuration file."""
     return script.launch == "accelerate"
 
 

@@ -1,8 +1,8 @@
-"""What a prediction is off by, as logarithms: learned from trials, of this search and of others.
+"""Errors of predictions, as logarithms: learned from trials, of this search and of others.
 
-A Gaussian process over settings, of three parts: an offset that a whole search has in common
-(another machine, other versions), a part that fades with the distance of settings, and a part that
-searches share, which fades with the distance of their workloads too.
+A Gaussian process over configurations, of three parts: an offset that a whole search has in common
+(another machine, other versions), a part that fades with the distance of configurations, and a part
+that searches share, which fades with the distance of their workloads too.
 """
 
 from dataclasses import dataclass
@@ -12,36 +12,43 @@ from math import log
 
 import numpy as np
 
-from tuner.search.features import Array, Rows
-from tuner.search.kernel import ByContents, Posterior, alike, log_likelihood, regress
-from tuner.search.prior import Prior
-from tuner.search.trials import Past
+from tuner.search.kernel import (
+    Array,
+    ByContents,
+    Posterior,
+    Rows,
+    alike,
+    alike_again,
+    log_likelihood,
+    regress,
+)
+from tuner.search.trials import Past, Prior
 
+# How many times as large as assumed errors may turn out to be. A search's own trials decide.
 STRETCHED = (0.35, 0.6, 1.0, 1.7, 3.0, 10.0, 30.0, 100.0)
-"""How many times as large as assumed errors may turn out to be. A search's own trials decide."""
+# Factor, either way, that is usual for that: one standard deviation of its logarithm.
 STRETCH = 2.0
-"""Factor, either way, that is usual for that: one standard deviation of its logarithm."""
+# Trials below which errors are not taken to be smaller than assumed: one may be chance.
 FEW = 3
-"""Trials below which errors are not taken to be smaller than assumed: one may be luck."""
+# Errors that searches may have in common (standard deviation); the past decides, by its likelihood.
 SHARED = (0.0, 0.15, 0.3, 0.5)
-"""What searches may have in common (standard deviation); the past decides, by its likelihood."""
+# Errors beside those of an earlier trial; decided likewise.
 PAST_ERROR = (0.1, 0.3, 0.6)
-"""What else an earlier trial may differ by; decided likewise."""
+# Error that all indirect trials may share, as a standard deviation: the usual one between studies
+# of one workload (``USUAL_OWN`` of :mod:`tuner.planner.similar`).
 SHIFT = 0.2
-"""What all indirect trials may be off by together, as a standard deviation: what is usual between
-studies of one workload (``USUAL_OWN`` of :mod:`tuner.planner.transfer`)."""
+# Earlier trials that are used: those of the most similar workloads.
 MOST_PAST = 300
-"""Earlier trials that are looked at: those of the most similar workloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Seen:
-    """What trials of this search were off by; arrays of shape ``(m,)``."""
+class TrialErrors:
+    """Errors of the predictions for trials of this search; arrays of shape ``(m,)``."""
 
     index: Rows
-    """The candidates."""
+    """Rows of the candidates."""
     off: Array
-    """Logarithm of what was seen over what was predicted."""
+    """Logarithm of the measured value over the predicted one."""
     error: Array
     """Standard deviation of that."""
     indirect: Array
@@ -49,18 +56,18 @@ class Seen:
 
     @property
     def shared_error(self) -> Array:
-        """Covariance of what they are off by together, shape ``(m, m)``."""
+        """Covariance of the error that they share, shape ``(m, m)``."""
         return np.asarray(SHIFT**2 * np.outer(self.indirect, self.indirect))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
-    """Standard deviations of what predictions are off by, before any trial."""
+class AssumedErrors:
+    """Standard deviations of the errors of predictions, before any trial."""
 
     offset: float
-    """Of what a whole search has in common."""
+    """Error that a whole search has in common."""
     own: float
-    """Of what settings are off by beside that."""
+    """Error of one configuration beside that."""
 
 
 def nearest(past: Past, workload: Array) -> Past:
@@ -73,45 +80,46 @@ def nearest(past: Past, workload: Array) -> Past:
 
 def learn(
     prior: Prior,
-    seen: Seen,
-    assumed: Assumed,
+    errors: TrialErrors,
+    assumed: AssumedErrors,
     past: Past | None,
     past_off: Array | None,
     at: Rows | None = None,
 ) -> Posterior:
-    """What candidates' predictions are believed to be off by.
+    """The believed errors of the candidates' predictions.
 
     Args:
         prior: the candidates.
-        seen: trials of this search.
+        errors: of trials of this search.
         assumed: before any trial.
         past: earlier trials.
-        past_off: what each of them was off by, ``nan`` where that is not known.
-        at: the candidates that are asked for; all of them by default.
+        past_off: the error of each of them, ``nan`` where that is not known.
+        at: rows of candidates; all of them by default.
     """
     points = prior.features if at is None else prior.features[at]
     if past is None or past_off is None or np.isnan(past_off).all():
-        return _alone(points, prior.features[seen.index], seen, assumed)
+        return _alone(points, prior.features[errors.index], errors, assumed)
+    # Trials that failed were not timed; they count in the probability to run alone.
     known = np.flatnonzero(~np.isnan(past_off))
-    return _with_past(prior, points, seen, assumed, past.take(known), past_off[known])
+    return _with_past(prior, points, errors, assumed, past.take(known), past_off[known])
 
 
-def _alone(points: Array, tried: Array, seen: Seen, assumed: Assumed) -> Posterior:
+def _alone(points: Array, tried: Array, errors: TrialErrors, assumed: AssumedErrors) -> Posterior:
     between = _shape(assumed, alike(tried, tried))
-    stretch = _stretch(seen, between)
+    stretch = _stretch(errors, between)
     own = np.full(len(points), assumed.offset**2 + assumed.own**2)
     cross = _shape(assumed, alike(tried, points))
     cross *= stretch**2
     return regress(
-        seen.off,
-        stretch**2 * between + seen.shared_error,
-        seen.error,
+        errors.off,
+        stretch**2 * between + errors.shared_error,
+        errors.error,
         cross.T,
         stretch**2 * own,
     )
 
 
-def _shape(assumed: Assumed, near: Array) -> Array:
+def _shape(assumed: AssumedErrors, near: Array) -> Array:
     """The covariance of what predictions are off by, before it is stretched; in place."""
     near *= assumed.own**2
     near += assumed.offset**2
@@ -119,14 +127,14 @@ def _shape(assumed: Assumed, near: Array) -> Array:
 
 
 def _with_past(
-    prior: Prior, points: Array, seen: Seen, assumed: Assumed, past: Past, off: Array
+    prior: Prior, points: Array, errors: TrialErrors, assumed: AssumedErrors, past: Past, off: Array
 ) -> Posterior:
-    tried = prior.features[seen.index]
+    tried = prior.features[errors.index]
     key = ByContents((past, off), past.study, past.features, past.workload, off)
     shared = _shared(key, assumed)
     similar = shared.amplitude**2 * alike(past.workload, prior.workload[None, :])
     among = alike(tried, tried)
-    stretch = _stretch(seen, _shape(assumed, among.copy()))
+    stretch = _stretch(errors, _shape(assumed, among.copy()))
 
     def ours(near: Array) -> Array:
         common = shared.amplitude**2 * near
@@ -135,48 +143,49 @@ def _with_past(
     theirs = similar * alike(past.features, tried)
     between = np.block(
         [
-            [ours(among) + seen.shared_error, theirs.T],
+            [ours(among) + errors.shared_error, theirs.T],
             [theirs, _past_covariance(past, assumed, shared.amplitude)],
         ]
     )
-    cross = [ours(alike(tried, points)), similar * alike(past.features, points)]
+    cross = [ours(alike(tried, points)), similar * alike_again(past.features, points)]
     variance = stretch**2 * (assumed.offset**2 + assumed.own**2) + shared.amplitude**2
     return regress(
-        np.concatenate([seen.off, off]),
+        np.concatenate([errors.off, off]),
         between,
-        np.concatenate([seen.error, np.full(len(off), shared.error)]),
+        np.concatenate([errors.error, np.full(len(off), shared.error)]),
         np.concatenate(cross).T,
         np.full(len(points), variance),
     )
 
 
-def _stretch(seen: Seen, shape: Array) -> float:
-    """The likeliest size of errors, in those assumed, after what was seen."""
-    if not len(seen.off):
+def _stretch(errors: TrialErrors, shape: Array) -> float:
+    """The likeliest size of errors, in those assumed, after the trials."""
+    if not len(errors.off):
         return 1.0
-    shared = seen.shared_error
+    shared = errors.shared_error
 
     def fit(factor: float) -> float:
         usual = -0.5 * (log(factor) / log(STRETCH)) ** 2
         between = factor**2 * shape
         between += shared
-        return usual + log_likelihood(seen.off, between, seen.error)
+        return usual + log_likelihood(errors.off, between, errors.error)
 
-    least = 1.0 if len(seen.off) < FEW else 0.0
+    # One or two trials that happen to agree with their predictions prove little.
+    least = 1.0 if len(errors.off) < FEW else 0.0
     return max((factor for factor in STRETCHED if factor >= least), key=fit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """How much of the past holds for another search."""
+class SharedErrors:
+    """The part of the past that holds for another search."""
 
     amplitude: float
     """Standard deviation of the part in common."""
     error: float
-    """Of an earlier trial."""
+    """Standard deviation of an earlier trial."""
 
 
-def _past_covariance(past: Past, assumed: Assumed, amplitude: float) -> Array:
+def _past_covariance(past: Past, assumed: AssumedErrors, amplitude: float) -> Array:
     near = alike(past.features, past.features)
     same = past.study[:, None] == past.study[None, :]
     alone = same * (assumed.offset**2 + assumed.own**2 * near)
@@ -185,14 +194,14 @@ def _past_covariance(past: Past, assumed: Assumed, amplitude: float) -> Array:
 
 # At every ask of a search its past is the same.
 @lru_cache(maxsize=16)
-def _shared(key: ByContents[tuple[Past, Array]], assumed: Assumed) -> Shared:
-    """How much searches have in common: what makes the past most likely.
+def _shared(key: ByContents[tuple[Past, Array]], assumed: AssumedErrors) -> SharedErrors:
+    """The errors that searches share: those that make the past most likely.
 
     A past of one search says nothing of that, and the second of the choices is taken.
     """
     past, off = key.value
     if len(set(past.study.tolist())) < 2:
-        return Shared(amplitude=SHARED[1], error=PAST_ERROR[1])
+        return SharedErrors(amplitude=SHARED[1], error=PAST_ERROR[1])
     alone = _past_covariance(past, assumed, 0.0)
     common = alike(past.features, past.features) * alike(past.workload, past.workload)
 
@@ -201,4 +210,4 @@ def _shared(key: ByContents[tuple[Past, Array]], assumed: Assumed) -> Shared:
         return log_likelihood(off, alone + choice[0] ** 2 * common, error)
 
     amplitude, error = max(product(SHARED, PAST_ERROR), key=fit)
-    return Shared(amplitude=amplitude, error=error)
+    return SharedErrors(amplitude=amplitude, error=error)

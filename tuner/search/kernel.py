@@ -1,4 +1,4 @@
-"""How alike two points are, and a Gaussian process on it.
+"""The similarity of points, and a Gaussian process on it.
 
 Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorithm 2.1.
 """
@@ -6,17 +6,20 @@ Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorith
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from tuner.search.features import Array
-
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
 T = TypeVar("T")
 
+# Rows of a triangle that are solved at once.
 BLOCK = 64
-"""Rows of a triangle that are solved at once."""
 
 
 def alike(one: Array, other: Array) -> Array:
@@ -42,9 +45,21 @@ class ByContents(Generic[T]):
         return isinstance(other, ByContents) and self._contents == other._contents
 
 
+def alike_again(one: Array, other: Array) -> Array:
+    """The same, kept for the next call; nobody may change it."""
+    return _kept(ByContents((one, other), one, other))
+
+
+# At every ask of a study its candidates and its past are the same.
+@lru_cache(maxsize=4)
+def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
+    return alike(*key.value)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For matrices as small as ours: a BLAS's threads wait for each other where others compute."""
+    """Lets BLAS compute on one thread."""
+    # For matrices as small as ours its threads wait for each other where other programs compute.
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
@@ -71,7 +86,9 @@ def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array)
     """
     if not len(seen):
         return Posterior(mean=np.zeros(len(own)), variance=own)
-    factor = np.asarray(np.linalg.cholesky(_noisy(between, noise)), dtype=np.float64)
+    noisy = between.copy()
+    np.fill_diagonal(noisy, np.diag(between) + noise**2)
+    factor = np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
     spread, white = _solved(factor, cross.T, seen)
     return Posterior(
         mean=spread.T @ white,
@@ -80,7 +97,7 @@ def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array)
 
 
 def log_likelihood(seen: Array, between: Array, noise: Array) -> float:
-    """Of values seen, under a zero-mean Gaussian process; arguments as of :func:`regress`."""
+    """The likelihood of values under a zero-mean process; arguments as in :func:`regress`."""
     count = len(seen)
     # With the values as one more row the factor's last row is these, made white: no solving.
     bordered = np.empty((count + 1, count + 1))
@@ -94,22 +111,15 @@ def log_likelihood(seen: Array, between: Array, noise: Array) -> float:
     return float(-0.5 * white @ white - np.log(diagonal).sum() - constant)
 
 
-def _noisy(between: Array, noise: Array) -> Array:
-    found = between.copy()
-    np.fill_diagonal(found, np.diag(between) + noise**2)
-    return found
-
-
 def _solved(factor: Array, *rights: Array) -> tuple[Array, ...]:
     """``x`` of ``factor @ x = right`` for a lower triangle and each right side.
-
-    By blocks, of which the inverse is as exact here as solving. NumPy has no solver for triangles,
-    and the inverse of a whole one takes twice as long.
 
     Args:
         factor: shape ``(m, m)``.
         rights: shapes ``(m,)`` or ``(m, n)``.
     """
+    # NumPy has no solver for triangles, and the inverse of a whole one takes twice as long. The
+    # inverse of a block is as exact here as solving.
     found = tuple(np.empty(right.shape) for right in rights)
     for begin in range(0, len(factor), BLOCK):
         rows = slice(begin, begin + BLOCK)

@@ -1,12 +1,63 @@
-"""What was tried: in this search, and in earlier ones."""
+"""The candidates of a search and what was tried of them, as arrays.
 
-from collections.abc import Sequence
+Configurations and workloads are points here: distance 1 is where what is learned of one fades in
+another. Sizes count by their logarithm, for doubling one has much the same effect wherever it is.
+Length scales are assumed, not fitted: a size means something else after five doublings, a choice
+(sharding, checkpointing, ...) at once.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import exp, inf, log2
 
 import numpy as np
 
-from tuner.search.features import Array, Rows
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.workload import Optimizer, ReduceDtype, Workload
+from tuner.model.fields import ARCHITECTURES
+from tuner.search.kernel import Array, Rows
+
+# Doublings of a configuration's size within one length scale.
+DOUBLINGS = 2.5
+# Choices of a configuration, or of a workload, within one length scale.
+CHOICES = 1.5
+# Doublings of a workload's size within one length scale.
+WORKLOAD_DOUBLINGS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prior:
+    """``n`` candidates and what is predicted of each. Arrays but ``features`` have shape ``(n,)``.
+
+    ``eq=False``: a prior is the key of caches by its own identity.
+    """
+
+    settings: Sequence[Settings]
+    """The candidates; all legal, each once."""
+    features: Array
+    """Shape ``(n, d)``, from :func:`settings_features`."""
+    log_seconds: Array
+    """Natural logarithm of the predicted seconds of an optimizer step; ``nan`` where unknown."""
+    log_need: Array
+    """Natural logarithm of the bytes that one device is predicted to need."""
+    need_error: Array
+    """Standard deviation of that prediction."""
+    runs: Array
+    """Probability that they run at all, if memory suffices."""
+    simplicity: Array
+    """Larger is simpler; decides between candidates of equal expectation."""
+    log_limit: float
+    """Natural logarithm of the bytes that one device may need."""
+    workload: Array
+    """Shape ``(w,)``, from :func:`workload_features`."""
+
+    @property
+    def limit_bytes(self) -> float:
+        """Bytes that one device may need; infinite where nothing is known of memory."""
+        # The logarithm's own error would call a need of exactly the limit too large.
+        return inf if self.log_limit == inf else round(exp(self.log_limit))
 
 
 class Result(Enum):
@@ -25,20 +76,26 @@ class Trial:
     """One candidate that was tried."""
 
     index: int
-    """Which candidate."""
+    """Row of the candidate."""
     result: Result
     """How it ended."""
     seconds: float | None = None
-    """Of an optimizer step where it ran; where it was slow or timed out, at least so many."""
+    """Seconds of an optimizer step; where it was slow or timed out, at least so many."""
     error: float = 0.0
     """Standard deviation of the logarithm of ``seconds``."""
     need_bytes: float | None = None
-    """That one device needed; where it was too large, at least so many."""
+    """Bytes that one device needed; where it was too large, at least so many."""
     indirect: bool = False
-    """Whether it was run in another way than those of this search, so that it is no answer to it,
-    and its time has an error that all such trials share."""
+    """Run in another way than those of this search, so that it is no answer to it, and its time has
+    an error that all such trials share."""
     is_wrong: bool = False
-    """Whether it trains something else, so that it is no answer: its time tells of others'."""
+    """It trains something else, so that it is no answer: its time still tells of others'."""
+
+    @property
+    def is_value(self) -> bool:
+        """Its seconds are what this search makes small."""
+        answers = self.result is Result.RAN and not (self.indirect or self.is_wrong)
+        return answers and self.seconds is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,9 +103,9 @@ class Past:
     """``p`` trials of earlier searches for the same stack on the same kind of cluster."""
 
     study: Array
-    """Shape ``(p,)``: which search each belongs to, as a number."""
+    """Shape ``(p,)``: the number of the search that each belongs to."""
     features: Array
-    """Shape ``(p, d)``: their settings'."""
+    """Shape ``(p, d)``: their configurations'."""
     workload: Array
     """Shape ``(p, w)``: their searches'."""
     log_excess: Array
@@ -60,7 +117,7 @@ class Past:
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Number of trials."""
         return len(self.study)
 
     def take(self, rows: Rows) -> "Past":
@@ -74,3 +131,62 @@ def joined(parts: Sequence[Past]) -> Past | None:
         return None
     names = Past.__slots__
     return Past(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+
+
+def settings_features(settings: Sequence[Settings], cluster: Cluster) -> Array:
+    """One row for each configuration, shape ``(len(settings), features)``, in length scales.
+
+    Args:
+        settings: any.
+        cluster: where they run; a group of ranks that spans nodes is a choice of its own.
+    """
+    rows = [_row(one, cluster) for one in settings]
+    return np.array(rows, dtype=float).reshape(len(rows), len(_row(Settings(), cluster)))
+
+
+def _row(settings: Settings, cluster: Cluster) -> list[float]:
+    tp, pp = settings.tp_size, settings.pp_size
+    dp = settings.data_parallel_size(cluster.world_size)
+    sizes = (tp, pp, settings.micro_batch_size, settings.gradient_accumulation_steps, max(dp, 1))
+    choices = (
+        tp > 1,
+        pp > 1,
+        tp > cluster.gpus_per_node,
+        settings.tp_recompute_allgather,
+        settings.sync_each_batch,
+        settings.activation_checkpointing.value != "none",
+        settings.cpu_offload,
+    )
+    return [
+        *(log2(size) / DOUBLINGS for size in sizes),
+        *(choice / CHOICES for choice in choices),
+        *_one_hot(settings.sharding, Sharding),
+    ]
+
+
+def _one_hot(value: object, kinds: Iterable[object]) -> list[float]:
+    # Any two kinds are as far apart as the two values of any other choice.
+    apart = 1 / CHOICES / 2**0.5
+    return [apart * (value == kind) for kind in kinds]
+
+
+def workload_features(workload: Workload, cluster: Cluster) -> Array:
+    """One point, shape ``(features,)``, in length scales: how alike two studies are.
+
+    The optimizer, the format of gradient reduction and the model's architecture are choices. They
+    change what a step does, and so where the cost model may be wrong about it.
+    """
+    sizes = (
+        cluster.world_size,
+        workload.model.parameters,
+        workload.sequence_length,
+        workload.global_batch_size,
+    )
+    return np.array(
+        [
+            *(log2(size) / WORKLOAD_DOUBLINGS for size in sizes),
+            *_one_hot(workload.optimizer, Optimizer),
+            *_one_hot(workload.reduce_dtype, ReduceDtype),
+            *_one_hot(workload.model.model_type, sorted(ARCHITECTURES)),
+        ]
+    )

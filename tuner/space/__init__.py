@@ -5,22 +5,19 @@ and nothing is probed twice. Three things can hold of a value: it acts; it does 
 the knob is *dead* there; or it is refused, because the stack would fail or train wrongly.
 """
 
-from tuner.space.checking import check_settings, settings_notes
-from tuner.space.dead import (
+from tuner.space.enumeration import Space, count_settings, enumerate_space
+from tuner.space.inactive import (
     NO_TENSOR_PARALLEL,
     NO_TENSOR_PARALLEL_WITH,
     TENSOR_PARALLEL_MODEL_TYPES,
-    DeadKnob,
 )
-from tuner.space.enumeration import Space, count_settings, enumerate_space
-from tuner.space.rules import SHARDINGS, divisors
+from tuner.space.rules import SHARDINGS, check_settings, divisors, settings_notes
 
 __all__ = [
     "NO_TENSOR_PARALLEL",
     "NO_TENSOR_PARALLEL_WITH",
     "SHARDINGS",
     "TENSOR_PARALLEL_MODEL_TYPES",
-    "DeadKnob",
     "Space",
     "check_settings",
     "count_settings",

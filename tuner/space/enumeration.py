@@ -7,10 +7,10 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
+from tuner.core.configuration import KNOBS, Checkpointing, DeadKnob, Settings, Sharding
+from tuner.core.study import Question
 from tuner.errors import UsageError
-from tuner.settings import KNOBS, Checkpointing, Settings, Sharding
-from tuner.space.dead import (
-    DeadKnob,
+from tuner.space.inactive import (
     Fixed,
     canonical_class,
     fixed_by_framework,
@@ -28,7 +28,6 @@ from tuner.space.rules import (
     possible,
     split_by,
 )
-from tuner.study import Question
 
 _CLASS_KNOBS = (
     "pp_size",
@@ -39,8 +38,8 @@ _CLASS_KNOBS = (
     "cpu_offload",
 )
 
+# How many legal settings each fixed knob holds for, by sharding.
 _Ledger = dict[Fixed, Counter[Sharding]]
-"""How many legal settings each fixed knob holds for, by sharding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Space:
     """Knobs that do not act: anywhere, or where versions decide it, or though asked for."""
 
 
-class _Asked:
+class _SpaceKey:
     """A question by what its space depends on: questions hold mappings, and cannot be a key."""
 
     def __init__(self, question: Question) -> None:
@@ -64,7 +63,7 @@ class _Asked:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
+        return isinstance(other, _SpaceKey) and self.key == other.key
 
 
 def enumerate_space(question: Question) -> Space:
@@ -77,7 +76,7 @@ def enumerate_space(question: Question) -> Space:
         UsageError: a restriction names an impossible value, can be met nowhere or leaves
             nothing, or no settings can make the global batch.
     """
-    return _space(_Asked(question))
+    return _space(_SpaceKey(question))
 
 
 def count_settings(question: Question, most: int) -> int:
@@ -92,7 +91,7 @@ def count_settings(question: Question, most: int) -> int:
 
 # A study is planned again after every probe, and its space stays the same.
 @lru_cache(maxsize=4)
-def _space(asked: _Asked) -> Space:
+def _space(asked: _SpaceKey) -> Space:
     question = asked.question
     for knob, values in question.knobs.items():
         for value in values:
@@ -204,7 +203,7 @@ def _without_choice(question: Question, knob: str) -> Iterator[DeadKnob]:
 
 
 def _nothing_legal(question: Question) -> UsageError:
-    """Which restriction, or else the global batch, leaves no legal settings."""
+    """Names the restriction, or else the global batch, that leaves no legal configuration."""
     lifted = {knob: _enumerate(_without(question, knob))[0] for knob in question.knobs}
     blamed = [knob for knob, legal in lifted.items() if legal]
     if blamed:

@@ -1,18 +1,21 @@
-"""Where studies are kept, and the queue of their probes: SQLAlchemy on SQLite or PostgreSQL."""
+"""Studies and the queue of their probes in a database: SQLAlchemy on SQLite or PostgreSQL."""
 
-from tuner.store.asking import study_id
+from tuner.store.claims import Claim
 from tuner.store.engine import default_url
-from tuner.store.identity import WorkerIdentity
-from tuner.store.records import LEASE_S, Claim, Event, EventKind, OpenStudy, StudySummary
+from tuner.store.events import Event
+from tuner.store.requests import study_id
 from tuner.store.store import Store, open_store
+from tuner.store.studies import OpenStudy, StudyStatus, StudySummary
+from tuner.store.tables import EventKind
+from tuner.store.workers import WorkerIdentity
 
 __all__ = [
-    "LEASE_S",
     "Claim",
     "Event",
     "EventKind",
     "OpenStudy",
     "Store",
+    "StudyStatus",
     "StudySummary",
     "WorkerIdentity",
     "default_url",

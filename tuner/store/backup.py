@@ -18,8 +18,7 @@ from tuner.store.migrate import require_file
 def backup(url: str, path: str | Path) -> int:
     """Copies a SQLite database, as it is at one moment, to a file that does not exist yet.
 
-    Others may read and write it meanwhile: SQLite's own backup copies it in one read transaction,
-    which makes no writer wait in WAL mode. The copy is checked, is on the disk when this returns,
+    Others may read and write it meanwhile. The copy is checked, is on the disk when this returns,
     needs no other file beside it, and may be read by those who may read the database.
 
     Args:
@@ -84,6 +83,7 @@ def _copy(source: Path, copy: Path) -> None:
     ):
         old.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
         new.execute("PRAGMA synchronous = FULL")
+        # SQLite's own backup is one read transaction, which makes no writer wait in WAL mode.
         # In one step: one of several starts again whenever another process has written meanwhile.
         old.backup(new, pages=-1)
         new.execute("PRAGMA journal_mode = DELETE")  # no other files; who opens it sets its own

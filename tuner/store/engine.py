@@ -1,4 +1,4 @@
-"""Addresses of databases, connections to them, and what their errors mean to a user."""
+"""Addresses of databases, connections and transactions, and the errors that users see of them."""
 
 import os
 import re
@@ -16,44 +16,44 @@ from sqlalchemy.exc import (
     IntegrityError,
     InvalidatePoolError,
 )
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuner.errors import AwayError, StoreError, TunerError, UsageError
 
+# Our transactions take milliseconds, but a busy machine may stop a writer in the middle of one.
+# Seconds that a SQLite writer waits for the one before it.
 BUSY_TIMEOUT_S = 30.0
-"""How long a SQLite writer waits for the one before it. Our transactions take milliseconds, but a
-busy machine may stop a writer in the middle of one."""
 
+# Seconds to wait for PostgreSQL to answer; the library's own are minutes.
 CONNECT_TIMEOUT_S = 10
-"""How long to wait for PostgreSQL to answer; the library's own is minutes."""
 
+# Its locks would hold up all others for ever. Ours do nothing in between.
+# Seconds after which PostgreSQL ends a transaction whose client is stopped or cut off.
 IDLE_TIMEOUT_S = 20
-"""After which PostgreSQL ends a transaction whose client says nothing, as one that is stopped or
-whose network is gone: its locks would hold up all others for ever. Ours do nothing in between."""
 
+# The system's own settings would take hours to notice a server whose machine is gone.
 KEPT_ALIVE = {
     "keepalives_idle": 15,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How soon a server whose machine is gone is noticed; the system's own is hours."""
 
+# The question takes as long as a short statement, and no server ends and starts again in a second.
+# Seconds without use after which a connection to PostgreSQL is asked if it still works.
 PING_AFTER_S = 1.0
-"""For how long a connection to PostgreSQL must have been idle to be asked whether it still works,
-which takes as long as a short statement. A server is not ended and started again in that time."""
 
+# Execution option of a connection: the statement that opens its SQLite transactions.
 BEGIN_OPTION = "tuner_begin"
-"""Execution option of a connection: the statement that opens its SQLite transactions."""
 
+# Execution option of a connection: true if its SQLite transactions outlive a power cut.
 DURABLE_OPTION = "tuner_durable"
-"""Execution option of a connection: whether its SQLite transactions outlive a power cut."""
 
 SPELLINGS = "must be sqlite:///path/to/file.db or postgresql://user@host/database"
 
 _WRITE_REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "25006", "42501")
-_DAMAGED = "the file is damaged; put a copy of it back, or name another with --db"
-_PASSES = {
+_PASSING = {
     "SQLITE_BUSY": f"another process has held its lock for {BUSY_TIMEOUT_S:.0f} s",
     "SQLITE_FULL": "the disk is full",
 }
@@ -104,7 +104,7 @@ def _sqlite_path(url: URL) -> Path:
 
 
 def is_sqlite(url: URL) -> bool:
-    """Whether it is a file."""
+    """True for a file."""
     return url.drivername == "sqlite"
 
 
@@ -121,35 +121,49 @@ def make_engine(url: URL) -> Engine:
     Raises:
         StoreError: the library for this kind of database is not installed.
     """
-    if is_sqlite(url):
-        return _sqlite_engine(url)
-    return _postgresql_engine(url)
+    return _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
 
 
-def writing(engine: Engine, *, durable: bool = True) -> Engine:
-    """The same connections, for transactions that write.
+class Transactions:
+    """Opens transactions on a database, from any number of threads.
 
-    On SQLite they take the write lock at once. A transaction that reads first and then finds
-    that another has written meanwhile fails, however long it would be ready to wait.
-
-    Args:
-        engine: connections to the database.
-        durable: whether a commit is on the disk when it returns. On SQLite one that is not is safe
-            from everything but a power cut, which undoes the last ones, in order; the next durable
-            commit takes those before it to the disk. PostgreSQL's are always durable: it shows
-            others what it has not yet written, and a crash of the server alone would undo it.
+    They raise :class:`tuner.errors.StoreError` when the database fails, and
+    :class:`tuner.errors.UsageError` with the field ``db`` when it cannot be written.
     """
-    options = {BEGIN_OPTION: "BEGIN IMMEDIATE", DURABLE_OPTION: durable}
-    return engine.execution_options(**options)
+
+    def __init__(self, engine: Engine) -> None:
+        # SQLite's writers take the write lock at once: a transaction that reads first, and then
+        # finds that another has written meanwhile, fails however long it would wait.
+        self.engine = engine
+        self.writer = engine.execution_options(**{BEGIN_OPTION: "BEGIN IMMEDIATE"})
+        self._quick_writer = self.writer.execution_options(**{DURABLE_OPTION: False})
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Opens a transaction that only reads."""
+        with translated(self.engine.url), Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self, *, durable: bool = True) -> Iterator[Session]:
+        """Opens a transaction that writes; it is rolled back when an exception leaves it.
+
+        Args:
+            durable: false for what means nothing without the processes that a power cut ends: the
+                commit does not wait for SQLite's disk. A power cut undoes the last such ones, in
+                order; the next durable commit takes those before it to the disk. PostgreSQL's are
+                all durable: a crash of the server alone would undo what others have seen.
+        """
+        engine = self.writer if durable else self._quick_writer
+        with translated(self.engine.url), Session(engine) as session, session.begin():
+            yield session
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    """Connections to a file that exists, and is the one that the path names.
-
-    A file that is moved away or put back from a copy is noticed when a connection is next used:
-    those to the file that was there are closed. None makes a file, which would take the place of
-    the one that is away, and undo what its write-ahead log holds.
-    """
+    """Connections to a file that exists, and is the one that the path names."""
+    # A file that is moved away or put back from a copy is noticed when a connection is next used:
+    # those to the file that was there are closed. None makes a file, which would take the place of
+    # the one that is away, and undo what its write-ahead log holds.
     path = Path(str(url.database))
     arguments = {"timeout": BUSY_TIMEOUT_S, "uri": True}
     engine = create_engine(url, connect_args=arguments)
@@ -159,7 +173,9 @@ def _sqlite_engine(url: URL) -> Engine:
 
     def set_up(connection: Any, record: ConnectionPoolEntry) -> None:
         record.info["file"] = _file_at(path)
-        _set_up_sqlite(connection)
+        # The driver would open transactions late, and none around DDL: "begin" events do it.
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys = ON")
 
     def look(connection: object, record: ConnectionPoolEntry, proxy: object) -> None:
         if record.info["file"] != _file_at(path):
@@ -173,8 +189,8 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _postgresql_engine(url: URL) -> Engine:
-    """Connections to a server. When one of those that were idle does not work any more, as after
-    the server's restart, all of them are made anew."""
+    """Connections to a server."""
+    # When an idle one does not work any more, as after the server's restart, all are made anew.
     wanted = {"connect_timeout": CONNECT_TIMEOUT_S, **KEPT_ALIVE}
     given = {name: value for name, value in wanted.items() if name not in url.query}
     try:
@@ -202,18 +218,11 @@ def _postgresql_engine(url: URL) -> Engine:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """What tells a file from every other one; ``None`` if there is none."""
     try:
         found = path.stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _set_up_sqlite(connection: Any) -> None:
-    # The driver would open transactions late, and none around DDL: "begin" events do it instead.
-    connection.isolation_level = None
-    connection.execute("PRAGMA foreign_keys = ON")
 
 
 def _set_up_postgresql(connection: Any, record: object) -> None:
@@ -224,21 +233,16 @@ def _set_up_postgresql(connection: Any, record: object) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
-    if begin := options.get(BEGIN_OPTION, "BEGIN"):
-        _synchronize(connection, "FULL" if options.get(DURABLE_OPTION, True) else "NORMAL")
-        connection.exec_driver_sql(begin)
-
-
-def _synchronize(connection: Connection, how: str) -> None:
-    """Says what a commit waits for; outside transactions alone can that be said.
-
-    FULL waits for the disk, which takes milliseconds: without it a power cut would undo
-    measurements that took minutes each. Under NORMAL, which the file's write-ahead log keeps from
-    damage all the same, it waits for nothing.
-    """
+    if not (begin := options.get(BEGIN_OPTION, "BEGIN")):
+        return
+    # FULL waits for the disk, which takes milliseconds: without it a power cut would undo
+    # measurements that took minutes each. Under NORMAL, which the write-ahead log keeps from
+    # damage all the same, a commit waits for nothing. It can be said outside transactions alone.
+    how = "FULL" if options.get(DURABLE_OPTION, True) else "NORMAL"
     if connection.info.get("synchronous") != how:
         connection.exec_driver_sql(f"PRAGMA synchronous = {how}")
         connection.info["synchronous"] = how
+    connection.exec_driver_sql(begin)
 
 
 @contextmanager
@@ -262,18 +266,20 @@ def _translation(error: DBAPIError, url: URL) -> TunerError:
     cause = error.orig
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
     shown = shown_url(url)
+    unusable = f"the database {shown} cannot be used: "
     if code == "SQLITE_CANTOPEN" and not Path(shown).exists():
-        return AwayError(f"the database {shown} cannot be used: there is no such file")
+        return AwayError(unusable + "there is no such file")
     if code.startswith(_WRITE_REFUSED):
         return UsageError("db", shown, f"cannot be written: {one_line(cause)}")
     if code == "SQLITE_NOTADB":
         return UsageError("db", shown, "is not a database")
     if code.startswith("SQLITE_CORRUPT"):
-        return StoreError(f"the database {shown} cannot be used: {_DAMAGED}")
-    for begin, meaning in _PASSES.items():
-        if code.startswith(begin):
-            return AwayError(f"the database {shown} cannot be used: {meaning}")
-    return AwayError(f"the database {shown} cannot be used: {one_line(cause)}")
+        restore = "the file is damaged; put a copy of it back, or name another with --db"
+        return StoreError(unusable + restore)
+    for prefix, meaning in _PASSING.items():
+        if code.startswith(prefix):
+            return AwayError(unusable + meaning)
+    return AwayError(unusable + one_line(cause))
 
 
 def one_line(error: object, most: int = 200) -> str:

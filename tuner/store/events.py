@@ -1,51 +1,62 @@
 """Events: what happened to studies, written in the transactions in which it happens."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, Row, Select, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from tuner.store.clock import iso
-from tuner.store.records import Event, EventKind
-from tuner.store.tables import Base, EventRow
+from tuner.store.tables import Base, EventKind, EventRow, iso
+
+# Of the table instead of the class, whose inserts read each new id back.
+_NEW_EVENT = insert(Base.metadata.tables[EventRow.__tablename__])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened to a study. Ids grow in the order of commits of one study."""
+
+    id: int
+    """Its row, and the cursor to read on from."""
+    study_id: str
+    """The study."""
+    kind: EventKind
+    """Kind, which decides what ``data`` holds."""
+    at: str
+    """Time, UTC in ISO 8601, by the database's clock."""
+    data: Mapping[str, Any]
+    """Plain JSON values; see :class:`EventKind`."""
 
 
 def add_event(
     session: Session, study_id: str, kind: EventKind, now: datetime, data: Mapping[str, Any]
 ) -> None:
-    """Tells what happened. The caller holds the study's row lock, or events of one study could be
-    committed in another order than that of their ids, and a reader would miss some."""
-    values = {"study_id": study_id, "kind": kind, "at": now, "data": dict(data)}
-    session.connection().execute(_new_event(), values)
-
-
-@cache
-def _new_event() -> Insert:
-    return insert(Base.metadata.tables[EventRow.__tablename__])
+    """Adds an event of a study whose row the caller has locked."""
+    # Without the lock events of one study could be committed in another order than that of their
+    # ids, and a reader would miss some.
+    row = {"study_id": study_id, "kind": kind, "at": now, "data": dict(data)}
+    session.connection().execute(_NEW_EVENT, row)
 
 
 def read_events(
-    session: Session, study_id: str, after: int = 0, limit: int | None = None
+    session: Session, study_id: str, after: int = 0, limit: int | None = None, *, last: bool = False
 ) -> list[Event]:
-    """What happened to a study since the event ``after``, oldest first, ``limit`` at most."""
-    newer = _of(study_id).where(EventRow.id > after)
-    rows = session.execute(newer.order_by(EventRow.id).limit(limit))
-    return [_event_of(study_id, row) for row in rows]
+    """The events of a study since the event ``after``, oldest first.
 
-
-def read_latest_events(session: Session, study_id: str, most: int) -> list[Event]:
-    """The ``most`` newest things that happened to a study, oldest first."""
-    rows = session.execute(_of(study_id).order_by(EventRow.id.desc()).limit(most))
-    return [_event_of(study_id, row) for row in rows][::-1]
-
-
-def _of(study_id: str) -> Select[*tuple[Any, ...]]:
+    Args:
+        session: to read in.
+        study_id: the whole id.
+        after: id of the last event that is not wanted.
+        limit: most events; the first of them, or with ``last`` the last.
+        last: see ``limit``.
+    """
     columns = (EventRow.id, EventRow.kind, EventRow.at, EventRow.data)
-    return select(*columns).where(EventRow.study_id == study_id)
-
-
-def _event_of(study_id: str, row: Row[*tuple[Any, ...]]) -> Event:
-    return Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at) or "", data=row.data)
+    newer = select(*columns).where(EventRow.study_id == study_id, EventRow.id > after)
+    order = EventRow.id.desc() if last else EventRow.id
+    found = [
+        Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at), data=row.data)
+        for row in session.execute(newer.order_by(order).limit(limit))
+    ]
+    return found[::-1] if last else found

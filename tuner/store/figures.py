@@ -1,20 +1,31 @@
-"""Figures of the whole database, for those who watch it.
+"""Figures of the whole database, for those who watch it."""
 
-Counts are read from indexes alone, never from rows, which hold whole measurements.
-"""
+# Counts are read from indexes alone, never from rows, which hold whole measurements.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from tuner.measurement import Outcome
-from tuner.store.clock import clock
-from tuner.store.records import LEASE_S, AttemptState
-from tuner.store.tables import AttemptRow, DeviceRow, MeasurementRow, ProbeRow, StudyRow
+from tuner.core import lease
+from tuner.core.measurement import Outcome
+from tuner.core.study import ProbeState, StudyState
+from tuner.store.engine import Transactions
+from tuner.store.tables import (
+    AttemptRow,
+    AttemptState,
+    DeviceRow,
+    MeasurementRow,
+    ProbeRow,
+    StudyRow,
+    clock,
+)
 from tuner.store.workers import read_living
-from tuner.study import ProbeState, StudyState
+
+S = TypeVar("S", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,65 +51,48 @@ class Figures:
     """Workers that wait for studies or are at one."""
 
 
-def read_figures(session: Session, lease_s: float = LEASE_S) -> Figures:
+def read_figures(transactions: Transactions) -> Figures:
     """All figures, in eight queries.
 
     With a million probes, each with its attempt and its measurement, that takes 0.15 to 0.2 s on
     either kind of database, nearly all of it for counting measurements and attempts that are done.
-
-    Args:
-        session: to read in.
-        lease_s: seconds for which a claim or a beat gives a worker its probe.
     """
-    measured = _measured(session)
-    return Figures(
-        studies=_studies(session),
-        probes=_probes(session, done=sum(count for count, _ in measured.values())),
-        attempts=_attempts(session),
-        outcomes={outcome: measured[outcome][0] for outcome in Outcome},
-        probe_s={outcome: measured[outcome][1] for outcome in Outcome},
-        oldest_beat_s=_oldest_beat_s(session, lease_s),
-        devices_held=session.scalar(select(func.count()).select_from(DeviceRow)) or 0,
-        workers_living=len(read_living(session, lease_s)),
-    )
+    with transactions.read() as session:
+        wall_s = func.sum(MeasurementRow.wall_s)
+        measured = {
+            outcome: (count, total_s)
+            for outcome, count, total_s in session.execute(
+                select(MeasurementRow.outcome, func.count(), wall_s).group_by(
+                    MeasurementRow.outcome
+                )
+            )
+        }
+        # A probe that is done has a measurement, and was counted with it. None is queued in a
+        # study that has ended: its end withdraws them.
+        waiting = {
+            state: session.scalar(select(func.count()).where(ProbeRow.state == state)) or 0
+            for state in (ProbeState.QUEUED, ProbeState.RUNNING)
+        }
+        return Figures(
+            studies=_by_state(session, StudyState, StudyRow.state),
+            probes={**waiting, ProbeState.DONE: sum(count for count, _ in measured.values())},
+            attempts=_by_state(session, AttemptState, AttemptRow.state),
+            outcomes={outcome: measured.get(outcome, (0, 0.0))[0] for outcome in Outcome},
+            probe_s={outcome: measured.get(outcome, (0, 0.0))[1] for outcome in Outcome},
+            oldest_beat_s=_oldest_beat_s(session),
+            devices_held=session.scalar(select(func.count()).select_from(DeviceRow)) or 0,
+            workers_living=len(read_living(session)),
+        )
 
 
-def _studies(session: Session) -> dict[StudyState, int]:
-    by_state = select(StudyRow.state, func.count()).group_by(StudyRow.state)
-    return {**dict.fromkeys(StudyState, 0), **dict(session.execute(by_state).all())}
+def _by_state(session: Session, states: type[S], column: InstrumentedAttribute[S]) -> dict[S, int]:
+    found = session.execute(select(column, func.count()).group_by(column))
+    return {**dict.fromkeys(states, 0), **dict(found.all())}
 
 
-def _attempts(session: Session) -> dict[AttemptState, int]:
-    by_state = select(AttemptRow.state, func.count()).group_by(AttemptRow.state)
-    return {**dict.fromkeys(AttemptState, 0), **dict(session.execute(by_state).all())}
-
-
-def _probes(session: Session, done: int) -> dict[ProbeState, int]:
-    """Those that are done have a measurement each, and were counted with it.
-
-    None is queued in a study that has ended: what ends a study withdraws them.
-    """
-    queued = select(func.count()).where(ProbeRow.state == ProbeState.QUEUED)
-    running = select(func.count()).where(ProbeRow.state == ProbeState.RUNNING)
-    return {
-        ProbeState.QUEUED: session.scalar(queued) or 0,
-        ProbeState.RUNNING: session.scalar(running) or 0,
-        ProbeState.DONE: done,
-    }
-
-
-def _measured(session: Session) -> dict[Outcome, tuple[int, float]]:
-    """How many measurements have an outcome, and the seconds that they took."""
-    wall_s = func.sum(MeasurementRow.wall_s)
-    by_outcome = select(MeasurementRow.outcome, func.count(), wall_s)
-    found = session.execute(by_outcome.group_by(MeasurementRow.outcome))
-    counted = {outcome: (count, total_s) for outcome, count, total_s in found}
-    return {outcome: counted.get(outcome, (0, 0.0)) for outcome in Outcome}
-
-
-def _oldest_beat_s(session: Session, lease_s: float) -> float:
+def _oldest_beat_s(session: Session) -> float:
     running = AttemptRow.state == AttemptState.RUNNING
     until = session.scalar(select(func.min(AttemptRow.lease_until)).where(running))
     if until is None:
         return 0.0
-    return max(0.0, lease_s - (until - clock(session)).total_seconds())
+    return max(0.0, lease.LEASE_S - (until - clock(session)).total_seconds())

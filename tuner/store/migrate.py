@@ -1,12 +1,9 @@
-"""Bringing a database to the schema of this version, and checking that it is there.
+"""Bringing a database to the schema of this version, and checking that it is there."""
 
-Alembic is imported only when there is something to migrate or to compare: it takes longer to
-import than most commands to run.
-"""
+# Alembic is imported only when there is something to migrate or to compare: it takes longer to
+# import than most commands to run.
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,31 +16,36 @@ from tuner.errors import StoreError, UsageError
 from tuner.store.engine import (
     BEGIN_OPTION,
     BUSY_TIMEOUT_S,
+    Transactions,
     is_sqlite,
     make_engine,
     one_line,
     parse_url,
     shown_url,
     translated,
-    writing,
 )
-from tuner.store.page_tables import METADATA
-from tuner.store.tables import VERSION_TABLE
+from tuner.store.tables import VERSION_TABLE, Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
-"""All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`."""
+# All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`.
+REVISIONS = ("0010",)
 
 HEAD = REVISIONS[-1]
 
+# Revisions of databases from before the first release, which no migration leads from.
+BEFORE_RELEASE = tuple(f"{number:04}" for number in range(1, 10))
+
+METADATA = Base.metadata
+
+_VERSION = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
+# PostgreSQL's advisory lock of those who migrate: the product's name in ASCII.
 _LOCK_KEY = 0x74756E6572
-"""PostgreSQL's advisory lock of those who migrate: the product's name in ASCII."""
 
 
-class Standing(StrEnum):
-    """How a database's schema stands to this version's."""
+class SchemaState(StrEnum):
+    """State of a database's schema, beside this version's."""
 
     EMPTY = "empty"  # no tables of ours yet
     OLD = "old"  # written by an earlier version
@@ -57,17 +59,17 @@ def prepare(engine: Engine) -> None:
 
     Raises:
         UsageError: it cannot be written, or is not ours.
-        StoreError: it is of a newer version, or not at head.
+        StoreError: it is of a newer version, from before the first release, or not at head.
     """
     url = engine.url
     with translated(url):
         if is_sqlite(url):
             _write_ahead(engine)
         with engine.connect() as connection:
-            standing, revision = _standing(connection)
-        if standing is Standing.CURRENT:
+            state, revision = _state(connection)
+        if state is SchemaState.CURRENT:
             return
-        _refuse_unusable(standing, revision, shown_url(url))
+        _refuse_unusable(state, revision, shown_url(url))
         if not is_sqlite(url):
             raise StoreError(
                 f"the database {shown_url(url)} is not at this version's schema"
@@ -84,10 +86,11 @@ def upgrade(url: str) -> list[str]:
 
     Raises:
         UsageError: the address is wrong, or the database cannot be written, or is not ours.
-        StoreError: it cannot be reached, or is of a newer version.
+        StoreError: it cannot be reached, is of a newer version, or from before the first release.
     """
     parsed = parse_url(url)
-    make_file(parsed.database if is_sqlite(parsed) else None)
+    if is_sqlite(parsed):
+        make_file(str(parsed.database))
     engine = make_engine(parsed)
     try:
         with translated(parsed):
@@ -99,7 +102,7 @@ def upgrade(url: str) -> list[str]:
 
 
 def check(url: str) -> list[str]:
-    """What is wrong with the database, one line for each; empty when all is well.
+    """Faults of the database, one line for each; empty when all is well.
 
     Raises:
         UsageError: the address is wrong, there is no such file, or it is not a database.
@@ -111,23 +114,35 @@ def check(url: str) -> list[str]:
     engine = make_engine(parsed)
     try:
         with translated(parsed), engine.connect() as connection:
-            standing, revision = _standing(connection)
-            if standing is not Standing.CURRENT:
-                found = f"its schema is at {revision or 'none'}, this version's is {HEAD}"
-                return [f"{standing}: {found}"]
+            state, revision = _state(connection)
+            if state is not SchemaState.CURRENT:
+                return [f"{state}: its schema is at {revision or 'none'}, this version's is {HEAD}"]
             return _damage(connection) + _differences(connection)
     finally:
         engine.dispose()
 
 
-def make_file(path: str | None) -> None:
+def why_not_ready(transactions: Transactions) -> str:
+    """The reason why this version cannot use an open database now; empty when it can.
+
+    It costs one query, and looks for neither damage nor differences as :func:`check` does.
+
+    Raises:
+        StoreError: the database cannot be read.
+    """
+    with transactions.read() as session:
+        revision = session.scalar(_VERSION)
+    if revision == HEAD:
+        return ""
+    return f"the database's schema is at {revision or 'none'}, this version's is {HEAD}"
+
+
+def make_file(path: str) -> None:
     """Makes a SQLite file that is absent, empty, and its folder.
 
     Raises:
         UsageError: it cannot be made.
     """
-    if path is None:
-        return
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,57 +164,34 @@ def require_file(path: str) -> None:
         raise UsageError("db", path, "there is no such database yet; `tuner suggest` makes it")
 
 
-def migrations_folder() -> Path:
-    """Where the migration scripts are: in the installed package, or beside it in a checkout.
+def alembic_config(connection: Connection) -> "Config":
+    """The configuration with which Alembic's commands work on ``connection``.
 
     Raises:
-        StoreError: neither holds them.
+        StoreError: the migration scripts are missing.
     """
-    package = Path(tuner.__file__).parent
-    for folder in (package / "migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
-            return folder
-    raise StoreError("the migration scripts are missing: install the product again")
-
-
-def alembic_config(connection: Connection) -> "Config":
-    """What Alembic's commands need to work on ``connection``."""
     from alembic.config import Config
 
+    # In an installed package they are inside it, in a checkout beside it.
+    package = Path(tuner.__file__).parent
+    folders = [root / "migrations" for root in (package, package.parent)]
+    found = [folder for folder in folders if (folder / "env.py").is_file()]
+    if not found:
+        raise StoreError("the migration scripts are missing: install the product again")
     config = Config()
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("script_location", str(found[0]).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 
 
-@contextmanager
-def migration_lock(engine: Engine) -> Iterator[Connection]:
-    """A transaction in which nobody else migrates; all of a migration is done, or none.
-
-    SQLite enforces foreign keys at its end only: changing a table means dropping it and filling
-    a new one, which would delete the rows that point to it.
-    """
-    with writing(engine).connect() as connection:
-        if is_sqlite(engine.url):
-            _foreign_keys(connection, on=False)
-        try:
-            with connection.begin():
-                if not is_sqlite(engine.url):
-                    connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
-                yield connection
-                if is_sqlite(engine.url):
-                    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-                    assert not broken, f"a migration broke {len(broken)} references"
-        finally:
-            if is_sqlite(engine.url):
-                _foreign_keys(connection, on=True)
-
-
 def _migrate(engine: Engine) -> list[str]:
-    """Applies what is missing, once the lock is held: another process may have done it."""
-    with migration_lock(engine) as connection:
-        standing, revision = _standing(connection)
-        _refuse_unusable(standing, revision, shown_url(engine.url))
+    """Applies the missing migrations in one transaction, in which nobody else migrates."""
+    with Transactions(engine).writer.begin() as connection:
+        if not is_sqlite(engine.url):
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
+        # Looked at again now that the lock is held: another process may have done it.
+        state, revision = _state(connection)
+        _refuse_unusable(state, revision, shown_url(engine.url))
         missing = REVISIONS[REVISIONS.index(revision) + 1 :] if revision else REVISIONS
         if missing:
             from alembic import command
@@ -208,41 +200,46 @@ def _migrate(engine: Engine) -> list[str]:
         return list(missing)
 
 
-def _standing(connection: Connection) -> tuple[Standing, str | None]:
+def _state(connection: Connection) -> tuple[SchemaState, str | None]:
     inspector = inspect(connection)
     if not inspector.has_table(VERSION_TABLE):
         names = set(inspector.get_table_names())
         ours = names if connection.dialect.name == "sqlite" else names & set(METADATA.tables)
-        return (Standing.FOREIGN if ours else Standing.EMPTY), None
-    version = text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
-    revision = connection.execute(version).scalar()
+        return (SchemaState.FOREIGN if ours else SchemaState.EMPTY), None
+    revision = connection.execute(_VERSION).scalar()
     if revision is None:
-        return Standing.EMPTY, None
-    if revision not in REVISIONS:
-        return Standing.NEWER, str(revision)
-    return (Standing.CURRENT if revision == HEAD else Standing.OLD), str(revision)
+        return SchemaState.EMPTY, None
+    if revision == HEAD:
+        return SchemaState.CURRENT, revision
+    is_old = revision in REVISIONS or revision in BEFORE_RELEASE
+    return (SchemaState.OLD if is_old else SchemaState.NEWER), str(revision)
 
 
-def _refuse_unusable(standing: Standing, revision: str | None, shown: str) -> None:
-    if standing is Standing.NEWER:
+def _refuse_unusable(state: SchemaState, revision: str | None, shown: str) -> None:
+    if state is SchemaState.FOREIGN:
+        raise UsageError("db", shown, "is a database of another program; name another")
+    if state is SchemaState.NEWER:
         raise StoreError(
             f"the database {shown} was written by a newer version of tuner (its schema is"
             f" {revision}, this version's is {HEAD}): upgrade tuner, or name another with --db"
         )
-    if standing is Standing.FOREIGN:
-        raise UsageError("db", shown, "is a database of another program; name another")
+    if revision in BEFORE_RELEASE:
+        raise StoreError(
+            f"the database {shown} was written before the first release of tuner (its schema is"
+            f" {revision}, this version's is {HEAD}) and cannot be upgraded: keep a copy with"
+            " tuner db backup if you need what it holds, then delete it, or name another with --db;"
+            " studies are measured again when they are asked for"
+        )
 
 
 def _write_ahead(engine: Engine) -> None:
-    """Puts a SQLite file into WAL mode, which it keeps: readers and a writer do not wait.
-
-    A file system without shared memory, such as a network's, refuses; then they do wait.
-    """
+    """Puts a SQLite file into WAL mode, which it keeps: readers and a writer do not wait."""
+    # A file system without shared memory, such as a network's, refuses; then they do wait.
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     with engine.connect().execution_options(**{BEGIN_OPTION: ""}) as connection:
-        while _pragma(connection, "journal_mode") != "wal":
+        while connection.exec_driver_sql("PRAGMA journal_mode").scalar() != "wal":
             try:
-                _pragma(connection, "journal_mode = WAL")
+                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
                 return
             except OperationalError as error:
                 # SQLite does not wait for other connections here, whatever its timeout.
@@ -250,17 +247,6 @@ def _write_ahead(engine: Engine) -> None:
                 if not busy or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
-
-
-def _foreign_keys(connection: Connection, *, on: bool) -> None:
-    """Switches enforcement, which SQLite does outside transactions only."""
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    driver.execute(f"PRAGMA foreign_keys = {'ON' if on else 'OFF'}")
-
-
-def _pragma(connection: Connection, name: str) -> Any:
-    return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
 
 
 def _damage(connection: Connection) -> list[str]:
@@ -273,7 +259,7 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _differences(connection: Connection) -> list[str]:
-    """How our tables differ from what this version expects."""
+    """Differences between our tables and those that this version expects."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 

@@ -1,185 +1,313 @@
-"""The queue: who may keep a probe, for how long, and what becomes of it.
+"""The queue of probes: who may run one, for how long, and what becomes of it."""
 
-Every function works inside a writing transaction of the caller's. Rows are locked in one order,
-attempt, probe, study, so that no two transactions wait for each other; SQLite locks everything. A
-claim locks its study first, then a probe that is queued, which nobody locks without the study's
-lock, and then writes its devices' rows. These are deleted by their attempt's end, when it has all
-its locks: nobody can wait for one that is deleted but to write it.
-
-A commit whose answer is lost, because the server or the network fails at that moment, may have
-been made. So what a worker sends twice finds that it was done, by the attempt that is its own.
-"""
+# Rows are locked in one order, attempt, probe, study, so that no two transactions wait for each
+# other; SQLite locks everything. A claim locks its study first, and then writes an attempt that
+# nobody else can know of yet. An attempt's end deletes its devices' rows when it has all its locks:
+# a claim that must wait for one of them waits for nobody who waits for it.
+#
+# A commit whose answer is lost, because the server or the network fails at that moment, may have
+# been made. A record and what is given back are known by their attempt when they are sent again. An
+# attempt whose worker never learned of it is lost when its lease runs out.
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import ColumnElement, Row, delete, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.measurement import TRAINS_WRONGLY, TRIED_AGAIN, Measurement, Outcome, believable
-from tuner.settings import parse_settings
-from tuner.store.clock import clock
-from tuner.store.devices import free
-from tuner.store.engine import one_line
+from tuner.core import lease
+from tuner.core.configuration import parse_settings
+from tuner.core.measurement import (
+    TRAINS_WRONGLY,
+    TRIED_AGAIN,
+    Fidelity,
+    Measurement,
+    Outcome,
+    believable,
+)
+from tuner.core.study import (
+    OPEN,
+    PROBE_TRANSITIONS,
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    StudyState,
+)
+from tuner.store.caches import keep_failure
+from tuner.store.claims import Claim, lock_study, oldest_queued, start_attempt
+from tuner.store.engine import Transactions, one_line
 from tuner.store.events import add_event
-from tuner.store.identity import WorkerIdentity
-from tuner.store.records import LEASE_S, AttemptState, Claim, EventKind
-from tuner.store.rows import measurement_row
-from tuner.store.tables import AttemptRow, MeasurementRow, ProbeRow, StudyRow
-from tuner.store.verdicts import keep_failure
-from tuner.study import OPEN, PROBE_TRANSITIONS, ProbeState, Question, StudyState
+from tuner.store.rows import locked_study, measurement_row, probe_of
+from tuner.store.tables import (
+    AttemptRow,
+    AttemptState,
+    DeviceRow,
+    EventKind,
+    MeasurementRow,
+    ProbeRow,
+    StudyRow,
+    clock,
+)
+from tuner.store.workers import WorkerIdentity
 
+# Lost workers after which a probe is closed: it may be what kills them.
 MOST_LOSSES = 3
-"""A probe whose worker was lost so often is closed: it may be what kills them."""
 
 
-def beat(session: Session, held: Claim, lease_s: float = LEASE_S) -> bool:
-    """Extends the lease of a claim that still holds."""
-    attempt = _held(session, held.attempt_id)
-    if attempt is None:
-        return False
-    attempt.lease_until = clock(session) + timedelta(seconds=lease_s)
-    state = session.scalar(select(StudyRow.state).where(StudyRow.id == held.study_id))
-    return state is not StudyState.CANCELLED
+class Queue:
+    """The probes of a database that are queued or running. Each method is one transaction."""
+
+    transactions: Transactions
+
+    def enter_probe(
+        self,
+        study_id: str,
+        revision: int,
+        request: ProbeRequest,
+        memory_limit_bytes: int | None = None,
+        measurement: Measurement | None = None,
+    ) -> Probe | None:
+        """Enters a probe that was planned at ``revision``; ``None`` when the study moved on.
+
+        Args:
+            study_id: the whole id.
+            revision: of the study for which the probe was planned.
+            request: the probe, which the study must not have yet.
+            memory_limit_bytes: the limit of the study.
+            measurement: its result, if a kept dry run has it: it is done at once then.
+
+        Raises:
+            UsageError: there is no such study.
+        """
+        with self.transactions.write() as session:
+            study = locked_study(session, study_id)
+            if study.revision != revision or study.state not in OPEN:
+                return None
+            now = clock(session)
+            probe = ProbeRow(
+                study_id=study_id,
+                settings=str(request.settings),
+                fidelity=request.fidelity,
+                repetition=request.repetition,
+                accumulation_counts=list(request.accumulation_counts),
+                memory_limit_bytes=memory_limit_bytes,
+                state=ProbeState.DONE if measurement else ProbeState.QUEUED,
+                outcome=measurement and measurement.outcome,
+                created_at=now,
+                finished_at=now if measurement else None,
+            )
+            session.add(probe)
+            study.revision += 1
+            session.flush()
+            if measurement:
+                session.add(measurement_row(study, probe, None, measurement, now))
+            _tell(session, probe, now, {"outcome": str(measurement.outcome)} if measurement else {})
+            return probe_of(probe, measurement and believable(measurement))
+
+    def claim(
+        self,
+        study_id: str,
+        worker: WorkerIdentity,
+        fidelity: Fidelity | None = None,
+        devices: Collection[str] = (),
+    ) -> Claim | None:
+        """Claims the study's oldest queued probe, and the devices to run it on.
+
+        Args:
+            study_id: the whole id.
+            worker: its new owner.
+            fidelity: of the probe; any unless given.
+            devices: names of what it will run on, unique in the world: UUIDs of GPUs, or the id
+                of a machine's boot before ``/cpu``. No other claim has any of them until this one
+                ends. A probe that lost one of them is left to workers with none of those that were
+                lost, or with none of all where it is not known which; after a lease's time in which
+                nobody took it, it ends as ``device_lost``.
+
+        Returns:
+            ``None`` when none is queued, or the study is at its end, or a device is held.
+        """
+        try:
+            # Not durable: a power cut ends the worker too.
+            with self.transactions.write(durable=False) as session:
+                connection = session.connection()
+                # The lock comes first: whoever ends the study finds each probe claimed, or queued.
+                locked = lock_study(connection, study_id)
+                if locked is None:
+                    return None
+                state, now = locked
+                wanted = sorted(set(devices))
+                probe, lost_id = oldest_queued(connection, study_id, fidelity, wanted, now)
+                if lost_id is not None:
+                    _close_unwanted(session, session.get_one(AttemptRow, lost_id), now)
+                if probe is None:
+                    return None
+                if state is not StudyState.RUNNING:
+                    study = session.get_one(StudyRow, study_id)
+                    move_study(session, study, StudyState.RUNNING, "", now)
+                    session.flush()
+                claim = start_attempt(connection, probe, worker, wanted, now)
+                attempt = {"attempt": probe.tried + 1, "worker": worker.name}
+                _tell(session, probe, now, {"state": str(ProbeState.RUNNING), **attempt})
+                return claim
+        except IntegrityError:
+            # The study is locked, so only a device can be another's: its row is there already.
+            if not devices:
+                raise
+            return None
+
+    def beat(self, claim: Claim) -> bool:
+        """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
+        with self.transactions.write(durable=False) as session:
+            attempt = _locked(session, claim.attempt_id)
+            if attempt is None or attempt.state is not AttemptState.RUNNING:
+                return False
+            attempt.lease_until = clock(session) + timedelta(seconds=lease.LEASE_S)
+            state = session.scalar(select(StudyRow.state).where(StudyRow.id == claim.study_id))
+            return state is not StudyState.CANCELLED
+
+    def record(self, claim: Claim, measurement: Measurement) -> bool:
+        """Ends the probe with its measurement, or queues it again after what may be an accident
+        (:data:`tuner.core.measurement.TRIED_AGAIN`).
+
+        Returns:
+            ``False``, and nothing is changed, when the claim was lost. Sent again, what was
+            recorded is, and nothing more is changed.
+        """
+        found = believable(measurement)
+        with self.transactions.write() as session:
+            attempt = _locked(session, claim.attempt_id)
+            if attempt is None or attempt.state is not AttemptState.RUNNING:
+                return attempt is not None and _was_recorded(session, attempt, found)
+            probe, study = _probe_and_study(session, attempt)
+            now = clock(session)
+            attempt.outcome = found.outcome
+            if lost := set(found.lost_devices) & set(attempt.devices):
+                attempt.devices = sorted(lost)  # the others may be used again
+            _end_attempt(session, attempt, AttemptState.DONE, found.detail, now)
+            study.revision += 1
+            study.worker_seen_at = now
+            same = _count(session, probe, AttemptRow.outcome == found.outcome)
+            if same <= TRIED_AGAIN.get(found.outcome, 0) and study.state in OPEN:
+                data = {"outcome": str(found.outcome), "detail": one_line(found.detail)}
+                _move_probe(session, probe, ProbeState.QUEUED, now, data, attempt)
+                return True
+            _finish(session, study, probe, found, now, attempt)
+            if found.outcome in TRAINS_WRONGLY:
+                question, tried = Question.from_dict(study.question), parse_settings(probe.settings)
+                keep_failure(session, study.id, question, tried, found)
+            return True
+
+    def give_back(self, claim: Claim, why: str) -> bool:
+        """Queues the probe again, without counting this attempt; ``False`` as in :meth:`record`."""
+        with self.transactions.write() as session:
+            attempt = _locked(session, claim.attempt_id)
+            if attempt is None or attempt.state is not AttemptState.RUNNING:
+                return attempt is not None and attempt.state is AttemptState.GIVEN_BACK
+            probe, study = _probe_and_study(session, attempt)
+            now = clock(session)
+            _end_attempt(session, attempt, AttemptState.GIVEN_BACK, why, now)
+            study.worker_seen_at = now
+            _queue_again(session, study, probe, attempt, why, now)
+            return True
+
+    def reap(self) -> int:
+        """Takes probes from workers that are lost, and puts studies without a worker to queued.
+
+        A worker is lost when its lease ran out, or when it ran on this machine and its process
+        is gone. A probe that lost :data:`MOST_LOSSES` workers ends as ``worker_lost``.
+
+        Returns:
+            How many attempts were lost.
+        """
+        return reap(self.transactions)
 
 
-def record(session: Session, held: Claim, found: Measurement) -> bool:
-    """Ends a claim that still holds with what it found, if that can be."""
-    attempt, found = _locked(session, held.attempt_id), believable(found)
-    if attempt is None or attempt.state is not AttemptState.RUNNING:
-        return attempt is not None and _was_recorded(session, attempt, found)
-    probe, study = _probe_and_study(session, attempt)
-    now = clock(session)
-    attempt.outcome = found.outcome
-    if lost := set(found.lost_devices) & set(attempt.devices):
-        attempt.devices = sorted(lost)  # the others may be had again
-    _end(session, attempt, AttemptState.DONE, found.detail, now)
-    study.revision += 1
-    study.worker_seen_at = now
-    data = {"outcome": str(found.outcome), "detail": one_line(found.detail)}
-    again = _ended(session, probe, found.outcome) <= TRIED_AGAIN.get(found.outcome, 0)
-    if again and study.state in OPEN:
-        _move_probe(session, study, probe, ProbeState.QUEUED, now, data, attempt)
-    else:
-        _finish(session, study, probe, attempt.id, found, now)
-        _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
-        if found.outcome in TRAINS_WRONGLY:
-            question, tried = Question.from_dict(study.question), parse_settings(probe.settings)
-            keep_failure(session, study.id, question, tried, found)
-    return True
+def reap(transactions: Transactions) -> int:
+    """See :meth:`Queue.reap`."""
+    running = select(AttemptRow).where(AttemptRow.state == AttemptState.RUNNING)
+    with transactions.read() as session:
+        now = clock(session)
+        rows = session.scalars(running)
+        suspects = [row.id for row in rows if row.lease_until <= now or _is_gone(row.worker)]
+    lost = 0
+    for attempt_id in suspects:  # one transaction each: locks are taken in one order
+        with transactions.write() as session:
+            lost += _lose(session, attempt_id)
+    with transactions.read() as session:
+        at_work = select(StudyRow).where(StudyRow.state == StudyState.RUNNING)
+        orphans = [row.id for row in session.scalars(at_work) if _is_orphan(session, row)]
+    for study_id in orphans:
+        with transactions.write() as session:
+            study = locked_study(session, study_id)
+            if study.state is StudyState.RUNNING and _is_orphan(session, study):
+                gone = "its worker is gone"
+                move_study(session, study, StudyState.QUEUED, gone, clock(session))
+    return lost
 
 
-def give_back(session: Session, held: Claim, why: str) -> bool:
-    """Puts the probe of a claim that still holds back into the queue, as if never tried."""
-    attempt = _locked(session, held.attempt_id)
-    if attempt is None or attempt.state is not AttemptState.RUNNING:
-        return attempt is not None and attempt.state is AttemptState.GIVEN_BACK
-    probe, study = _probe_and_study(session, attempt)
-    now = clock(session)
-    _end(session, attempt, AttemptState.GIVEN_BACK, why, now)
-    study.worker_seen_at = now
-    _put_back(session, study, probe, attempt, why, now)
-    return True
-
-
-def suspects(session: Session) -> list[int]:
-    """Running attempts whose lease ran out or whose worker is known to be gone. Reads only."""
-    now = clock(session)
-    running = session.scalars(select(AttemptRow).where(AttemptRow.state == AttemptState.RUNNING))
-    return [row.id for row in running if row.lease_until <= now or _gone(row.worker)]
-
-
-def lose(session: Session, attempt_id: int, lease_s: float = LEASE_S) -> bool:
+def _lose(session: Session, attempt_id: int) -> bool:
     """Takes the probe from a worker that is still suspect, now that its row is locked."""
-    attempt = _held(session, attempt_id)
-    if attempt is None:
+    attempt = _locked(session, attempt_id)
+    if attempt is None or attempt.state is not AttemptState.RUNNING:
         return False
-    gone = _gone(attempt.worker)
+    gone = _is_gone(attempt.worker)
     if not gone and attempt.lease_until > clock(session):
         return False
     probe, study = _probe_and_study(session, attempt)
     now = clock(session)
-    why = "its worker is gone" if gone else f"no sign of its worker for {lease_s:g} s"
-    _end(session, attempt, AttemptState.LOST, why, now)
+    why = "its worker is gone" if gone else f"no sign of its worker for {lease.LEASE_S:g} s"
+    _end_attempt(session, attempt, AttemptState.LOST, why, now)
     study.revision += 1
-    if _losses(session, probe) < MOST_LOSSES:
-        _put_back(session, study, probe, attempt, why, now)
+    if _count(session, probe, AttemptRow.state == AttemptState.LOST) < MOST_LOSSES:
+        _queue_again(session, study, probe, attempt, why, now)
         return True
     why = f"its worker was lost {MOST_LOSSES} times"
     found = Measurement(outcome=Outcome.WORKER_LOST, detail=why)
-    _finish(session, study, probe, attempt.id, found, now)
-    data = {"outcome": str(found.outcome), "detail": why}
-    _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
+    _finish(session, study, probe, found, now, attempt)
     return True
 
 
-def orphans(session: Session, lease_s: float = LEASE_S) -> list[str]:
-    """Running studies that no worker is at. Reads only."""
-    now = clock(session)
-    running = select(StudyRow).where(StudyRow.state == StudyState.RUNNING)
-    return [row.id for row in session.scalars(running) if _orphaned(session, row, now, lease_s)]
+def _is_gone(worker: Mapping[str, Any]) -> bool:
+    return WorkerIdentity.from_dict(worker).is_alive() is False
 
 
-def put_back(session: Session, study_id: str, lease_s: float = LEASE_S) -> None:
-    """Puts a study back to queued, if it is still an orphan now that its row is locked."""
-    study = locked_study(session, study_id)
-    now = clock(session)
-    if study.state is StudyState.RUNNING and _orphaned(session, study, now, lease_s):
-        move_study(session, study, StudyState.QUEUED, "its worker is gone", now)
-
-
-def close_unwanted(session: Session, attempt_id: int) -> None:
-    """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it.
-
-    Its result names no attempt, as in :func:`withdraw`.
-    """
-    attempt = session.get_one(AttemptRow, attempt_id)
-    probe, study = _probe_and_study(session, attempt)
-    now, found = clock(session), Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
-    study.revision += 1
-    _finish(session, study, probe, None, found, now)
-    data = {"outcome": str(found.outcome), "detail": attempt.detail}
-    _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
+def _is_orphan(session: Session, study: StudyRow) -> bool:
+    """True for a running study that no worker is at: none holds a probe, and the one that was at
+    it last is gone or, where that cannot be seen from here, gave no sign for a lease's time."""
+    held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
+    if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
+        return False
+    alive = WorkerIdentity.from_dict(study.worker).is_alive() if study.worker else None
+    if alive is not None:
+        return not alive
+    seen_at, patience = study.worker_seen_at, timedelta(seconds=lease.LEASE_S)
+    return seen_at is None or seen_at + patience <= clock(session)
 
 
 def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:
-    """Takes the probes of a study, whose row is locked, off the queue."""
+    """Takes the queued probes of a study, whose row is locked, off the queue.
+
+    One that was tried is kept as cancelled, so that the cost of its attempts stays known.
+    """
     queued = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.QUEUED)
     for probe in session.scalars(select(ProbeRow).where(*queued).with_for_update()).all():
-        _withdraw(session, study, probe, why, now)
-
-
-def _withdraw(session: Session, study: StudyRow, probe: ProbeRow, why: str, now: datetime) -> None:
-    """Takes a probe off the queue; both rows are locked.
-
-    One that was tried is kept as cancelled, so that what its attempts have cost stays known. Its
-    result names none of them: that would lock an attempt after its study.
-    """
-    mine = select(AttemptRow.id).where(AttemptRow.probe_id == probe.id).limit(1)
-    if session.scalar(mine) is None:
-        tell_probe(session, study.id, probe, now, {"state": "withdrawn"})
-        session.delete(probe)
-        return
-    found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
-    _finish(session, study, probe, None, found, now)
-    probe.state = ProbeState.DONE
-    data = {"outcome": str(found.outcome), "detail": found.detail}
-    tell_probe(session, study.id, probe, now, data)
-
-
-def locked_study(session: Session, study_id: str) -> StudyRow:
-    """The study's row, locked until the transaction ends."""
-    row = session.get(StudyRow, study_id, with_for_update=True)
-    assert row is not None, study_id
-    return row
+        if _count(session, probe) == 0:
+            _tell(session, probe, now, {"state": "withdrawn"})
+            session.delete(probe)
+        else:
+            found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
+            # Names no attempt: that would lock an attempt after its study.
+            _finish(session, study, probe, found, now, None)
 
 
 def move_study(
     session: Session, study: StudyRow, to: StudyState, reason: str, now: datetime
 ) -> None:
-    """Changes the state of a study whose row is locked, and tells it."""
+    """Changes the state of a study whose row is locked, and adds the event."""
     data = {"before": str(study.state), "state": str(to), "reason": one_line(reason)}
     study.state, study.reason = to, one_line(reason)
     if to is not StudyState.RUNNING:
@@ -187,38 +315,33 @@ def move_study(
     add_event(session, study.id, EventKind.STUDY, now, data)
 
 
-def tell_probe(
-    session: Session,
-    study_id: str,
-    probe: ProbeRow | Row[Any],
-    now: datetime,
-    data: Mapping[str, Any],
+def _tell(
+    session: Session, probe: ProbeRow | Row[Any], now: datetime, data: Mapping[str, Any]
 ) -> None:
-    """Tells where a probe stands now; the study's row is locked."""
+    """Adds the event of a probe that moved; its study's row is locked."""
     which = {
         "probe": probe.id,
         "settings": probe.settings,
         "repetition": probe.repetition,
         "state": str(probe.state),
     }
-    add_event(session, study_id, EventKind.PROBE, now, {**which, **data})
+    add_event(session, probe.study_id, EventKind.PROBE, now, {**which, **data})
 
 
 def _move_probe(
     session: Session,
-    study: StudyRow,
     probe: ProbeRow,
     to: ProbeState,
     now: datetime,
     data: Mapping[str, Any],
-    attempt: AttemptRow,
+    attempt: AttemptRow | None,
 ) -> None:
     assert to in PROBE_TRANSITIONS[probe.state], (probe.state, to)
     probe.state = to
-    tell_probe(session, study.id, probe, now, {"attempt": attempt.number, **data})
+    _tell(session, probe, now, {**({"attempt": attempt.number} if attempt else {}), **data})
 
 
-def _put_back(
+def _queue_again(
     session: Session,
     study: StudyRow,
     probe: ProbeRow,
@@ -227,46 +350,67 @@ def _put_back(
     now: datetime,
 ) -> None:
     """Queues a probe again, unless its study has ended: then nobody would run it."""
-    data = {"detail": one_line(why)}
     if study.state in OPEN:
-        _move_probe(session, study, probe, ProbeState.QUEUED, now, data, attempt)
+        data = {"detail": one_line(why)}
+        _move_probe(session, probe, ProbeState.QUEUED, now, data, attempt)
         return
+    # The result is of no attempt, as what this one has cost came to nothing.
     found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
-    _finish(session, study, probe, None, found, now)  # what the attempt cost came to nothing
-    data = {"outcome": str(found.outcome), **data}
-    _move_probe(session, study, probe, ProbeState.DONE, now, data, attempt)
+    _finish(session, study, probe, found, now, attempt, is_its_result=False)
+
+
+def _close_unwanted(session: Session, attempt: AttemptRow, now: datetime) -> None:
+    """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it."""
+    probe, study = _probe_and_study(session, attempt)
+    found = Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
+    study.revision += 1
+    _finish(session, study, probe, found, now, attempt, is_its_result=False)
 
 
 def _finish(
     session: Session,
     study: StudyRow,
     probe: ProbeRow,
-    attempt_id: int | None,
     found: Measurement,
     now: datetime,
+    attempt: AttemptRow | None,
+    *,
+    is_its_result: bool = True,
 ) -> None:
+    """Ends a probe with its result, which names the attempt that it comes from."""
     probe.outcome, probe.finished_at = found.outcome, now
-    session.add(measurement_row(study, probe, attempt_id, found, now))
+    source = attempt.id if attempt and is_its_result else None
+    session.add(measurement_row(study, probe, source, found, now))
+    data = {"outcome": str(found.outcome), "detail": one_line(found.detail)}
+    _move_probe(session, probe, ProbeState.DONE, now, data, attempt)
 
 
-def _end(session: Session, attempt: AttemptRow, how: AttemptState, why: str, now: datetime) -> None:
-    """Ends an attempt that holds, and lets others have its devices."""
-    attempt.state, attempt.detail, attempt.ended_at = how, one_line(why), now
-    free(session, attempt)
-
-
-def _held(session: Session, attempt_id: int) -> AttemptRow | None:
-    """The fence: the attempt, locked, if it is still its worker's."""
-    attempt = _locked(session, attempt_id)
-    return attempt if attempt and attempt.state is AttemptState.RUNNING else None
+def _end_attempt(
+    session: Session, attempt: AttemptRow, state: AttemptState, why: str, now: datetime
+) -> None:
+    """Ends a running attempt, and lets others have its devices."""
+    attempt.state, attempt.detail, attempt.ended_at = state, one_line(why), now
+    session.execute(delete(DeviceRow).where(DeviceRow.attempt_id == attempt.id))
 
 
 def _locked(session: Session, attempt_id: int) -> AttemptRow | None:
+    """The fence: an attempt, locked, whose state its worker's writes depend on."""
     return session.get(AttemptRow, attempt_id, with_for_update=True)
 
 
+def _probe_and_study(session: Session, attempt: AttemptRow) -> tuple[ProbeRow, StudyRow]:
+    probe = session.get_one(ProbeRow, attempt.probe_id, with_for_update=True)
+    return probe, locked_study(session, probe.study_id)
+
+
+def _count(session: Session, probe: ProbeRow, *where: ColumnElement[bool]) -> int:
+    """The number of a probe's attempts that are so."""
+    attempts = select(func.count()).where(AttemptRow.probe_id == probe.id, *where)
+    return session.scalar(attempts) or 0
+
+
 def _was_recorded(session: Session, attempt: AttemptRow, found: Measurement) -> bool:
-    """Whether this is what the attempt ended with: its worker did not hear that it was recorded.
+    """True if the attempt ended with this: its worker did not hear that it was recorded.
 
     An accident after which the probe is tried again leaves no more than its outcome.
     """
@@ -276,37 +420,3 @@ def _was_recorded(session: Session, attempt: AttemptRow, found: Measurement) -> 
     if kept is not None and json.dumps(kept) != json.dumps(found.as_dict()):  # NaN is NaN
         return False
     return (attempt.outcome, attempt.detail) == (found.outcome, one_line(found.detail))
-
-
-def _probe_and_study(session: Session, attempt: AttemptRow) -> tuple[ProbeRow, StudyRow]:
-    probe = session.get(ProbeRow, attempt.probe_id, with_for_update=True)
-    assert probe is not None, attempt.probe_id
-    return probe, locked_study(session, probe.study_id)
-
-
-def _ended(session: Session, probe: ProbeRow, outcome: Outcome) -> int:
-    """Attempts of the probe that ended so, the one at hand included."""
-    same = (AttemptRow.probe_id == probe.id, AttemptRow.outcome == outcome)
-    return session.scalar(select(func.count()).where(*same)) or 0
-
-
-def _losses(session: Session, probe: ProbeRow) -> int:
-    lost = (AttemptRow.probe_id == probe.id, AttemptRow.state == AttemptState.LOST)
-    return session.scalar(select(func.count()).where(*lost)) or 0
-
-
-def _gone(worker: Mapping[str, Any]) -> bool:
-    return WorkerIdentity.from_dict(worker).is_alive() is False
-
-
-def _orphaned(session: Session, study: StudyRow, now: datetime, lease_s: float) -> bool:
-    """Whether no worker is at a running study: none holds a probe, and the one that was at it
-    last is known to be gone or, where that cannot be told, gave no sign for a lease's time."""
-    held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
-    if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
-        return False
-    alive = WorkerIdentity.from_dict(study.worker).is_alive() if study.worker else None
-    if alive is not None:
-        return not alive
-    seen = study.worker_seen_at
-    return seen is None or seen + timedelta(seconds=lease_s) <= now

@@ -1,36 +1,127 @@
-"""Questions that were asked with a key of the caller's own, so that asking twice asks once.
+"""Questions that are asked, and requests that ask them with an idempotency key."""
 
-A request that is sent again because its answer got lost must not put a study on new terms, nor
-start its budget anew. Keys are kept for a day.
-"""
+# A request that is sent again because its answer got lost must not give a study new limits, nor
+# start its budget anew.
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from sqlalchemy import delete
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.errors import UsageError
-from tuner.store.asking import ask
-from tuner.store.clock import clock
-from tuner.store.tables import RequestRow
-from tuner.store.transactions import Transactions
-from tuner.study import Question, Terms
+from tuner.core.study import OPEN, ProbeState, Question, StudyState, Terms
+from tuner.errors import OtherTermsError, StoreError, UsageError
+from tuner.store.audit import AuditNote, add_audit
+from tuner.store.engine import Transactions
+from tuner.store.events import add_event
+from tuner.store.queue import move_study, withdraw
+from tuner.store.rows import locked_study
+from tuner.store.tables import EventKind, ProbeRow, RequestRow, StudyRow, clock
 
+ID_PREFIX = "st-"
+ID_DIGITS = 12
+
+# Seconds for which a key is remembered.
 KEPT_S = 24 * 3600
-"""Seconds for which a key is remembered."""
+# Characters of a key.
 LONGEST_KEY = 255
-"""Characters of a key."""
+
+
+def study_id(question: Question) -> str:
+    """The id of a question's study: ``st-`` and the first 12 digits of its identity."""
+    return ID_PREFIX + question.identity[:ID_DIGITS]
+
+
+def ask_question(
+    session: Session, question: Question, terms: Terms, *, replace: bool = True
+) -> StudyRow:
+    """Asks a question in a writing transaction; its study's row, locked. See :meth:`Studies.ask`.
+
+    Args:
+        session: a writing transaction.
+        question: the question.
+        terms: its limits.
+        replace: false to leave an open study with other limits as it is.
+
+    Raises:
+        StoreError: another question has its id.
+        OtherTermsError: it is open with other limits, which are not to be replaced.
+    """
+    named = study_id(question)
+    study = session.get(StudyRow, named, with_for_update=True)
+    again = study is not None
+    if study is None:
+        try:
+            with session.begin_nested():
+                session.add(_new_study(question, terms, clock(session)))
+        except IntegrityError:  # another process asked at the same moment
+            again = True
+        study = locked_study(session, named)
+    if study.identity != question.identity:
+        raise StoreError(f"the id {named} belongs to another question; use another --db")
+    now = clock(session)
+    if again:
+        apart = terms.apart(study.limits)
+        if apart and not replace and study.state in OPEN:
+            raise OtherTermsError(study.id, apart)
+        _renew(session, study, question, terms, now)
+    study.revision += 1
+    data = {"again": again, "terms": terms.as_dict()}
+    add_event(session, study.id, EventKind.ASKED, now, data)
+    if study.state not in OPEN:
+        move_study(session, study, StudyState.QUEUED, "", now)
+    session.flush()
+    return study
+
+
+def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
+    identity = question.identity
+    return StudyRow(
+        id=study_id(question),
+        identity=identity,
+        kind=question.kind,
+        model_name=question.trained,
+        cluster_name=question.cluster.name,
+        question=question.as_dict(),
+        limits=terms.as_dict(),
+        state=StudyState.QUEUED,
+        reason="",
+        pool=terms.pool,
+        revision=0,
+        # 31 bits, which every generator of random numbers takes, and not those of the id.
+        seed=int(identity[-8:], 16) >> 1,
+        probes_before=0,
+        guard_s=0.0,
+        guard_before_s=0.0,
+        created_at=now,
+        asked_at=now,
+    )
+
+
+def _renew(
+    session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
+) -> None:
+    """Gives a study new limits."""
+    # With other ones the planner asks again for what is queued. With the same ones the study goes
+    # on, and the attempts that a probe has cost its workers stay counted.
+    if study.limits != terms.as_dict():
+        withdraw(session, study, "the question was asked again on other terms", now)
+    done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
+    study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
+    study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
+    study.question, study.model_name = question.as_dict(), question.trained
+    study.limits, study.pool, study.asked_at = terms.as_dict(), terms.pool, now
+    if study.state is StudyState.QUEUED:
+        study.reason = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKey:
-    """What tells a request from all others of its sender.
+    """A key that tells a request from all others of its sender.
 
     Raises:
         UsageError: the key is empty, too long, or has other characters than printable ASCII.
@@ -41,12 +132,11 @@ class RequestKey:
     key: str
     """The sender's own word for it."""
     body_hash: str
-    """Of what was asked: see :func:`body_hash`."""
+    """Hash of its body; see :func:`body_hash`."""
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.key) <= LONGEST_KEY or not (
-            self.key.isascii() and self.key.isprintable()
-        ):
+        printable = self.key.isascii() and self.key.isprintable()
+        if not printable or not 1 <= len(self.key) <= LONGEST_KEY:
             allowed = f"must be 1 to {LONGEST_KEY} printable ASCII characters"
             raise UsageError("Idempotency-Key", self.key, allowed)
 
@@ -56,16 +146,8 @@ def body_hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-class _TakenError(Exception):
-    """The same key came in elsewhere at the same moment, and was quicker."""
-
-
 class Requests:
-    """The requests that a database remembers. Each method is one short transaction.
-
-    Args:
-        transactions: of an open store.
-    """
+    """The requests that a database remembers. Each method is one transaction."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -77,42 +159,43 @@ class Requests:
             UsageError: another request had this key.
         """
         with self._transactions.read() as session:
-            return _known(session, request)
+            return _answered(session, request)
 
     def ask(
         self,
         question: Question,
         terms: Terms,
         request: RequestKey | None,
-        also: Callable[[Session, str], None] = lambda session, study_id: None,
+        note: AuditNote | None = None,
         *,
         replace: bool = True,
     ) -> str:
-        """Ask a question, and remember its request, both or neither.
+        """Asks a question, and remembers its request, both or neither.
 
         Args:
-            question: what is asked.
-            terms: on what terms.
+            question: the question.
+            terms: its limits.
             request: to remember; a known one asks nothing.
-            also: writes more in the same transaction; it is given the study's id.
-            replace: whether an open study is put on these terms, if it is on other ones.
+            note: for the audit, written if it is asked.
+            replace: false to leave an open study with other limits as it is.
 
         Returns:
             The study's id.
 
         Raises:
             UsageError: another request had this key.
-            OtherTermsError: the study is open on terms that are not to be replaced.
+            OtherTermsError: the study is open with limits that are not to be replaced.
         """
         try:
             with self._transactions.write() as session:
-                if request and (known := _known(session, request)):
+                if request and (known := _answered(session, request)):
                     return known
-                study_id = ask(session, question, terms, replace=replace).id
+                asked_id = ask_question(session, question, terms, replace=replace).id
                 if request:
-                    _remember(session, request, study_id)
-                also(session, study_id)
-                return study_id
+                    _remember(session, request, asked_id)
+                if note:
+                    add_audit(session, note, asked_id)
+                return asked_id
         except _TakenError:
             assert request is not None
             answered = self.answered(request)
@@ -120,17 +203,21 @@ class Requests:
             return answered
 
     def remember(self, request: RequestKey, study_id: str) -> None:
-        """Remember a request that a study answered as it stands.
+        """Remembers a request that a study answered as it was.
 
         Raises:
             UsageError: another request had this key.
         """
         with suppress(_TakenError), self._transactions.write() as session:
-            if _known(session, request) is None:
+            if _answered(session, request) is None:
                 _remember(session, request, study_id)
 
 
-def _known(session: Session, request: RequestKey) -> str | None:
+class _TakenError(Exception):
+    """The same key came in elsewhere at the same moment, and was quicker."""
+
+
+def _answered(session: Session, request: RequestKey) -> str | None:
     row = session.get(RequestRow, (request.owner, request.key))
     if row is None or row.created_at < clock(session) - timedelta(seconds=KEPT_S):
         return None
@@ -141,7 +228,7 @@ def _known(session: Session, request: RequestKey) -> str | None:
 
 
 def _remember(session: Session, request: RequestKey, study_id: str) -> None:
-    """Enter a request, and forget old ones."""
+    """Adds a request, and forgets old ones."""
     now = clock(session)
     old = RequestRow.created_at < now - timedelta(seconds=KEPT_S)
     session.execute(delete(RequestRow).where(old))

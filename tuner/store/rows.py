@@ -1,34 +1,29 @@
-"""From rows to the domain's objects, and back."""
+"""Studies as they are read: their rows, those of their probes, and earlier studies beside them."""
 
 import json
 import statistics
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
-from functools import lru_cache
+from datetime import datetime, timedelta
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, Text, select, type_coerce
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from tuner.errors import UnreadableStudyError, UsageError
-from tuner.measurement import Measurement, believable
-from tuner.settings import Settings, parse_settings
-from tuner.store.attempts import fruitless_s
-from tuner.store.calibrations import read_calibration
-from tuner.store.clock import clock, iso
-from tuner.store.tables import DryRunRow, MeasurementRow, ProbeRow, StudyRow
-from tuner.store.verdicts import guards_of
-from tuner.study import Probe, ProbeRequest, Question, Study, Terms
+from tuner.core import lease
+from tuner.core.configuration import parse_settings
+from tuner.core.measurement import PROBED, Measurement, believable
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
+from tuner.errors import UnknownNameError, UnreadableStudyError, UsageError
+from tuner.store.caches import read_calibration, read_checks_for, read_dry_runs
+from tuner.store.tables import AttemptRow, AttemptState, MeasurementRow, ProbeRow, StudyRow, iso
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
 
-FOUND = type_coerce(MeasurementRow.measurement, Text)
-"""The column of what a probe found, as the text that it is kept as."""
-OF_PROBE: tuple[InstrumentedAttribute[Any], ...] = (
+# The columns that :func:`probe_of` reads; rows of them are read faster than whole objects.
+PROBE_COLUMNS: tuple[InstrumentedAttribute[Any], ...] = (
     ProbeRow.id,
     ProbeRow.settings,
     ProbeRow.fidelity,
@@ -38,76 +33,76 @@ OF_PROBE: tuple[InstrumentedAttribute[Any], ...] = (
     ProbeRow.memory_limit_bytes,
     ProbeRow.finished_at,
 )
-"""The columns that :func:`probe_of` reads; rows of them are quicker to have than whole objects."""
-MOST_KEPT = 16_000
-"""Letters of a measurement that is kept as it was read; logs of many ranks are larger."""
+
+# Earlier studies that a study is read with.
+MOST_SIMILAR = 20
+# Probes that they have together, the newest ones; a search looks at no more.
+MOST_PROBES = 300
+
+# As text: to read the JSON of all columns with each row would be slower.
+_FOUND = type_coerce(MeasurementRow.measurement, Text).label("found")
+
+
+def locked_study(session: Session, study_id: str) -> StudyRow:
+    """The study's row, locked until the transaction ends.
+
+    Raises:
+        UsageError: there is none.
+    """
+    row = session.get(StudyRow, study_id, with_for_update=True)
+    if row is None:
+        raise unknown_study(session, study_id)
+    return row
+
+
+def unknown_study(session: Session, given: str) -> UsageError:
+    """The error for a name that no study has."""
+    newest = select(StudyRow.id).order_by(StudyRow.asked_at.desc()).limit(1000)
+    ids = session.scalars(newest).all()
+    if not ids:
+        return UsageError("study", given, "no such study; there are none in this database yet")
+    return UnknownNameError("study", given, ids)
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, in four queries more, and another one for dry runs that it names.
-
-    The row is read first: should a probe change between the two, the revision is the older one,
-    and a plan made from it is not entered.
+    """The whole study, with earlier ones that may teach something of it.
 
     Raises:
         UnreadableStudyError: it was written by a version whose questions this one cannot read.
     """
+    # The row was read first: should a probe change between the two, the revision is the older one,
+    # and a plan made from it is not entered.
     found = session.execute(
-        select(*OF_PROBE, FOUND.label("found"))
+        select(*PROBE_COLUMNS, _FOUND)
         .outerjoin(MeasurementRow, MeasurementRow.probe_id == ProbeRow.id)
         .where(ProbeRow.study_id == row.id)
         .order_by(ProbeRow.id)
     ).all()
     try:
-        probes = tuple(probe_of(row, measurement_of(row.found)) for row in found)
-        named = {p.measurement.dry_run for p in probes if p.measurement} - {""}
-        study = study_of(row, probes, read_dry_runs(session, named))
+        probes = tuple(probe_of(one, _measurement(one.found)) for one in found)
+        dry_runs = {p.measurement.dry_run for p in probes if p.measurement} - {""}
+        study = _study_of(row, probes, read_dry_runs(session, dry_runs))
         question = study.question
-        now_s, before_s = fruitless_s(session, row)
-        return replace(
+        wasted_s, wasted_before_s = _wasted_s(session, row)
+        study = replace(
             study,
-            fruitless_s=now_s,
-            fruitless_before_s=before_s,
-            guards=guards_of(session, question),
+            fruitless_s=wasted_s,
+            fruitless_before_s=wasted_before_s,
+            guards=read_checks_for(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )
     except (UsageError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         text = f"study {row.id} cannot be read by this version: {reason}"
         raise UnreadableStudyError(text) from error
+    return replace(study, past=similar_studies(session, question))
 
 
-def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]":
-    """The dry runs of these keys that are kept, by key; none for one of another format."""
-    if not keys:
-        return {}
-    from tuner.dryrun import DryRun
-
-    rows = session.scalars(select(DryRunRow).where(DryRunRow.key.in_(sorted(keys))))
-    found = {}
-    for row in rows:
-        with suppress(ValueError, KeyError, TypeError):  # another version's: it is made anew
-            found[row.key] = DryRun.from_dict(row.record)
-    return found
-
-
-def keep_dry_run(session: Session, dry_run: "DryRun") -> None:
-    """Keep a dry run. The first of a key stays, unless it had failed or cannot be read."""
-    row = session.get(DryRunRow, dry_run.key, with_for_update=True)
-    if row is None:
-        row = DryRunRow(key=dry_run.key, record=dry_run.as_dict(), created_at=clock(session))
-        with suppress(IntegrityError), session.begin_nested():  # another was quicker
-            session.add(row)
-    elif row.key not in read_dry_runs(session, [row.key]) or row.record.get("error"):
-        row.record, row.created_at = dry_run.as_dict(), clock(session)
-
-
-def study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:
-    """A study with these probes and dry runs."""
+def _study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryRun]") -> Study:
     return Study(
         id=row.id,
         question=Question.from_dict(row.question),
-        terms=Terms.from_dict(row.terms),
+        terms=Terms.from_dict(row.limits),
         state=row.state,
         reason=row.reason,
         revision=row.revision,
@@ -117,17 +112,17 @@ def study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, DryR
         guard_before_s=row.guard_before_s,
         probes=probes,
         dry_runs=dry_runs,
-        created_at=iso(row.created_at) or "",
-        asked_at=iso(row.asked_at) or "",
+        created_at=iso(row.created_at),
+        asked_at=iso(row.asked_at),
     )
 
 
 def probe_of(row: ProbeRow | Row[*tuple[Any, ...]], measurement: Measurement | None) -> Probe:
-    """A probe with what it found."""
+    """A probe with its measurement, from its row or from :data:`PROBE_COLUMNS`."""
     return Probe(
         id=row.id,
         request=ProbeRequest(
-            settings=_settings_of(row.settings),
+            settings=parse_settings(row.settings),
             fidelity=row.fidelity,
             repetition=row.repetition,
             accumulation_counts=tuple(row.accumulation_counts),
@@ -135,33 +130,12 @@ def probe_of(row: ProbeRow | Row[*tuple[Any, ...]], measurement: Measurement | N
         state=row.state,
         memory_limit_bytes=row.memory_limit_bytes,
         measurement=measurement,
-        finished_at=iso(row.finished_at),
+        finished_at=iso(row.finished_at) if row.finished_at else None,
     )
 
 
-def measurement_of(text: str | None) -> Measurement | None:
-    """What a probe found, from :data:`FOUND`; ``None`` where there is nothing.
-
-    A study is read again whenever something happens to it, and what its probes found stays the
-    same: they are as they were read before, unless they are large.
-    """
-    if text is None:
-        return None
-    return _kept(text) if len(text) <= MOST_KEPT else _read(text)
-
-
-@lru_cache(maxsize=2048)
-def _kept(text: str) -> Measurement:
-    return _read(text)
-
-
-def _read(text: str) -> Measurement:
-    return believable(Measurement.from_dict(json.loads(text)))
-
-
-@lru_cache(maxsize=4096)
-def _settings_of(text: str) -> Settings:
-    return parse_settings(text)
+def _measurement(text: str | None) -> Measurement | None:
+    return believable(Measurement.from_dict(json.loads(text))) if text is not None else None
 
 
 def measurement_row(
@@ -172,6 +146,10 @@ def measurement_row(
     count = max(found.step_times_s, default=0)
     times = found.step_times_s.get(count, ())
     step_time_s = statistics.median(times) if times else None
+    # A step of ``count`` micro-batches has that share of a whole optimizer step's tokens.
+    workload = study.question["workload"]
+    tokens = workload["sequence_length"] * workload["global_batch_size"] * count
+    tokens /= parse_settings(probe.settings).gradient_accumulation_steps
     return MeasurementRow(
         probe_id=probe.id,
         attempt_id=attempt_id,
@@ -180,7 +158,7 @@ def measurement_row(
         reserved_bytes=memory and memory.reserved_bytes,
         device_bytes=memory and memory.device_bytes,
         step_time_s=step_time_s,
-        tokens_per_s=_tokens(study, probe, count) / step_time_s if step_time_s else None,
+        tokens_per_s=tokens / step_time_s if step_time_s else None,
         wall_s=found.wall_s,
         device_s=found.device_s,
         measurement=found.as_dict(),
@@ -188,8 +166,72 @@ def measurement_row(
     )
 
 
-def _tokens(study: StudyRow, probe: ProbeRow, count: int) -> float:
-    """Tokens of a step of ``count`` micro-batches: that share of a whole optimizer step's."""
-    workload = study.question["workload"]
-    whole = workload["sequence_length"] * workload["global_batch_size"]
-    return float(whole * count / _settings_of(probe.settings).gradient_accumulation_steps)
+def _wasted_s(session: Session, study: StudyRow) -> tuple[float, float]:
+    """Seconds of attempts without a measurement: since the study was last asked, and before.
+
+    They were given back, lost, or ended in an accident after which the probe was tried again; at
+    the fidelity that is asked for. A lost one counts until the last sign of its worker.
+    """
+    rows = session.scalars(
+        select(AttemptRow)
+        .join(ProbeRow, ProbeRow.id == AttemptRow.probe_id)
+        .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
+        .where(
+            ProbeRow.study_id == study.id,
+            ProbeRow.fidelity == Terms.from_dict(study.limits).fidelity,
+            AttemptRow.state != AttemptState.RUNNING,
+            (MeasurementRow.attempt_id.is_(None)) | (AttemptRow.state == AttemptState.LOST),
+        )
+    )
+    now: list[float] = []
+    before: list[float] = []
+    for row in rows:
+        assert row.ended_at is not None, row.id
+        end = row.ended_at
+        if row.state is AttemptState.LOST:
+            end = min(end, row.lease_until - timedelta(seconds=lease.LEASE_S))
+        seconds = max(0.0, (end - row.started_at).total_seconds())
+        (now if row.started_at >= study.asked_at else before).append(seconds)
+    return fsum(now), fsum(before)
+
+
+def similar_studies(
+    session: Session, question: Question, limit: int = MOST_SIMILAR
+) -> tuple[Study, ...]:
+    """Studies of other questions about the same stack and kind of cluster, those asked last first.
+
+    They have their finished probes that ran steps, and nothing else. None is of another framework,
+    other versions, another GPU, node or link, or another number format; the number of nodes, the
+    workload and the knobs may differ. A study that this version cannot read is left out.
+    """
+    ran = (ProbeRow.state == ProbeState.DONE, ProbeRow.fidelity.in_(PROBED))
+    any_ran = select(ProbeRow.id).where(ProbeRow.study_id == StudyRow.id, *ran).exists()
+    rows = session.scalars(
+        select(StudyRow)
+        .where(StudyRow.kind == question.kind, StudyRow.identity != question.identity, any_ran)
+        .order_by(StudyRow.asked_at.desc(), StudyRow.id)
+        .limit(limit)
+    ).all()
+    if not rows:
+        return ()
+    newest = session.execute(
+        select(*PROBE_COLUMNS, ProbeRow.study_id, _FOUND)
+        .join(MeasurementRow, MeasurementRow.probe_id == ProbeRow.id)
+        .where(ProbeRow.study_id.in_([row.id for row in rows]), *ran)
+        .order_by(ProbeRow.id.desc())
+        .limit(MOST_PROBES)
+    ).all()
+    probes: dict[str, list[Probe]] = {}
+    for one in reversed(newest):
+        with suppress(UsageError, KeyError, TypeError, ValueError):  # another version's
+            probe = probe_of(one, _measurement(one.found))
+            # A stand-in's times are of another kind of device.
+            emulation = probe.measurement and probe.measurement.emulation
+            if not (emulation and emulation.stands_in):
+                probes.setdefault(one.study_id, []).append(probe)
+    studies = []
+    for row in rows:
+        if own := probes.get(row.id):
+            with suppress(UsageError, KeyError, TypeError, ValueError):  # another version's
+                studies.append(_study_of(row, tuple(own), {}))
+    return tuple(studies)

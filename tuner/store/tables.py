@@ -1,15 +1,14 @@
-"""The tables, but for those of page_tables. A change needs a migration; tests compare the two.
+"""The tables, and the words in their columns. A change needs a migration; tests compare both.
 
 studies ──< probes ──< attempts        one running attempt per probe, by a partial unique index
    │          │           └──< devices    held by a running attempt, each by one only
    │          └──── measurements       one per probe
    ├──< events
+   ├──── summaries                     one per study at most: its answer in one line
    └──< requests                       answered before, by their idempotency keys
-dry_runs                               kept for all studies; their measurements name them
-guards                                 verdicts, kept for all studies
-calibrations                           kept for all studies of such devices
-workers                                processes that serve studies, as they last said
-keys, audit                            who may use the service, and what they did
+dry_runs, checks, calibrations         learned once, used for all studies
+workers                                processes that serve studies, as they last reported
+keys ──< sessions, audit               who may use the service, who signed in, and what they did
 """
 
 import json
@@ -28,27 +27,53 @@ from sqlalchemy import (
     Integer,
     MetaData,
     String,
-    Table,
     Text,
     UniqueConstraint,
-    event,
+    select,
     text,
 )
-from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-from tuner.guard.ruling import Ruling
-from tuner.measurement import Fidelity, Outcome
-from tuner.store.records import AttemptState, EventKind, Scope
-from tuner.study import ProbeState, StudyState
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import ProbeState, StudyState
+from tuner.guard.check import Ruling
 
+# Not Alembic's own name, which other programs use in databases that may be shared.
 VERSION_TABLE = "tuner_alembic_version"
-"""Not Alembic's own name, which other programs use in databases that may be shared."""
 
 STATUS_LENGTH = 32
+
+# A probe has any number of attempts, and at most one that runs.
+RUNNING = "state = 'running'"
+
+
+class AttemptState(StrEnum):
+    """State of an attempt of a probe. Only a running one may record."""
+
+    RUNNING = "running"  # its worker holds the lease
+    DONE = "done"  # its worker recorded an outcome
+    LOST = "lost"  # the lease ran out, or its worker's process is gone
+    GIVEN_BACK = "given_back"  # its worker had to stop; it does not count as a try
+
+
+class EventKind(StrEnum):
+    """Kind of an event, which decides what its data holds."""
+
+    ASKED = "asked"  # the question was asked: {"again", "terms"}
+    STUDY = "study"  # the study moved: {"before", "state", "reason"}
+    PROBE = "probe"  # a probe moved: {"probe", "settings", "repetition", "state", "attempt", ...}
+
+
+class Scope(StrEnum):
+    """Rights of a key; each one allows what those before it do."""
+
+    READ = "read"  # see studies and metrics
+    SUBMIT = "submit"  # ask questions, and cancel studies
+    ADMIN = "admin"  # see who did what
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -101,6 +126,16 @@ def _now_in_postgresql(element: UtcNow, compiler: Any, **kw: Any) -> str:
     return "date_trunc('milliseconds', clock_timestamp())"
 
 
+def clock(session: Session) -> datetime:
+    """Time by the database's clock."""
+    return session.scalars(select(UtcNow())).one()
+
+
+def iso(moment: datetime) -> str:
+    """ISO 8601 with milliseconds and ``Z``."""
+    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+
+
 class Base(DeclarativeBase):
     """Base of all tables; constraints are named, so that migrations can name them."""
 
@@ -134,12 +169,12 @@ def _parent(column: str) -> ForeignKey:
     return ForeignKey(column, ondelete="CASCADE")
 
 
+# An id is never given again, also when the newest row was deleted.
 _KEEP_IDS = {"sqlite_autoincrement": True}
-"""An id is never given again, also when the newest row was deleted."""
 
 
 class StudyRow(Base):
-    """A question and the terms on which it was asked last."""
+    """A question, and the limits that it was last asked with."""
 
     __tablename__ = "studies"
     __table_args__ = (
@@ -150,33 +185,33 @@ class StudyRow(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     identity: Mapped[str] = mapped_column(String(64), unique=True)
-    kind: Mapped[str] = mapped_column(String(64), server_default="")
-    """``Question.kind``: of which others it may teach something."""
+    kind: Mapped[str] = mapped_column(String(64))
+    """``Question.kind``, equal for studies that may teach something of each other."""
     model_name: Mapped[str] = mapped_column(Text)
     cluster_name: Mapped[str] = mapped_column(Text)
     question: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    terms: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    limits: Mapped[dict[str, Any]] = mapped_column(JsonText)
     state: Mapped[StudyState] = mapped_column(_status(StudyState, "state"))
     reason: Mapped[str] = mapped_column(Text)
-    pool: Mapped[str] = mapped_column(String(64), server_default="")
+    pool: Mapped[str] = mapped_column(String(64))
     """Label of the workers that may be at it; empty for any."""
     revision: Mapped[int]
     seed: Mapped[int]
     probes_before: Mapped[int]
-    guard_s: Mapped[float] = mapped_column(Double, server_default="0")
-    """Seconds in which small twins were trained for the latest asking."""
-    guard_before_s: Mapped[float] = mapped_column(Double, server_default="0")
-    """The same for earlier ones."""
+    guard_s: Mapped[float] = mapped_column(Double)
+    """Seconds in which replicas were trained since it was last asked."""
+    guard_before_s: Mapped[float] = mapped_column(Double)
+    """Seconds in which replicas were trained before that."""
     worker: Mapped[dict[str, Any] | None] = mapped_column(JsonText)
-    """Who is at it, while it runs."""
+    """Its worker, while it runs."""
     worker_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
-    """When that worker last did something for the study."""
+    """Time when that worker last did something for the study."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     asked_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class ProbeRow(Base):
-    """Settings to be tried in a study."""
+    """A configuration to be tried in a study."""
 
     __tablename__ = "probes"
     __table_args__ = (
@@ -190,7 +225,7 @@ class ProbeRow(Base):
     id: Mapped[int] = _row_id()
     study_id: Mapped[str] = mapped_column(_parent("studies.id"))
     settings: Mapped[str] = mapped_column(Text)
-    """``str(Settings)``."""
+    """Its configuration as text."""
     fidelity: Mapped[Fidelity] = mapped_column(_status(Fidelity, "fidelity"))
     repetition: Mapped[int]
     accumulation_counts: Mapped[list[int]] = mapped_column(JsonText)
@@ -201,10 +236,6 @@ class ProbeRow(Base):
     finished_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
-_RUNNING = "state = 'running'"
-"""A probe has any number of attempts, and at most one that runs."""
-
-
 class AttemptRow(Base):
     """One execution of a probe by a worker, with its lease."""
 
@@ -212,9 +243,10 @@ class AttemptRow(Base):
     __table_args__ = (
         UniqueConstraint("probe_id", "number"),
         CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
-        Index("uq_attempts_running", "probe_id", unique=True, sqlite_where=text(_RUNNING)),
+        # Partial on PostgreSQL too, where the migration makes it: the option's name here would
+        # import that dialect, which takes 80 ms of every command.
+        Index("uq_attempts_running", "probe_id", unique=True, sqlite_where=text(RUNNING)),
         Index(None, "state", "lease_until"),
-        Index(None, "claim_key", unique=True),
         _KEEP_IDS,
     )
 
@@ -226,23 +258,12 @@ class AttemptRow(Base):
     outcome: Mapped[Outcome | None] = mapped_column(_status(Outcome, "outcome"))
     detail: Mapped[str] = mapped_column(Text)
     worker: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    devices: Mapped[list[str]] = mapped_column(JsonText, server_default="[]")
-    """Those that it held, as in ``devices``; kept after its end. Where it is known which of them
-    were lost, these alone are kept: the probe is not tried on them again."""
+    devices: Mapped[list[str]] = mapped_column(JsonText)
+    """Devices that it held, kept after its end; those alone that were lost, where that is known:
+    the probe is not tried on them again."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     lease_until: Mapped[datetime] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
-    claim_key: Mapped[str | None] = mapped_column(String(32))
-    """Of the claim that made it, by which that is known when it comes twice."""
-
-
-@event.listens_for(AttemptRow.__table__, "before_create")
-def _make_partial_on_postgresql(table: Table, connection: Connection, **_: Any) -> None:
-    """Said late, because naming the option imports that dialect: 80 ms of every command."""
-    if connection.dialect.name == "postgresql":
-        for index in table.indexes:
-            if index.name == "uq_attempts_running":
-                index.dialect_kwargs["postgresql_where"] = text(_RUNNING)
 
 
 class DeviceRow(Base):
@@ -256,7 +277,7 @@ class DeviceRow(Base):
 
 
 class MeasurementRow(Base):
-    """What a probe found: the whole of it, and the figures that queries want."""
+    """The result of a probe: the whole of it as JSON, and the figures that queries need."""
 
     __tablename__ = "measurements"
     __table_args__ = (Index(None, "outcome", "wall_s"),)
@@ -265,7 +286,7 @@ class MeasurementRow(Base):
         _parent("probes.id"), primary_key=True, autoincrement=False
     )
     attempt_id: Mapped[int | None] = mapped_column(_parent("attempts.id"), index=True)
-    """``None`` when nobody had to try, because a dry run of another study's said it."""
+    """``None`` when nobody had to try, because another study's dry run is used."""
     outcome: Mapped[Outcome] = mapped_column(_status(Outcome, "outcome"))
     allocated_bytes: Mapped[int | None] = mapped_column(BigInteger)
     reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -292,16 +313,16 @@ class DryRunRow(Base):
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
-class GuardRow(Base):
-    """What training a twin has shown, or a probe that failed, for any number of studies."""
+class CheckRow(Base):
+    """Result of training a replica, or of a probe that failed, for any number of studies."""
 
-    __tablename__ = "guards"
+    __tablename__ = "checks"
 
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """SHA-256, in hex, of all that the verdict depends on."""
+    """SHA-256, in hex, of all that the result depends on."""
     family: Mapped[str] = mapped_column(String(64), index=True)
-    """Of the model's structure and the versions; empty of a probe's."""
-    ruling: Mapped[Ruling] = mapped_column(_status(Ruling, "ruling"))
+    """Hash of the model's structure and the versions; empty for a probe's."""
+    result: Mapped[Ruling] = mapped_column(_status(Ruling, "result"))
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
     """``Verdict.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
@@ -338,8 +359,20 @@ class EventRow(Base):
     data: Mapped[dict[str, Any]] = mapped_column(JsonText)
 
 
+class SummaryRow(Base):
+    """The answer of a study in one line, as it was when it was last computed."""
+
+    __tablename__ = "summaries"
+
+    study_id: Mapped[str] = mapped_column(_parent("studies.id"), primary_key=True)
+    newest_event: Mapped[int] = mapped_column(BigInteger)
+    """Id of the study's newest event before the answer was computed."""
+    content: Mapped[dict[str, Any]] = mapped_column(JsonText)
+    made_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
 class RequestRow(Base):
-    """A request that was answered: sent again with the same key, it has the same answer."""
+    """A request that was answered: sent again with the same key, it gets the same answer."""
 
     __tablename__ = "requests"
 
@@ -347,7 +380,7 @@ class RequestRow(Base):
     """Id of the key that it came with; empty where none is needed."""
     idempotency_key: Mapped[str] = mapped_column(String(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(String(64))
-    """SHA-256, in hex, of what was asked."""
+    """SHA-256, in hex, of its body."""
     study_id: Mapped[str] = mapped_column(_parent("studies.id"), index=True)
     created_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
 
@@ -362,9 +395,9 @@ class WorkerRow(Base):
     identity: Mapped[dict[str, Any]] = mapped_column(JsonText)
     """``WorkerIdentity.as_dict()``."""
     pools: Mapped[list[str]] = mapped_column(JsonText)
-    """Labels of studies that it serves, beside those that name none."""
+    """Labels of studies that it serves, beside those without one."""
     machine: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``Machine.as_dict()`` of where it runs."""
+    """``Machine.as_dict()`` of its machine."""
     versions: Mapped[dict[str, str]] = mapped_column(JsonText)
     """Releases of the packages that probes depend on, by package."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
@@ -379,7 +412,7 @@ class KeyRow(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(64))
-    """For people."""
+    """Name for people."""
     hash: Mapped[str] = mapped_column(String(64))
     """SHA-256, in hex, of its secret, which is 256 random bits."""
     scope: Mapped[Scope] = mapped_column(_status(Scope, "scope"))
@@ -388,8 +421,22 @@ class KeyRow(Base):
     revoked_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
+class SessionRow(Base):
+    """A browser that has signed in with a key. Its token itself is nowhere kept."""
+
+    __tablename__ = "sessions"
+
+    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """SHA-256, in hex, of the token, which is 256 random bits."""
+    key_id: Mapped[str] = mapped_column(_parent("keys.id"), index=True)
+    """The key that it acts for."""
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
+    """Time at which it ends unless it is used before; each use may put it off."""
+
+
 class AuditRow(Base):
-    """One thing that somebody did or was refused; never changed."""
+    """One thing that somebody did; never changed."""
 
     __tablename__ = "audit"
     __table_args__ = (_KEEP_IDS,)
@@ -397,8 +444,8 @@ class AuditRow(Base):
     id: Mapped[int] = _row_id()
     at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     actor: Mapped[str] = mapped_column(String(64))
-    """Id of a key; ``local``, with a user's name where a command did it; or ``unknown``."""
+    """Id of a key; or ``local``, with a user's name where a command did it."""
     action: Mapped[str] = mapped_column(String(64))
     """Such as ``tune.submit``."""
-    study_id: Mapped[str] = mapped_column(String(32), server_default="")
+    study_id: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]] = mapped_column(JsonText)

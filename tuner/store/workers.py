@@ -1,21 +1,70 @@
-"""Workers that serve studies: who they are, what they have, and when they gave a sign last."""
+"""Workers: who they are, whether their processes live, and those that serve studies now."""
 
+import os
+import platform
+import socket
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from tuner.store.clock import clock, iso
-from tuner.store.identity import WorkerIdentity
-from tuner.store.records import LEASE_S
-from tuner.store.tables import WorkerRow
-from tuner.store.transactions import Transactions
+from tuner.core import lease
+from tuner.store.engine import Transactions
+from tuner.store.tables import WorkerRow, clock, iso
 
+# Seconds after its last sign for which a worker is remembered.
 KEPT_S = 7 * 24 * 3600
-"""Seconds after its last sign for which a worker is remembered."""
+# The system's boot time, from which starts are counted, is read separately and in whole seconds,
+# and no pid comes round again so soon.
+# Seconds: start times of a pid that are nearer than this are of the same process.
+START_TOLERANCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """A process that runs probes, told apart from every other one, later ones included."""
+
+    host: str
+    """The machine's name."""
+    boot_id: str
+    """This boot of the machine, and the process namespace in which ``pid`` has its meaning."""
+    pid: int
+    """Process id."""
+    started: float
+    """Start of the process, in seconds since the boot; setting the clock does not move it."""
+    name: str = ""
+    """Name for people."""
+
+    @classmethod
+    def of_this_process(cls, name: str = "") -> "WorkerIdentity":
+        """The running process; its name is ``host:pid`` unless given."""
+        host, pid = socket.gethostname(), os.getpid()
+        started = _process_start_s(pid)
+        assert started is not None, "this process runs"
+        name = name or f"{host}:{pid}"
+        return cls(host=host, boot_id=_boot_id(), pid=pid, started=started, name=name)
+
+    def is_alive(self) -> bool | None:
+        """True if the process lives; ``None`` when that cannot be seen from this machine."""
+        if (self.host, self.boot_id) != (socket.gethostname(), _boot_id()):
+            return None
+        started = _process_start_s(self.pid)
+        if started is None:
+            return None if _hidden(self.pid) else False
+        return abs(started - self.started) < START_TOLERANCE_S
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "WorkerIdentity":
+        """The reverse of :meth:`as_dict`."""
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,28 +76,24 @@ class RegisteredWorker:
     identity: WorkerIdentity
     """The process."""
     pools: tuple[str, ...]
-    """Labels of studies that it serves, beside those that name none."""
+    """Labels of studies that it serves, beside those without one."""
     machine: Mapping[str, Any]
-    """Where it runs: see :meth:`tuner.machine.Machine.from_dict`."""
+    """Its machine: see :meth:`tuner.machine.Machine.from_dict`."""
     versions: Mapping[str, str]
     """Releases of the packages that probes depend on, by package."""
     started_at: str
-    """When it registered, UTC in ISO 8601."""
+    """Time when it registered, UTC in ISO 8601."""
     seen_at: str
-    """When it gave a sign last, UTC in ISO 8601."""
+    """Time of its last sign, UTC in ISO 8601."""
 
     @property
     def name(self) -> str:
-        """What people see."""
+        """Name for people."""
         return self.identity.name
 
 
 class Workers:
-    """The workers of a database. Each method is one short transaction, and raises as the store's.
-
-    Args:
-        transactions: of an open store.
-    """
+    """The workers of a database. Each method is one transaction."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -64,9 +109,9 @@ class Workers:
 
         Args:
             identity: its process.
-            pools: labels of studies that it serves, beside those that name none.
-            machine: ``Machine.as_dict()`` of where it runs.
-            versions: releases of packages, as :func:`tuner.framework.installed_versions` says.
+            pools: labels of studies that it serves, beside those without one.
+            machine: ``Machine.as_dict()`` of its machine.
+            versions: releases of packages, as :func:`tuner.core.framework.installed_versions` says.
 
         Returns:
             Its id, for :meth:`seen` and :meth:`stopped`.
@@ -95,10 +140,10 @@ class Workers:
         """Notes that a worker takes no more; ``False`` when it was forgotten."""
         return self._note(worker_id, stopped=True)
 
-    def living(self, pool: str = "", lease_s: float = LEASE_S) -> list[RegisteredWorker]:
-        """The workers that serve studies of a pool, or of none; see :func:`read_living`."""
+    def living(self, pool: str = "") -> list[RegisteredWorker]:
+        """The living workers that serve studies of a pool, or of none; see :func:`read_living`."""
         with self._transactions.read() as session:
-            found = read_living(session, lease_s)
+            found = read_living(session)
         return [worker for worker in found if not pool or pool in worker.pools]
 
     def _note(self, worker_id: int, *, stopped: bool) -> bool:
@@ -111,29 +156,61 @@ class Workers:
             return True
 
 
-def read_living(session: Session, lease_s: float = LEASE_S) -> list[RegisteredWorker]:
+def read_living(session: Session) -> list[RegisteredWorker]:
     """Workers that gave a sign within a lease's time and did not stop, oldest first.
 
-    One whose process is known to be gone, which can be told of this machine's, is not living.
+    One of this machine whose process is gone is not among them.
     """
-    since = clock(session) - timedelta(seconds=lease_s)
+    since = clock(session) - timedelta(seconds=lease.LEASE_S)
     signed = (WorkerRow.seen_at > since, WorkerRow.stopped_at.is_(None))
-    rows = session.scalars(select(WorkerRow).where(*signed).order_by(WorkerRow.id)).all()
-    found = (_registered(row) for row in rows)
+    found = [
+        RegisteredWorker(
+            id=row.id,
+            identity=WorkerIdentity.from_dict(row.identity),
+            pools=tuple(row.pools),
+            machine=row.machine,
+            versions=row.versions,
+            started_at=iso(row.started_at),
+            seen_at=iso(row.seen_at),
+        )
+        for row in session.scalars(select(WorkerRow).where(*signed).order_by(WorkerRow.id))
+    ]
     return [worker for worker in found if worker.identity.is_alive() is not False]
 
 
-def _registered(row: WorkerRow) -> RegisteredWorker:
-    return RegisteredWorker(
-        id=row.id,
-        identity=WorkerIdentity.from_dict(row.identity),
-        pools=tuple(row.pools),
-        machine=row.machine,
-        versions=row.versions,
-        started_at=_text(row.started_at),
-        seen_at=_text(row.seen_at),
-    )
+def _process_start_s(pid: int) -> float | None:
+    """Seconds from the boot to the process's start; ``None`` if it is not seen or has ended."""
+    import psutil  # not needed to read a database
+
+    try:
+        process = psutil.Process(pid)
+        # A zombie has ended, though its parent has not looked yet.
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return float(process.create_time() - psutil.boot_time())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
 
 
-def _text(moment: datetime) -> str:
-    return iso(moment) or ""
+def _hidden(pid: int) -> bool:
+    """True if another user's process has this id: systems may hide what such a process is."""
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return False
+
+
+def _boot_id() -> str:
+    """An id that changes with every boot and differs between containers of one machine."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        import psutil
+
+        return f"{platform.system()}-{int(psutil.boot_time())}"

@@ -10,18 +10,15 @@ import json
 import logging
 import sys
 
-from tuner.cluster import Cluster
+from tuner.core.cluster import Cluster
 from workers.calibrate.run import Options, StoppedError, calibrate
-from workers.command import run_command
-from workers.stop import StopRequest, open_fd
-
-INTERRUPTED = 130
+from workers.stop import INTERRUPTED, StopRequest, open_fd, run_command
 
 log = logging.getLogger("workers.calibrate")
 
 
 def main() -> int:
-    """Calibrate; the exit code."""
+    """Calibrates; the exit code."""
     from tuner.store import open_store  # calibrating needs no database
 
     options = _options()

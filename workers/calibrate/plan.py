@@ -1,15 +1,15 @@
-"""What is timed on a cluster: sizes that fill a device, in the order of what they tell."""
+"""The cases that are timed on a cluster: sizes that fill a device, the most telling first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.cluster import Cluster, Device
+from tuner.core.cluster import Cluster, Device
 
 Case = dict[str, Any]
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
+# Layers of the two depths that a model is timed at: their difference is three layers.
 FEW, MANY = 1, 4
-"""Layers of the two depths that a model is timed at: their difference is three layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ CPU = Sizes(
     beside=(512, 2**21),
     case_s=0.4,
 )
+# To see that all of it runs; its rates mean nothing.
 QUICK = Sizes(
     rows=64,
     widths=(64, 128),
@@ -79,16 +80,10 @@ QUICK = Sizes(
     beside=(64, 2**12),
     case_s=0.01,
 )
-"""To see that all of it runs; its rates mean nothing."""
 
 
 def plan(cluster: Cluster, sizes: Sizes | None = None) -> dict[str, Any]:
-    """The spec of a calibration, without the seconds that it may take.
-
-    Args:
-        cluster: whose ranks take part.
-        sizes: by default those of its kind of device.
-    """
+    """The spec of a calibration, without the seconds that it may take."""
     if sizes is None:
         sizes = CPU if cluster.gpu.device is Device.CPU else CUDA
     return {

@@ -8,25 +8,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.cluster import Cluster, Device
-from tuner.cost.calibration import Calibration
+from tuner.core.cluster import Cluster, Device
+from tuner.cost.calibration import Calibration, merged
 from tuner.cost.calibration_fit import fitted
-from tuner.cost.readings import merged
 from tuner.errors import ProbeError
 from workers.calibrate.plan import QUICK, plan
-from workers.device_locks import DeviceLocks, default_lock_path
+from workers.devices import (
+    DeviceLocks,
+    check_cluster,
+    default_lock_path,
+    devices_here,
+    first_gpus,
+)
 from workers.launchers.base import Ended, Job, Launcher, Run, Why
 from workers.launchers.local import LocalLauncher, probe_argv
-from workers.machine import check_cluster
-from workers.measuring.files import record_path, write_spec
-from workers.measuring.folders import default_probes_folder, make_folder, remove_folder
-from workers.placement import devices_here, first_gpus, turn_on_all
+from workers.measuring.files import (
+    default_probes_folder,
+    make_folder,
+    record_path,
+    remove_folder,
+    write_spec,
+)
 from workers.stop import StopRequest
 
+# From a rank's start to its last case's begin.
 BUDGET_S = 80.0
-"""From a rank's start to its last case's begin."""
+# For all of it: under two minutes.
 DEADLINE_S = 118.0
-"""For all of it: under two minutes."""
 POLL_S = 0.1
 
 log = logging.getLogger("workers.calibrate")
@@ -43,9 +51,9 @@ class Options:
     folder: Path = field(default_factory=default_probes_folder)
     """For its own folder."""
     lock: Path = field(default_factory=default_lock_path)
-    """Of each device a lock beside it is held while ranks run: a probe would spoil both."""
+    """Path of the locks of devices, which are held while ranks run: a probe would spoil both."""
     quick: bool = False
-    """Whether only small cases are timed, which shows that it runs, and nothing else."""
+    """Time small cases only, which shows that it runs, and nothing else."""
 
 
 def calibrate(
@@ -55,13 +63,7 @@ def calibrate(
     launcher: Launcher | None = None,
     options: Options | None = None,
 ) -> Calibration:
-    """Measure the cluster, which must be this machine.
-
-    Args:
-        cluster: all of whose ranks take part.
-        stop: asked all the while.
-        launcher: starts the ranks; by default on this machine.
-        options: how.
+    """Measures the cluster, which must be this machine.
 
     Raises:
         ProbeError: this machine is not the cluster, or a rank failed.
@@ -69,27 +71,23 @@ def calibrate(
     """
     options = options or Options()
     check_cluster(cluster)
-    turn = turn_on_all(options.lock, devices_here())
+    locks = DeviceLocks(options.lock, [device.name for device in devices_here()])
     folder = None
     try:
-        _wait_for(turn, stop)
+        is_waiting = False
+        while not locks.acquire():
+            if not is_waiting:
+                log.info("waiting for a probe on this machine")
+            is_waiting = True
+            if why := stop.wait(POLL_S):
+                raise StoppedError(why)
         folder = make_folder(options.folder, "calibration")
         spec = {**plan(cluster, QUICK if options.quick else None), "budget_s": BUDGET_S}
         return _measured(cluster, spec, folder, stop, launcher or LocalLauncher())
     finally:
-        turn.give()
+        locks.release()
         if folder is not None:
             remove_folder(folder)
-
-
-def _wait_for(turn: DeviceLocks, stop: StopRequest) -> None:
-    told = False
-    while not turn.take():
-        if not told:
-            log.info("waiting for a probe on this machine")
-        told = True
-        if why := stop.wait(POLL_S):
-            raise StoppedError(why)
 
 
 def _measured(
@@ -110,8 +108,13 @@ def _measured(
         run = launcher.start(job)
     except OSError as error:
         raise ProbeError(f"the ranks could not be started: {error}") from error
-    ended = _supervised(run, stop)
-    records = read_calibration_records(folder, ended, run)
+    try:
+        while (ended := run.poll()) is None:
+            if why := stop.wait(POLL_S):
+                raise StoppedError(why)
+    finally:
+        run.cancel()  # which does nothing to ranks that have ended
+    records = _read_records(folder, ended, run)
     try:
         return fitted(
             merged(spec["cases"], [record["readings"] for record in records]),
@@ -124,20 +127,8 @@ def _measured(
         raise ProbeError(f"what the ranks timed cannot be used: {error}") from error
 
 
-def _supervised(run: Run, stop: StopRequest) -> Ended:
-    try:
-        while (ended := run.poll()) is None:
-            if why := stop.wait(POLL_S):
-                run.cancel()
-                raise StoppedError(why)
-    except BaseException:
-        run.cancel()
-        raise
-    return ended
-
-
-def read_calibration_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, Any]]:
-    """What every rank wrote.
+def _read_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, Any]]:
+    """The records of all ranks.
 
     Raises:
         ProbeError: a rank failed, or wrote nothing; with the earliest one's reason.
@@ -147,8 +138,11 @@ def read_calibration_records(folder: Path, ended: Ended, run: Run) -> Sequence[d
     first = sorted(ended.ranks, key=lambda end: (end.stopped, end.ended_at))
     found: dict[int, dict[str, Any]] = {}
     for end in first:
-        record = _read(record_path(folder, end.rank))
-        if record is None:
+        try:
+            record = json.loads(record_path(folder, end.rank).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            record = None
+        if not isinstance(record, dict):
             words = run.logs().get(end.rank, "").strip().splitlines()
             last = f": {words[-1][:300]}" if words else ""
             raise ProbeError(f"rank {end.rank} ended with exit code {end.code}{last}")
@@ -158,11 +152,3 @@ def read_calibration_records(folder: Path, ended: Ended, run: Run) -> Sequence[d
             raise ProbeError(f"rank {end.rank} failed in {record.get('phase')}: {what}")
         found[end.rank] = record
     return [found[rank] for rank in sorted(found)]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None

@@ -1,4 +1,4 @@
-"""What every launcher does: start the ranks of a job, watch them, and leave none behind."""
+"""The interface of all launchers: start the ranks of a job, watch them, and leave none behind."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,10 +7,10 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any, Protocol
 
+# In a job's argv: replaced by the number of the rank's end of the pipe to its supervisor.
 WATCH_FD = "{watch_fd}"
-"""In a job's argv: replaced by the number of the rank's end of the pipe to its supervisor."""
+# In a job's argv: replaced by how its ranks find each other: ``file`` or ``address``.
 RENDEZVOUS = "{rendezvous}"
-"""In a job's argv: replaced by how its ranks find each other: ``file`` or ``address``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +85,12 @@ class RankEnd:
     """How one rank ended."""
 
     rank: int
-    """Which."""
     code: int
     """Exit code, or minus the signal's number, as subprocess has it."""
     ended_at: float
     """Unix seconds when its end was seen."""
     stopped: bool
-    """Whether the launcher ended it."""
+    """Set if the launcher ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,6 @@ class Ended:
     """How a job ended. Nothing of it is left."""
 
     why: Why
-    """What ended it."""
     ranks: tuple[RankEnd, ...]
     """How each rank ended, by rank."""
     wall_s: float
@@ -109,7 +107,7 @@ class Ended:
     detail: str = ""
     """More on why, in words, where the ranks' own records cannot know it."""
     lost_nodes: tuple[int, ...] = ()
-    """Of the nodes, counted from 0 in the order of ranks, those that are gone, if it is known."""
+    """Nodes that are gone, counted from 0 in the order of ranks, where it is known."""
     node_devices: tuple[tuple[str, ...], ...] = ()
     """Names of all devices of each node, in the order of ranks; empty where they are not known."""
 
@@ -118,10 +116,10 @@ class Run(Protocol):
     """A job that was started. It is supervised only while :meth:`poll` is called every second."""
 
     def poll(self) -> Ended | None:
-        """Supervise; how the job ended, once it is over and nothing of it is left."""
+        """Supervises; how the job ended, once it is over and nothing of it is left."""
 
     def cancel(self) -> Ended:
-        """End the job; returns when nothing of it is left."""
+        """Ends the job; returns when nothing of it is left."""
 
     def logs(self) -> Mapping[int, str]:
         """The end of each rank's output, by rank, without terminal colors."""
@@ -131,7 +129,7 @@ class Launcher(Protocol):
     """A way to start ranks."""
 
     def start(self, job: Job) -> Run:
-        """Start all ranks of ``job``.
+        """Starts all ranks of ``job``.
 
         Raises:
             OSError: a rank could not be started; none is left.

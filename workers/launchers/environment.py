@@ -1,20 +1,21 @@
-"""The environment of ranks: what they inherit, and their place."""
+"""The surroundings of ranks on a node: their environment, and kills for want of host memory."""
 
 import ipaddress
 from collections.abc import Mapping
+from pathlib import Path
 
 from tuner.machine import usable_cores
 from workers.launchers.base import Job
 
+# Of environment variables that ranks do not inherit: ours (a database's password may be in one),
+# those by which another launcher's settings would leak into the probe's, and Ray's token.
 DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_", "RAY_")
-"""Of environment variables that ranks do not inherit: ours (a database's password may be in
-one), those by which another launcher's settings would leak into the probe's, and Ray's token."""
+# More of them: a probe needs no access to anything.
 DROPPED = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GROUP_RANK", "ROLE_RANK"})
-"""More of them: a probe needs no access to anything."""
 
 
 def kept_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What may pass to ranks, and to whatever starts them: neither secrets nor settings."""
+    """The part that may pass to ranks, and to whatever starts them: no secrets, no settings."""
     return {
         name: value
         for name, value in inherited.items()
@@ -25,14 +26,7 @@ def kept_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def rank_environment(
     job: Job, rank: int, inherited: Mapping[str, str], *, address: str = ""
 ) -> dict[str, str]:
-    """The environment of one rank: ours without what must not leak, and its place.
-
-    Args:
-        job: what it is of.
-        rank: which.
-        inherited: of the process that starts it, on its node.
-        address: of rank 0's node, where there are several.
-    """
+    """The environment of one rank: ours without what must not leak, and its place."""
     on_node = job.ranks_per_node
     own = {
         "RANK": str(rank),
@@ -62,8 +56,37 @@ def rank_environment(
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own, for itself alone."""
+    """True for an address that is this machine's own, for itself alone."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Kills so far: of this process's cgroup (v2) where it is counted, else of the machine.
+
+    Two calls are compared; 0 where nothing counts them. Sources: ``memory.events`` in the
+    kernel's admin-guide/cgroup-v2, and ``oom_kill`` of /proc/vmstat.
+    """
+    for line in _lines(proc / "self" / "cgroup"):
+        if line.startswith("0::/"):
+            events = cgroups / line.removeprefix("0::/") / "memory.events"
+            if (count := _count(events)) is not None:
+                return count
+    return _count(proc / "vmstat") or 0
+
+
+def _count(path: Path) -> int | None:
+    for line in _lines(path):
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

@@ -11,21 +11,20 @@ from pathlib import Path
 
 from tuner.errors import ProbeError
 from workers.launchers.base import RENDEZVOUS, WATCH_FD, Job, RankEnd, Why
-from workers.launchers.environment import rank_environment
-from workers.launchers.hostmemory import oom_kills
+from workers.launchers.environment import oom_kills, rank_environment
 from workers.launchers.supervised import SILENCE_S, SupervisedRun, exit_code
 from workers.measuring.files import log_path
 from workers.probe.orders import SPEC
 
+# Seconds that a killed rank may take to be gone; longer means that a driver holds it.
 REAP_S = 30.0
-"""Seconds that a killed rank may take to be gone; longer means that a driver holds it."""
 
 
 class LocalLauncher:
     """Starts ranks on this machine."""
 
     def start(self, job: Job) -> "LocalRun":
-        """Start all ranks of ``job``, which is of one node.
+        """Starts all ranks of ``job``, which is of one node.
 
         Raises:
             OSError: a rank could not be started; none is left.
@@ -55,7 +54,7 @@ class LocalRun(SupervisedRun):
         return tuple(rank.pid for rank in self._ranks)
 
     def start(self) -> None:
-        """Start the ranks; see :meth:`LocalLauncher.start`."""
+        """Starts the ranks; see :meth:`LocalLauncher.start`."""
         try:
             for rank in range(self._job.ranks):
                 self._start_rank(rank)
@@ -64,19 +63,16 @@ class LocalRun(SupervisedRun):
             raise
 
     def feed(self) -> None:
-        """As of :class:`SupervisedRun`."""
         for feed in self._feeds:
             with suppress(BrokenPipeError, BlockingIOError):  # ended, or stopped for a day
                 os.write(feed, b".")
 
     def look(self) -> Iterator[RankEnd]:
-        """As of :class:`SupervisedRun`; nothing is reaped."""
         for rank, process in enumerate(self._ranks):
             if rank not in self._ends and (code := exit_code(process.pid)) is not None:
                 yield RankEnd(rank=rank, code=code, ended_at=time.time(), stopped=False)
 
     def stop(self, why: Why) -> Iterator[RankEnd]:
-        """As of :class:`SupervisedRun`: the whole group is ended, and reaped."""
         if len(self._ends) < len(self._ranks):
             self._signal(signal.SIGTERM)
             self._wait(self._job.term_grace_s)
@@ -89,7 +85,6 @@ class LocalRun(SupervisedRun):
             yield RankEnd(rank=rank, code=code, ended_at=time.time(), stopped=True)
 
     def host_oom_kills(self) -> int:
-        """As of :class:`SupervisedRun`."""
         return max(0, oom_kills() - self._oom_kills)
 
     def _start_rank(self, rank: int) -> None:

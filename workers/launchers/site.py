@@ -1,27 +1,40 @@
-"""Where a worker's probes run: this machine, or the nodes that somebody has given to it."""
+"""The machines on which a worker's probes run: this one, or nodes that somebody has given to it.
 
+    python -P -m workers.launchers.site FOLDER
+
+tells what the node has that it runs on, as one line of JSON on standard output: without torch, in a
+tenth of a second where there is no GPU.
+"""
+
+import json
 import math
-from collections.abc import Callable, Iterable
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from tuner.core.launcher import LauncherName
 from tuner.machine import Machine, this_machine
+from workers.devices import Device, cores_name, devices_here
 from workers.launchers.base import Launcher
-from workers.launchers.facts import Facts
 from workers.launchers.local import LocalLauncher
-from workers.placement import Device, devices_here
+from workers.stop import StopRequest
 
 
 class Site(Protocol):
-    """Machines on which probes run, and what starts ranks on them."""
+    """Machines on which probes run, and the launcher of ranks on them."""
 
     @property
     def name(self) -> str:
-        """What people see, such as ``this machine`` or ``Slurm job 12``."""
+        """Shown to people, such as ``this machine`` or ``Slurm job 12``."""
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine alone, whose devices others may want: turns are taken then.
+        """True for this machine alone, whose devices others may want: they are locked then.
 
         Devices of other sites are their owner's; the database keeps them apart by name.
         """
@@ -35,7 +48,7 @@ class Site(Protocol):
         """Seconds until it is taken away; infinite where that is not known."""
 
     def machines(self) -> tuple[Machine, ...]:
-        """What is there now, found on each machine itself; the first is rank 0's.
+        """The machines that are there now, each found on itself; the first is rank 0's.
 
         Raises:
             ProbeError: it cannot be found out.
@@ -54,7 +67,6 @@ class LocalSite:
     """This machine."""
 
     launcher: Launcher = field(default_factory=LocalLauncher)
-    """As of :class:`Site`."""
     find_devices: Callable[[], tuple[Device, ...]] = devices_here
     """Finds the devices of this machine."""
     name: str = "this machine"
@@ -62,15 +74,100 @@ class LocalSite:
     left_s: float = math.inf
 
     def machines(self) -> tuple[Machine, ...]:
-        """As of :class:`Site`."""
         return (this_machine(),)
 
     def devices(self) -> tuple[Device, ...]:
-        """As of :class:`Site`."""
         return self.find_devices()
+
+
+def default_launcher() -> LauncherName:
+    """Slurm's inside an allocation of several nodes, else the local one.
+
+    Containers inherit an allocation's variables, and often have no ``srun`` to go with them.
+    """
+    from workers.launchers.slurm_site import has_several_nodes
+
+    is_slurm = has_several_nodes(os.environ) and shutil.which("srun") is not None
+    return LauncherName.SLURM if is_slurm else LauncherName.LOCAL
+
+
+def open_site(
+    launcher: LauncherName, stop: StopRequest, folder: Path, *, ray: str = ""
+) -> AbstractContextManager[Site]:
+    """The site of a launcher, as a context.
+
+    Args:
+        stop: is requested when the site is gone for good.
+        folder: for the files of probes.
+        ray: address of a Ray cluster; else that of RAY_ADDRESS, or one is started.
+
+    Raises:
+        UsageError: it cannot be had here.
+        ProbeError: it does not answer, when the context is entered.
+    """
+    if launcher is LauncherName.SLURM:
+        from workers.launchers.slurm_site import slurm_site
+
+        return slurm_site(stop, folder)
+    if launcher is LauncherName.RAY:
+        from workers.launchers.ray.launcher import ray_site
+
+        return ray_site(ray or os.environ.get("RAY_ADDRESS", ""))
+    return nullcontext(LocalSite())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A node's devices, and its view of the probes' folder."""
+
+    machine: Machine
+    """Its GPUs, cores and memory."""
+    cores: str
+    """The name of its cores, as a device."""
+    sees_folder: bool
+    """Set if the probes' folder is there too."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of all of its devices (:class:`workers.devices.Device`)."""
+        return (*(gpu.uuid for gpu in self.machine.gpus), self.cores)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "machine": self.machine.as_dict(),
+            "cores": self.cores,
+            "sees_folder": self.sees_folder,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
+        """The reverse of :meth:`as_dict`."""
+        return cls(**{**values, "machine": Machine.from_dict(values["machine"])})
+
+
+def facts_here(folder: Path | None = None) -> Facts:
+    """Looks at the machine that this runs on, and for a folder there."""
+    machine = this_machine()
+    return Facts(
+        machine=machine,
+        cores=cores_name(machine.name),
+        sees_folder=folder is not None and folder.is_dir(),
+    )
 
 
 def devices_of(nodes: Iterable[Facts]) -> tuple[Device, ...]:
     """The devices of a site's nodes, each name once: nodes of one machine share its cores."""
     names = dict.fromkeys(name for node in nodes for name in node.devices)
     return tuple(Device(name=name) for name in names)
+
+
+def main() -> int:
+    """Tells them, with Slurm's name of this node."""
+    found = facts_here(Path(sys.argv[1]))
+    print(json.dumps({"node": os.environ["SLURMD_NODENAME"], **found.as_dict()}))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,29 +18,27 @@ from pathlib import Path
 from tuner.errors import ProbeError
 from workers.launchers.base import Job, RankEnd, Why
 from workers.launchers.environment import kept_environment
-from workers.launchers.logs import log_tail
-from workers.launchers.slurm_query import NodeState
-from workers.launchers.slurm_watch import Watch
+from workers.launchers.slurm_watch import NodeState, Watch
 from workers.launchers.supervised import SupervisedRun
 from workers.launchers.task import ALIVE, STOP, read_end
-from workers.measuring.files import end_path, log_path, write_json
+from workers.measuring.files import end_path, log_path, log_tail, write_json
 
+# As here: nodes share what is installed.
 PYTHON = sys.executable
-"""As here: nodes share what is installed."""
 JOB = "job.json"
 STEP_LOG = "srun.log"
+# Beside a job's grace, that srun gets to end after its tasks were told to; then it is made to.
 END_S = 15.0
-"""Beside a job's grace, that srun gets to end after its tasks were told to; then it is made to."""
+# For srun to start ranks, which takes a second. While it waits for something of Slurm's, a probe's
+# deadline would pass, and say of the settings that they are slow.
 START_S = 180.0
-"""For srun to start ranks, which takes a second. While it waits for something of Slurm's, a probe's
-deadline would pass, and say of the settings that they are slow."""
+# For srun to end when all its tasks have.
 LINGER_S = 1.0
-"""For srun to end when all its tasks have."""
+# For files of other nodes to be seen here when their tasks have ended.
 FILES_S = 5.0
-"""For files of other nodes to be seen here when their tasks have ended."""
 KILLED = -9
+# What srun says where there is none to turn off.
 NO_MATTER = "lacks support for cpu binding"
-"""What srun says where there is none to turn off."""
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +48,13 @@ class SlurmLauncher:
     """Starts ranks on the first nodes of an allocation that are not lost."""
 
     job_id: str
-    """Of the allocation."""
     watch: Watch
     """Over it."""
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of each node's devices, where they are known."""
 
     def start(self, job: Job) -> "SlurmRun":
-        """Start all ranks of ``job``.
+        """Starts all ranks of ``job``.
 
         Raises:
             OSError: srun could not be started.
@@ -106,11 +103,9 @@ class SlurmRun(SupervisedRun):
         os.set_blocking(self._feed, False)
 
     def feed(self) -> None:
-        """As of :class:`SupervisedRun`: srun passes it on to all tasks."""
-        self._say(ALIVE)
+        self._say(ALIVE)  # srun passes it on to all tasks
 
     def look(self) -> Iterator[RankEnd]:
-        """As of :class:`SupervisedRun`: by the files that tasks leave."""
         folder = self._job.directory
         there = set(folder.glob("*.end.json"))  # at once: ranks may be thousands, and far away
         for rank in range(self._job.ranks):
@@ -119,7 +114,7 @@ class SlurmRun(SupervisedRun):
                 yield found
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """As of :class:`SupervisedRun`: a node is gone, or somebody else ends the step.
+        """Tells that a node is gone, or that somebody else ends the step.
 
         Raises:
             ProbeError: srun does not start the ranks.
@@ -139,18 +134,15 @@ class SlurmRun(SupervisedRun):
         return self._why_taken()
 
     def lost_nodes(self) -> tuple[int, ...]:
-        """As of :class:`SupervisedRun`."""
         lost = self._watch.lost(self._nodes)
         return tuple(place for place, name in enumerate(self._nodes) if name in lost)
 
     def node_devices(self) -> tuple[tuple[str, ...], ...]:
-        """As of :class:`SupervisedRun`."""
         known = self._devices.keys() >= {*self._nodes}
         return tuple(self._devices[name] for name in self._nodes) if known else ()
 
     def stop(self, why: Why) -> Iterator[RankEnd]:
-        """As of :class:`SupervisedRun`: tasks end their ranks, and srun ends with them."""
-        self._say(STOP)
+        self._say(STOP)  # tasks end their ranks, and srun ends with them
         self._end_step()
         with suppress(BrokenPipeError):
             assert self._srun.stdin is not None
@@ -161,7 +153,6 @@ class SlurmRun(SupervisedRun):
             yield end or RankEnd(rank=rank, code=KILLED, ended_at=time.time(), stopped=True)
 
     def host_oom_kills(self) -> int:
-        """As of :class:`SupervisedRun`."""
         return self._oom_kills
 
     def _say(self, what: bytes) -> None:
@@ -180,7 +171,7 @@ class SlurmRun(SupervisedRun):
         return end
 
     def _begins(self) -> bool:
-        """Whether rank 0 was started, or tried to be."""
+        """True once rank 0 was started, or tried to be."""
         self._has_begun = self._has_begun or log_path(self._job.directory, 0).exists()
         return self._has_begun
 
@@ -188,7 +179,7 @@ class SlurmRun(SupervisedRun):
         return any(end.stopped for end in self._ends.values())
 
     def _has_all_files(self) -> bool:
-        """Whether all tasks have told of their ends: a moment is given to the file system."""
+        """True once all tasks have told of their ends; the file system has a moment for it."""
         until = time.monotonic() + (FILES_S if self._srun.returncode == 0 else 0)
         while True:
             self._note_ends()
@@ -216,7 +207,7 @@ class SlurmRun(SupervisedRun):
         return Why.TAKEN_AWAY, f"the Slurm step was ended from outside{words and f': {words}'}"
 
     def _lost_nodes(self) -> str:
-        """Which nodes have gone down; empty if none has.
+        """Names the nodes that have gone down; empty if none has.
 
         Where too few are left for such ranks, the worker has nothing more to do.
         """
@@ -230,7 +221,7 @@ class SlurmRun(SupervisedRun):
         return words
 
     def _end_step(self) -> None:
-        """Wait until srun has ended, and make it.
+        """Waits until srun has ended, and make it.
 
         Raises:
             ProbeError: it does not.
@@ -245,7 +236,7 @@ class SlurmRun(SupervisedRun):
             raise ProbeError(f"srun (process {self._srun.pid}) cannot be killed")
 
     def _wait_for_srun(self, seconds: float) -> None:
-        """Wait for its end, but not for long when no task is left that it could wait for."""
+        """Waits for its end, but not for long when no task is left that it could wait for."""
         until = time.monotonic() + seconds
         while self._srun.poll() is None and time.monotonic() < until:
             self._note_ends()
@@ -288,7 +279,7 @@ def step_argv(job_id: str, nodes: Sequence[str], tasks: int) -> tuple[str, ...]:
 
 
 def step_environment() -> dict[str, str]:
-    """Of srun and its tasks: no secrets, and none of the allocation's shape, which options say.
+    """The environment of srun and its tasks: no secrets, and not the allocation's shape.
 
     Options of an allocation come as variables that srun takes for its own, such as
     SLURM_CPUS_PER_TASK; the job's number, and where Slurm is configured, stay.
@@ -307,6 +298,6 @@ def node_words(names: Sequence[str]) -> str:
 
 
 def first_words(path: Path) -> str:
-    """What srun says first, nearest to the cause, in a line of at most 300 characters."""
+    """The first words of srun, nearest to the cause, in a line of at most 300 characters."""
     lines = (line.strip() for line in log_tail(path).splitlines())
     return "; ".join(line for line in lines if line and not line.endswith(NO_MATTER))[:300]

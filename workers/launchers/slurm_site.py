@@ -11,20 +11,18 @@ from pathlib import Path
 
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import Machine
-from workers.launchers.facts import Facts
-from workers.launchers.site import devices_of
+from workers.devices import Device
+from workers.launchers.site import Facts, devices_of
 from workers.launchers.slurm import SlurmLauncher, step_argv, step_environment
-from workers.launchers.slurm_query import NoJobError
-from workers.launchers.slurm_watch import POLL_S, Watch
-from workers.measuring.folders import make_folder, remove_folder
-from workers.placement import Device
+from workers.launchers.slurm_watch import POLL_S, NoJobError, Watch
+from workers.measuring.files import make_folder, remove_folder
 from workers.stop import StopRequest
 
 log = logging.getLogger(__name__)
 
+# For one look at all nodes: a driver that sleeps takes half a minute to wake, and imports from a
+# file system that thousands of nodes share take as long.
 FACTS_S = 120.0
-"""For one look at all nodes: a driver that sleeps takes half a minute to wake, and imports from a
-file system that thousands of nodes share take as long."""
 
 
 class SlurmSite:
@@ -33,13 +31,7 @@ class SlurmSite:
     is_here = False
 
     def __init__(self, job_id: str, watch: Watch, facts: Mapping[str, Facts]) -> None:
-        """A site.
-
-        Args:
-            job_id: of the allocation.
-            watch: over it.
-            facts: of each node.
-        """
+        """A site."""
         self.name = watch.name
         devices = {name: node.devices for name, node in facts.items()}
         self.launcher = SlurmLauncher(job_id=job_id, watch=watch, devices=devices)
@@ -48,15 +40,12 @@ class SlurmSite:
 
     @property
     def left_s(self) -> float:
-        """As of :class:`workers.launchers.site.Site`."""
         return self._watch.left_s
 
     def machines(self) -> tuple[Machine, ...]:
-        """As of :class:`workers.launchers.site.Site`."""
         return tuple(facts.machine for facts in self._up())
 
     def devices(self) -> tuple[Device, ...]:
-        """As of :class:`workers.launchers.site.Site`."""
         return devices_of(self._up())
 
     def _up(self) -> Sequence[Facts]:
@@ -67,12 +56,12 @@ class SlurmSite:
 
 
 def is_inside(environment: Mapping[str, str]) -> bool:
-    """Whether a process is inside a Slurm allocation."""
+    """True for a process inside a Slurm allocation."""
     return bool(environment.get("SLURM_JOB_ID"))
 
 
 def has_several_nodes(environment: Mapping[str, str]) -> bool:
-    """Whether a process is inside a Slurm allocation of several nodes."""
+    """True for a process inside a Slurm allocation of several nodes."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", "")
     return is_inside(environment) and nodes.isdecimal() and int(nodes) > 1
 
@@ -80,11 +69,6 @@ def has_several_nodes(environment: Mapping[str, str]) -> bool:
 @contextmanager
 def slurm_site(stop: StopRequest, folder: Path, *, poll_s: float = POLL_S) -> Iterator[SlurmSite]:
     """The allocation that this process is inside, as a site.
-
-    Args:
-        stop: is requested when the allocation is over.
-        folder: for probes; all nodes must see it.
-        poll_s: seconds between two questions to Slurm.
 
     Raises:
         UsageError: this process is inside no allocation.
@@ -111,7 +95,7 @@ def _watch(job_id: str, stop: StopRequest, poll_s: float) -> Watch:
 
 
 def facts_of(job_id: str, watch: Watch, folder: Path) -> dict[str, Facts]:
-    """What each node that is up has, found by one step.
+    """Has each node that is up look at itself, by one step.
 
     Raises:
         ProbeError: none is up, or one does not tell, or does not see the folder.
@@ -120,7 +104,7 @@ def facts_of(job_id: str, watch: Watch, folder: Path) -> dict[str, Facts]:
     if not names:
         raise ProbeError(f"no node of {watch.name} is up")
     shared = make_folder(folder, "nodes")
-    program = (sys.executable, "-P", "-m", "workers.launchers.facts", str(shared))
+    program = (sys.executable, "-P", "-m", "workers.launchers.site", str(shared))
     try:
         done = subprocess.run(
             [*step_argv(job_id, names, len(names)), *program],

@@ -1,19 +1,166 @@
-"""One look at a Slurm allocation every few seconds, for all who want to know of it."""
+"""The state of a Slurm allocation and its nodes: one look every few seconds, for all who ask."""
 
 import logging
+import os
+import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from tuner.errors import ProbeError
-from workers.launchers.slurm_query import JobState, NodeState, NoJobError, job_state, node_states
 from workers.stop import StopRequest
 
+# For one answer: a controller that is busy takes seconds.
+TIMEOUT_S = 20.0
+# States of a job that has nodes no more, or not for long: it ends, or waits, since it was queued
+# again (squeue(1)).
+OVER = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "COMPLETING",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PENDING",
+        "PREEMPTED",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "REVOKED",
+        "SPECIAL_EXIT",
+        "SUSPENDED",
+        "STOPPED",
+        "TIMEOUT",
+    }
+)
+JOB_FORMAT = "%A|%T|%e|%N|%r"
+# How states of nodes begin on which nothing runs any more (sinfo(1)); ``drain`` is not one.
+LOST = ("down", "fail", "error", "unk", "power")
+# A state of a node that still runs what it runs.
+FAILING = "failing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job, in the words of the controller."""
+
+    state: str
+    """``RUNNING`` or another word of squeue(1)."""
+    reason: str
+    """Why it waits, where it does; else ``None``."""
+    ends_at: float
+    """Unix seconds of the end of its time; infinite without a limit."""
+    nodes: str
+    """Its nodes, as Slurm writes several names in one."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing is to be run in it any more."""
+        return self.state in OVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """A node, in the words of the controller."""
+
+    name: str
+    """Its name in Slurm."""
+    state: str
+    """``mixed`` or another word of sinfo(1); with ``*`` if it does not answer."""
+    address: str
+    """By which others reach it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True if nothing runs there any more."""
+        return self.state.startswith(LOST) and not self.state.startswith(FAILING)
+
+
+class NoJobError(ProbeError):
+    """Slurm knows the job no more."""
+
+
+def job_state(job_id: str) -> JobState:
+    """The state of a job.
+
+    Raises:
+        NoJobError: there is none of that number, any more.
+        ProbeError: the controller does not answer.
+    """
+    try:
+        lines = _ask("squeue", "--noheader", "--all", f"--jobs={job_id}", f"--format={JOB_FORMAT}")
+    except NoJobError:
+        lines = ()
+    # An array, or a job of several components, has the number of one of its jobs: all are told.
+    told = next((line for line in lines if line.startswith(f"{job_id}|")), None)
+    if told is None:
+        raise NoJobError(f"Slurm knows no job {job_id} any more")
+    _, state, end, nodes, reason = told.split("|", 4)
+    ends_at = float(end) if end.isdecimal() else float("inf")
+    return JobState(state=state, reason=reason, ends_at=ends_at, nodes=nodes)
+
+
+def node_states(nodes: str) -> dict[str, NodeState]:
+    """The state of nodes, by name, in Slurm's own order.
+
+    Raises:
+        ProbeError: the controller does not answer.
+    """
+    names = _ask("scontrol", "show", "hostnames", nodes)
+    found: dict[str, NodeState] = {}
+    which = ("--all", "--Node", f"--nodes={nodes}")  # all: also those of hidden partitions
+    for line in _ask("sinfo", "--noheader", *which, "--format=%N|%T|%o"):
+        name, state, address = line.split("|")
+        found[name] = NodeState(name=name, state=state.lower(), address=address)
+    return {name: found[name] for name in names if name in found}
+
+
+def slurm_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Slurm's commands, without what changes whom they ask, or the answer."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(("SQUEUE_", "SINFO_", "SLURM_CLUSTERS", "SLURM_JSON"))
+    }
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def _ask(*argv: str) -> Sequence[str]:
+    """The lines of an answer.
+
+    Raises:
+        ProbeError: there is none.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=slurm_environment(os.environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ProbeError(f"Slurm does not answer: {argv[0]} took {TIMEOUT_S:.0f} s") from error
+    except OSError as error:
+        raise ProbeError(f"Slurm does not answer: {error}") from error
+    if done.returncode == 0:
+        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    words = " ".join(done.stderr.split())
+    if "Invalid job id" in words:
+        raise NoJobError(words)
+    raise ProbeError(f"Slurm does not answer: {words or f'{argv[0]} ended with {done.returncode}'}")
+
+
+# Between two looks: a controller serves thousands of jobs.
 POLL_S = 5.0
-"""Between two looks: a controller serves thousands of jobs."""
+# Before the end of an allocation's time at which a worker gives its probes back and leaves.
 LEAVE_S = 30.0
-"""Before the end of an allocation's time at which a worker gives its probes back and leaves."""
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +172,7 @@ class Watch:
     """
 
     def __init__(self, job_id: str, stop: StopRequest, *, poll_s: float = POLL_S) -> None:
-        """Look at the allocation once.
-
-        Args:
-            job_id: of the allocation.
-            stop: is requested when the allocation is over, or its time nearly is.
-            poll_s: seconds between two looks.
+        """Looks at the allocation once.
 
         Raises:
             ProbeError: Slurm does not answer, or the allocation is over.
@@ -68,15 +210,15 @@ class Watch:
         return self._job.ends_at - LEAVE_S - time.time()
 
     def lost(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of these nodes on which nothing runs any more, as far as Slurm has found out."""
+        """Picks those on which nothing runs any more, as far as Slurm has found out."""
         return tuple(name for name in names if name not in self._nodes)
 
     def give_up(self, why: str) -> None:
-        """Have the worker end: the allocation is of no use to it any more."""
+        """Has the worker end: the allocation is of no use to it any more."""
         self._stop.request(why)
 
     def look(self) -> None:
-        """Ask Slurm now; what it says is told to whoever must know. Trouble is logged, once."""
+        """Asks Slurm now; what it says is told to whoever must know. Trouble is logged, once."""
         with self._looking:
             try:
                 self._job = job_state(self._job_id)
@@ -91,7 +233,7 @@ class Watch:
         self.end_if_over()
 
     def end_if_over(self) -> str:
-        """Ask the worker to end if the allocation is over: why it is."""
+        """Asks the worker to end if the allocation is over: why it is."""
         if why := self.over:
             self._stop.request(why)
         return why
@@ -106,7 +248,7 @@ class Watch:
         return f"the time of {self.name} is nearly over" if self.left_s <= 0 else ""
 
     def _note(self, found: Mapping[str, NodeState]) -> None:
-        """Keep the nodes that are still there: one that went down is not the job's any more."""
+        """Keeps the nodes that are still there: one that went down is not the job's any more."""
         for name in self._nodes:
             if name not in found:
                 log.warning("node %s is not of %s any more", name, self.name)

@@ -1,19 +1,19 @@
-"""What launchers share: a job is watched over from the worker's process, and ended in time."""
+"""Watches over a job from the worker's process, and ends it in time, for all launchers."""
 
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
+from tuner.core import lease
 from workers.launchers.base import Ended, Job, RankEnd, Why
-from workers.launchers.logs import log_tail
-from workers.measuring.files import log_path, record_path
+from workers.measuring.files import log_path, log_tail, record_path
 
+# Seconds between two bytes to a rank.
 FEED_S = 1.0
-"""Seconds between two bytes to a rank."""
-SILENCE_S = 20.0
-"""Seconds without a byte after which ranks take us for gone: a busy machine holds us up for some
-seconds, and others get our devices no sooner than a lease's end."""
+# Seconds without a byte after which ranks take us for gone: a busy machine holds us up for some
+# seconds, and others get our devices no sooner than a lease's end.
+SILENCE_S = lease.LEASE_S / 3
 
 
 class SupervisedRun(ABC):
@@ -32,7 +32,7 @@ class SupervisedRun(ABC):
 
     @abstractmethod
     def feed(self) -> None:
-        """Have every rank that lives hear of us; called once in :data:`FEED_S`."""
+        """Has every rank that lives hear of us; called once in :data:`FEED_S`."""
 
     @abstractmethod
     def look(self) -> Iterable[RankEnd]:
@@ -40,7 +40,7 @@ class SupervisedRun(ABC):
 
     @abstractmethod
     def stop(self, why: Why) -> Iterable[RankEnd]:
-        """End what is left: how those ended whose end was not told before. Nothing is left then.
+        """Ends what is left: how those ended whose end was not told before. Nothing is left then.
 
         Raises:
             ProbeError: a rank cannot be killed.
@@ -48,22 +48,20 @@ class SupervisedRun(ABC):
 
     @abstractmethod
     def host_oom_kills(self) -> int:
-        """As of :class:`workers.launchers.base.Ended`; called when nothing is left."""
+        """The kills of :class:`workers.launchers.base.Ended`; called when nothing is left."""
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """That others than we or the ranks end the job, and the detail; ``None`` while not."""
+        """Tells that others than we or the ranks end the job, with the detail; else ``None``."""
         return None
 
     def lost_nodes(self) -> tuple[int, ...]:
-        """As of :class:`workers.launchers.base.Ended`."""
         return ()
 
     def node_devices(self) -> tuple[tuple[str, ...], ...]:
-        """As of :class:`workers.launchers.base.Ended`."""
         return ()
 
     def poll(self) -> Ended | None:
-        """Feed the ranks' watches, and end the job when it is over or must be."""
+        """Feeds the ranks' watches, and end the job when it is over or must be."""
         if self._ended is not None:
             return self._ended
         now = time.monotonic()
@@ -82,7 +80,7 @@ class SupervisedRun(ABC):
         return None
 
     def cancel(self) -> Ended:
-        """End the job; returns when nothing of it is left."""
+        """Ends the job; returns when nothing of it is left."""
         if self._ended is not None:
             return self._ended
         self._note_ends()
@@ -103,7 +101,7 @@ class SupervisedRun(ABC):
                 self._failed = time.monotonic()
 
     def _finish(self, why: Why, detail: str = "") -> Ended:
-        """End what is left of the job, and tell how it ended."""
+        """Ends what is left of the job, and tell how it ended."""
         for end in self.stop(why):
             self._ends.setdefault(end.rank, end)
         self._ended = Ended(

@@ -15,26 +15,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from workers.launchers.base import Job, RankEnd
-from workers.launchers.environment import rank_environment
-from workers.launchers.hostmemory import oom_kills
+from workers.launchers.environment import oom_kills, rank_environment
 from workers.launchers.supervised import exit_code
 from workers.measuring.files import end_path, log_path, write_json
 
+# From the supervisor: it is there.
 ALIVE = b"."
-"""From the supervisor: it is there."""
+# From the supervisor: end the rank.
 STOP = b"s"
-"""From the supervisor: end the rank."""
+# Between two looks at the rank.
 POLL_S = 0.05
-"""Between two looks at the rank."""
+# Code of a rank whose program could not be started, as shells have it.
 NOT_STARTED = 127
-"""Code of a rank whose program could not be started, as shells have it."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -42,13 +39,7 @@ class RankTask:
     """One rank of a job as a child of this process, in a process group of its own."""
 
     def __init__(self, job: Job, rank: int, *, address: str = "") -> None:
-        """A rank that is not started yet.
-
-        Args:
-            job: what it is of; its directory is one of this node.
-            rank: which.
-            address: of rank 0's node, where there are several.
-        """
+        """A rank that is not started yet."""
         self._job = job
         self._rank = rank
         self._address = address
@@ -63,7 +54,7 @@ class RankTask:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the rank. Why it could not be started stands in its log, and it has ended then."""
+        """Starts the rank. Why it could not be started stands in its log, and it has ended then."""
         read, self._feed = os.pipe()
         os.set_blocking(self._feed, False)
         try:
@@ -77,7 +68,7 @@ class RankTask:
             os.close(read)
 
     def feed(self) -> None:
-        """Have the rank hear that its supervisor is there."""
+        """Has the rank hear that its supervisor is there."""
         if self._feed is not None:
             with suppress(BrokenPipeError, BlockingIOError):  # ended, or stopped for a day
                 os.write(self._feed, ALIVE)
@@ -90,7 +81,7 @@ class RankTask:
         return self._end
 
     def stop(self) -> RankEnd:
-        """End the rank, if it runs; how it ended. Nothing of it is left then."""
+        """Ends the rank, if it runs; how it ended. Nothing of it is left then."""
         if end := self.poll():
             return end
         assert self._process is not None, "it was not started"
@@ -121,7 +112,7 @@ class RankTask:
             os.killpg(self._process.pid, number)
 
     def _close(self, *, stopped: bool) -> RankEnd:
-        """End what is left of the rank, and tell of its end."""
+        """Ends what is left of the rank, and tell of its end."""
         code = NOT_STARTED
         if self._process is not None:
             self._signal(signal.SIGKILL)  # while its number is still its own
@@ -129,65 +120,48 @@ class RankTask:
         if self._feed is not None:
             os.close(self._feed)
             self._feed = None
-        kills = max(0, oom_kills() - self._oom_kills)
-        self._end = RankEnd(rank=self._rank, code=code, ended_at=time.time(), stopped=stopped)
-        write_end(self._job.directory, self._end, kills)
-        return self._end
+        end = RankEnd(rank=self._rank, code=code, ended_at=time.time(), stopped=stopped)
+        values = {
+            "code": end.code,
+            "ended_at": end.ended_at,
+            "stopped": end.stopped,
+            # of processes that its node's kernel killed for memory meanwhile
+            "host_oom_kills": max(0, oom_kills() - self._oom_kills),
+        }
+        write_json(end_path(self._job.directory, self._rank), values)
+        self._end = end
+        return end
 
 
 def first_visible(visible: str | None, count: int) -> str:
-    """CUDA_VISIBLE_DEVICES of the first GPUs of those that a task's manager shows it.
-
-    Args:
-        visible: the variable as the task has it; all of the node's unless set.
-        count: as many as ranks on the node.
-    """
+    """CUDA_VISIBLE_DEVICES of the first GPUs of those that a task's manager shows it."""
     shown = map(str, range(count)) if visible is None else visible.split(",")
     return ",".join(list(shown)[:count])
-
-
-def write_end(directory: Path, end: RankEnd, host_oom_kills: int) -> None:
-    """Tell how a rank ended, and how many processes its node's kernel killed for memory."""
-    values = {
-        "code": end.code,
-        "ended_at": end.ended_at,
-        "stopped": end.stopped,
-        "host_oom_kills": host_oom_kills,
-    }
-    write_json(end_path(directory, end.rank), values)
 
 
 def read_end(directory: Path, rank: int) -> tuple[RankEnd, int] | None:
     """How a rank ended, and its node's kills for memory meanwhile; ``None`` while it is not told.
 
     Raises:
-        ValueError: the file is not one of :func:`write_end`.
+        ValueError: the file is not one of a task's.
     """
     try:
         values = json.loads(end_path(directory, rank).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     try:
-        return _end_of(values, rank), int(values["host_oom_kills"])
+        code, at, stopped = values["code"], values["ended_at"], values["stopped"]
+        end = RankEnd(rank=rank, code=int(code), ended_at=float(at), stopped=bool(stopped))
+        return end, int(values["host_oom_kills"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{end_path(directory, rank).name}: {error!r}") from error
 
 
-def _end_of(values: Mapping[str, Any], rank: int) -> RankEnd:
-    code, at, stopped = values["code"], values["ended_at"], values["stopped"]
-    return RankEnd(rank=rank, code=int(code), ended_at=float(at), stopped=bool(stopped))
-
-
 def run(task: RankTask, feed: int) -> None:
-    """Run a rank to its end, which comes early when the supervisor says so or is gone.
-
-    Args:
-        task: the rank.
-        feed: file that the supervisor's bytes are read from.
-    """
+    """Runs a rank to its end, which comes early when the supervisor says so or is gone."""
     noted: list[int] = []
     for number in SIGNALS:
-        signal.signal(number, lambda number, frame: _note(noted, number, frame))
+        signal.signal(number, lambda number, frame: noted.append(number))
     news = select.poll()
     news.register(feed, select.POLLIN)
     task.start()
@@ -199,12 +173,8 @@ def run(task: RankTask, feed: int) -> None:
             task.feed()
 
 
-def _note(noted: list[int], number: int, frame: FrameType | None) -> None:
-    noted.append(number)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run this task's rank; 0 when its end is told."""
+    """Runs this task's rank; 0 when its end is told."""
     parser = argparse.ArgumentParser(prog="python -m workers.launchers.task", description=__doc__)
     parser.add_argument("job", type=Path, help="the job, as its launcher has written it")
     values = json.loads(parser.parse_args(arguments).job.read_text(encoding="utf-8"))

@@ -1,16 +1,16 @@
-"""What rank 0 found alone, made into what the cluster would show: communication gets its price."""
+"""Makes rank 0's findings alone into the cluster's: communication gets its price."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from tuner.catalog.gpus import cuda_bytes
-from tuner.cluster import Cluster, Device
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings
+from tuner.core.measurement import RAN, Emulation, Measurement, Memory
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.device_memory import device_terms
 from tuner.cost.emulated import Rates, priced
-from tuner.measurement import RAN, Emulation, Measurement, Memory
-from tuner.settings import Settings
 from workers.measuring.records import RankEmulation
 from workers.probe.giving_up import computing
 
@@ -81,7 +81,7 @@ def _with_communicators(memory: Memory, settings: Settings, cluster: Cluster) ->
 
 
 def card_bytes(settings: Settings, cluster: Cluster) -> int:
-    """What a GPU of the cluster leaves to the allocator beside context and communicators.
+    """The bytes of a cluster's GPU that are the allocator's, beside context and communicators.
 
     Of what CUDA offers, which is less than the memory that the driver reports.
     """

@@ -1,17 +1,31 @@
-"""One probe of a study: its ranks, what they found, and what that says of the settings."""
+"""One probe of a study: its order, its ranks' findings, and what these say of the configuration."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from tuner.cluster import Cluster, Device
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings
+from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, Question, Study
 from tuner.cost.emulated import rates_of
-from tuner.measurement import Fidelity, Measurement, Outcome
-from tuner.study import Probe, Study
-from workers.measuring.emulation import with_communication
-from workers.measuring.knob_check import check_knobs
+from tuner.dryrun.plan import rank_spec
+from tuner.guard.counts import inactive_knob
+from tuner.space.inactive import show
+from workers.measuring.emulation import card_bytes, with_communication
+from workers.measuring.ranks import Kind, WarmRanks
 from workers.measuring.records import RankRecord
-from workers.measuring.spec import probe_spec
-from workers.measuring.warm import Kind, WarmRanks
+
+# The first steps load kernels, fill the allocator's pools and make the optimizer's state.
+WARMUP_STEPS = 3
+# Of the warm-up: the second is the first one in steady state.
+TRACKED_STEPS = 2
+# Enough for an interval of the median.
+MEASURED_STEPS = 10
+# The least that says anything about spread.
+MINIMUM_STEPS = 3
+# For the measured steps: on a small CPU machine ten probes stay within minutes.
+TIME_BUDGET_S = 10.0
 
 
 def measure(
@@ -25,16 +39,16 @@ def measure(
     pause: Callable[[float], str],
     give_up_above_s: float | None = None,
 ) -> Measurement:
-    """Run a probe.
+    """Runs a probe.
 
     Args:
-        study: what it is of.
-        probe: what to run.
+        study: its study.
+        probe: the probe to run.
         ranks: to run it on.
         kind: of these ranks.
-        stands_in: whether the device here is of another kind than the cluster's.
+        stands_in: set where the device here is of another kind than the cluster's.
         deadline_s: seconds after which it is ended.
-        pause: waits for so many seconds; why the probe must be given up.
+        pause: waits for so many seconds; the reason to give the probe up, empty without one.
         give_up_above_s: seconds of an optimizer step above which it is not timed further, if there
             are such.
 
@@ -42,12 +56,8 @@ def measure(
         ProbeError: there is no place for its files, or a rank cannot be killed.
     """
     cluster, request = study.question.cluster, probe.request
-    probed = ranks.measure(
-        kind,
-        probe_spec(study, probe, give_up_above_s=give_up_above_s),
-        deadline_s=deadline_s,
-        pause=pause,
-    )
+    spec = probe_spec(study, probe, give_up_above_s=give_up_above_s)
+    probed = ranks.measure(kind, spec, deadline_s=deadline_s, pause=pause)
     found = probed.measurement
     first = probed.records[0] if probed.records else None
     if request.fidelity is Fidelity.EMULATED and isinstance(first, RankRecord):
@@ -62,19 +72,66 @@ def measure(
             at=rates.at,
         )
     if found.outcome is Outcome.STOPPED_EARLY and give_up_above_s is not None:
-        found = replace(found, detail=_slower(give_up_above_s))
+        detail = f"a step takes more than {give_up_above_s:.3g} s: the fastest so far is surely"
+        found = replace(found, detail=f"{detail} faster")
     return check_knobs(study.question, request.settings, found)
 
 
-def _slower(than_s: float) -> str:
-    return f"a step takes more than {than_s:.3g} s: the fastest so far is surely faster"
+def probe_spec(
+    study: Study, probe: Probe, *, give_up_above_s: float | None = None
+) -> dict[str, Any]:
+    """The ``spec.json`` of a probe, which every rank reads.
+
+    The accumulation counts that are run are the request's own, or the configuration's where it
+    names none; the last one is tracked. Above ``give_up_above_s`` seconds of an optimizer step no
+    more of them are timed.
+    """
+    settings, cluster = probe.request.settings, study.question.cluster
+    limit = probe.memory_limit_bytes
+    if probe.request.fidelity is Fidelity.EMULATED:
+        # the one device has no communicators, and may be larger than the cluster's
+        card = card_bytes(settings, cluster)
+        limit = card if limit is None else min(limit, card)
+    return {
+        **rank_spec(study.question.workload, settings, cluster),
+        "memory_limit_bytes": limit,
+        "seed": study.seed,
+        "accumulation_counts": list(
+            probe.request.accumulation_counts or (settings.gradient_accumulation_steps,)
+        ),
+        "warmup_steps": WARMUP_STEPS,
+        "tracked_steps": TRACKED_STEPS,
+        "measured_steps": MEASURED_STEPS,
+        "minimum_steps": MINIMUM_STEPS,
+        "time_budget_s": TIME_BUDGET_S,
+        "fidelity": str(probe.request.fidelity),
+        "give_up_above_s": give_up_above_s,
+    }
+
+
+def check_knobs(question: Question, settings: Settings, measurement: Measurement) -> Measurement:
+    """The measurement, with the outcome ``knob_inactive`` if an active knob did not act.
+
+    One without tracked steps is left as it is.
+    """
+    count = measurement.tracked_accumulation
+    if measurement.outcome not in RAN or not count:
+        return measurement
+    tracked = replace(settings, gradient_accumulation_steps=count)
+    found = inactive_knob(question.workload, tracked, question.cluster, measurement)
+    if found is None:
+        return measurement
+    value = show(getattr(settings, found.knob))
+    detail = f"{found.knob}={value} acted as {show(found.value)}: {found.why}"
+    inactive = Outcome.KNOB_INACTIVE
+    return replace(measurement, outcome=inactive, detail=detail, knob=found.knob)
 
 
 def kind_of(cluster: Cluster, fidelity: Fidelity, machines: int = 1) -> Kind:
     """The ranks of a probe on a cluster; alone, one has the cores that it would have with all.
 
     Args:
-        cluster: what is asked about.
+        cluster: the question's.
         fidelity: of the probe.
         machines: that are there. On one, groups of CPU ranks stand for nodes.
     """

@@ -13,30 +13,30 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from tuner.measurement import RAN, Measurement, Memory, Outcome, OutOfMemory
-from tuner.sizes import size_text
+from tuner.core.measurement import RAN, Measurement, Memory, Outcome, OutOfMemory
+from tuner.text import size_text
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.measuring.records import BadRecord, RankMemory, RankRecord
-from workers.probe.watch import SUPERVISOR_GONE
+from workers.probe.orders import SUPERVISOR_GONE
 
+# What no failure of another rank brings about.
 CAUSES = frozenset(
     {Outcome.OOM, Outcome.HOST_OOM, Outcome.DEVICE_LOST, Outcome.NON_FINITE, Outcome.INVALID}
 )
-"""What no failure of another rank brings about."""
+# Ends from outside of the ranks. One rank's own cause that was recorded before comes first.
 LOST = {Why.NODE_LOST: Outcome.DEVICE_LOST, Why.TAKEN_AWAY: Outcome.CRASHED}
-"""Ends from outside of the ranks. One rank's own cause that was recorded before comes first."""
+# Throttle reasons that are the node's doing. A power cap is the rule under load, and hw_slowdown
+# also appears whenever clocks change (nvml.h).
 SLOWED_BY = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
-"""Throttle reasons that are the node's doing. A power cap is the rule under load, and hw_slowdown
-also appears whenever clocks change (nvml.h)."""
+# Part of the fastest rank's SM clock by which the slowest's may be lower without a note.
 CLOCK_SPREAD = 0.05
-"""Part of the fastest rank's SM clock by which the slowest's may be lower without a note."""
+# Characters; the whole message is in the log's tail.
 LONGEST_DETAIL = 400
-"""Characters; the whole message is in the log's tail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """What one rank contributes to the outcome."""
+    """One rank's part in the outcome."""
 
     rank: int
     outcome: Outcome
@@ -103,7 +103,7 @@ def _outcome(
         assert ended.why is Why.DEADLINE, "a rank without a record failed, or was stopped"
         late = [end.rank for end, record in zip(ended.ranks, records, strict=True) if end.stopped]
         return Outcome.TIMEOUT, f"{_ranks(late)} not done after {deadline_s:.0f} s", late[0]
-    return _verdict(known)
+    return _agreed(known)
 
 
 def _lost_devices(ended: Ended, records: Sequence[RankRecord]) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def _causality(failure: _Failure) -> tuple[int, float, int]:
     return order, failure.at, failure.rank
 
 
-def _verdict(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
+def _agreed(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
     """The outcome of ranks that have all done their steps, or have all agreed to end early."""
     for record in records:
         if record.outcome is not records[0].outcome:
@@ -185,7 +185,7 @@ def _steps(records: Sequence[RankRecord]) -> dict[str, Any]:
 
 
 def _clock_notes(clocks: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
-    """What the clocks of each rank's GPU, as they were after its last step, say of the node."""
+    """Notes on the node from the clocks of each rank's GPU after its last step."""
     for reason in SLOWED_BY:
         if slowed := [rank for rank, one in clocks.items() if reason in one.get("throttle", ())]:
             yield (
@@ -223,7 +223,7 @@ def _memory(ranks: Sequence[RankMemory]) -> Memory:
 
 
 def _findings(record: RankRecord) -> dict[str, Any]:
-    """What one rank stands for all with: rank 0, or the one that failed."""
+    """Findings of one rank for all: rank 0, or the one that failed."""
     return {
         "collectives": record.collectives,
         "tracked_accumulation": record.tracked_accumulation,

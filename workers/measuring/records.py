@@ -1,20 +1,23 @@
-"""What the ranks of a probe wrote, read back as typed values that may be trusted."""
+"""The records that the ranks of a probe wrote, read back as typed values that may be trusted.
+
+The fields are those of :mod:`workers.probe.record`, whose writer may run in another version.
+"""
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tuner.measurement import RAN, Collective, Outcome
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+
+from tuner.core.measurement import RAN, Collective, Outcome
 from workers.measuring.files import record_path
 
 FORMAT = 1
+# Of a record; a whole one has some kilobytes.
 LARGEST_BYTES = 64 * 2**20
-"""Of a record; a whole one has some kilobytes."""
-CLOCKS = ("sm_mhz", "power_w", "temperature_c")
-"""Figures of ``clocks`` in a record's ``hardware``, each where ``nvidia-smi`` tells it."""
+# Outcomes that a rank can know of itself; the others are seen from outside.
 REPORTED = frozenset(
     {
         *RAN,
@@ -27,59 +30,93 @@ REPORTED = frozenset(
         Outcome.CRASHED,
     }
 )
-"""Outcomes that a rank can know of itself; the others are seen from outside."""
+
+Count = Annotated[int, Field(ge=0)]
+# Micro-batches of an optimizer step that was run.
+Accumulation = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+StepTime = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+# Figures of ``clocks`` in a record's ``hardware``, each where ``nvidia-smi`` tells it.
+CLOCKS = ("sm_mhz", "power_w", "temperature_c")
+_FIGURES = TypeAdapter(dict[str, Finite])
+_REASONS = TypeAdapter(list[str])
+
+
+def _with_clocks(hardware: Mapping[str, Any]) -> Mapping[str, Any]:
+    clocks = hardware.get("clocks", {})
+    if not isinstance(clocks, Mapping):
+        raise ValueError(f"clocks {clocks}")
+    figures = {name: clocks[name] for name in CLOCKS if name in clocks}
+    _FIGURES.validate_python(figures, strict=True)
+    _REASONS.validate_python(clocks.get("throttle", []), strict=True)
+    return hardware
+
+
+def _error_line(error: Mapping[str, str] | None) -> str:
+    if error is None:
+        return ""
+    if not isinstance(error, Mapping) or not {"type", "message"} <= error.keys():
+        raise ValueError("an error has a type and a message")
+    message = " ".join(str(error["message"]).split())
+    return f"{error['type']}: {message}" if message else str(error["type"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """One rank's memory, as in :class:`tuner.measurement.Memory`."""
+    """One rank's memory, as in :class:`tuner.core.measurement.Memory`."""
 
-    peak_allocated_bytes: int
-    low_peak_bytes: int
-    peak_reserved_bytes: int
-    device_bytes: int
-    overhead_bytes: int
-    by_phase: Mapping[str, int]
-    by_category: Mapping[str, int]
-    allocation_retries: int = 0
+    peak_allocated_bytes: Count
+    low_peak_bytes: Count
+    peak_reserved_bytes: Count
+    device_bytes: Count
+    overhead_bytes: Count
+    by_phase: Mapping[str, Count]
+    by_category: Mapping[str, Count]
+    allocation_retries: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShortage:
-    """Where one rank ran out of memory, as in :class:`tuner.measurement.OutOfMemory`."""
+    """One rank's shortage of memory, as in :class:`tuner.core.measurement.OutOfMemory`."""
 
     phase: str
-    requested_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    limit_bytes: int
+    requested_bytes: Count
+    allocated_bytes: Count
+    reserved_bytes: Count
+    limit_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEmulation:
-    """What a rank without peers noted, by accumulation count that was run."""
+    """Notes of a rank without peers, by accumulation count that was run."""
 
-    phase_times_s: Mapping[int, tuple[Mapping[str, float], ...]]
+    phase_times_s: Mapping[Accumulation, tuple[Mapping[str, Seconds], ...]]
     """Seconds of each phase in each timed step."""
-    copies_s: Mapping[int, Mapping[str, float]]
+    copies_s: Mapping[Accumulation, Mapping[str, Seconds]]
     """Seconds of them, by phase, that went into copies in the place of what would be received."""
-    collectives: Mapping[int, tuple[Collective, ...]]
-    """Of one step."""
+    collectives: Mapping[Accumulation, tuple[Collective, ...]]
+    """Collectives of one step."""
     copies_left_out: str = ""
-    """Why some of these copies could not be timed, and are in none of these seconds; or empty."""
+    """The reason why some of these copies could not be timed, and are in none of these seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.phase_times_s.keys() == self.copies_s.keys() == self.collectives.keys():
+            raise ValueError("accumulation counts of an emulation differ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
     """One rank's record."""
 
-    rank: int
-    """Which."""
+    rank: Count
     outcome: Outcome
     """How it went on this rank."""
     phase: str
-    """What the rank was doing last."""
-    error: str
+    """The last thing that the rank was doing."""
+    error: Annotated[str, BeforeValidator(_error_line)]
     """``Type: message``, empty where there was none."""
     ended_at: float
     """Unix seconds when the record was written."""
@@ -87,34 +124,42 @@ class RankRecord:
     """Set when the outcome is oom."""
     memory: RankMemory | None = None
     """Set when its steps ran."""
-    step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    step_times_s: Mapping[Accumulation, Annotated[tuple[StepTime, ...], Field(min_length=1)]] = (
+        field(default_factory=dict)
+    )
     """Seconds of each timed step by accumulation count."""
     collectives: tuple[Collective, ...] = ()
-    """Of one optimizer step."""
-    tracked_accumulation: int = 0
+    """Collectives of one optimizer step."""
+    tracked_accumulation: Count = 0
     """Micro-batches in that step."""
-    reducing_micro_batches: int = 0
+    reducing_micro_batches: Count = 0
     """Micro-batches of that step that reduced gradients."""
-    recomputed_layers: int | None = None
+    recomputed_layers: Count | None = None
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
-    attention: Mapping[str, int] = field(default_factory=dict)
+    attention: Mapping[str, Count] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with."""
     losses: tuple[float, ...] = ()
     """One per optimizer step."""
     gradient_norms: tuple[float, ...] = ()
     """One per tracked step."""
-    optimizer_steps: int = 0
+    optimizer_steps: Count = 0
     """Times that the optimizer stepped."""
-    expected_optimizer_steps: int = 0
+    expected_optimizer_steps: Count = 0
     """Times that it had to."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the packages in the rank."""
-    hardware: Mapping[str, Any] = field(default_factory=dict)
-    """What the rank ran on."""
+    """Versions of the packages in the rank."""
+    hardware: Annotated[Mapping[str, Any], AfterValidator(_with_clocks)] = field(
+        default_factory=dict
+    )
+    """The rank's device and machine."""
     emulation: RankEmulation | None = None
-    """Of a rank without peers."""
-    sequences: int | None = None
-    """That a user's script trained in one optimizer step, where it told."""
+    sequences: Count | None = None
+    """Sequences that a user's script trained in one optimizer step, where it told."""
+
+
+OLDER_RECORDS_LACK = {"recomputed_layers", "attention", "sequences"}
+_NEEDED = {"format", *(one.name for one in fields(RankRecord))} - OLDER_RECORDS_LACK
+_RECORD = TypeAdapter(RankRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,32 +167,50 @@ class BadRecord:
     """A record that is missing or cannot be used."""
 
     why: str
-    """What is wrong with it, to follow "the record"."""
+    """Its defect, to follow "the record"."""
     missing: bool = False
-    """Whether there is none at all."""
+    """Set where there is none at all."""
 
 
-def read_records(directory: Path, ranks: int) -> tuple[RankRecord | BadRecord, ...]:
+Record = RankRecord | BadRecord
+
+
+def read_records(directory: Path, ranks: int) -> tuple[Record, ...]:
     """The record of every rank, by rank."""
     return tuple(_read(record_path(directory, rank), rank) for rank in range(ranks))
 
 
-def parse_record(text: str, rank: int) -> RankRecord | BadRecord:
+def parse_record(text: str, rank: int) -> Record:
     """One rank's record from its JSON."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
         return BadRecord(why="is not JSON, or cut short")
-    try:
-        record = _record(values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return BadRecord(why=f"has not the expected form ({type(error).__name__}: {error})")
+    why = ""
+    if not isinstance(values, dict) or (lacking := sorted(_NEEDED - values.keys())):
+        what = ", ".join(lacking) if isinstance(values, dict) else "an object"
+        why = f"{what} was expected"
+    elif values["format"] != FORMAT:
+        why = f"format {values['format']}"
+    else:
+        try:
+            record = _RECORD.validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if why:
+        return BadRecord(why=f"has not the expected form ({why})")
+    lacks_bytes = (record.outcome is Outcome.OOM and record.oom is None) or (
+        record.outcome in RAN and record.memory is None
+    )
+    if record.outcome not in REPORTED or lacks_bytes:
+        return BadRecord(why=f"has not the expected form (outcome {record.outcome})")
     if record.rank != rank:
         return BadRecord(why=f"is rank {record.rank}'s")
     return record
 
 
-def _read(path: Path, rank: int) -> RankRecord | BadRecord:
+def _read(path: Path, rank: int) -> Record:
     try:
         if path.stat().st_size > LARGEST_BYTES:
             return BadRecord(why=f"is larger than {LARGEST_BYTES >> 20} MiB")
@@ -156,133 +219,3 @@ def _read(path: Path, rank: int) -> RankRecord | BadRecord:
         return BadRecord(why="is missing", missing=True)
     except (OSError, UnicodeDecodeError) as error:
         return BadRecord(why=f"cannot be read ({error})")
-
-
-def _record(values: Mapping[str, Any]) -> RankRecord:
-    if values["format"] != FORMAT:
-        raise ValueError(f"format {values['format']}")
-    outcome = Outcome(values["outcome"])
-    if outcome not in REPORTED:
-        raise ValueError(f"outcome {outcome}")
-    shortage, memory = values["oom"], values["memory"]
-    if (outcome is Outcome.OOM and shortage is None) or (outcome in RAN and memory is None):
-        raise ValueError(f"outcome {outcome} without its bytes")
-    return RankRecord(
-        rank=_whole(values["rank"]),
-        outcome=outcome,
-        phase=str(values["phase"]),
-        error=_error(values["error"]),
-        ended_at=float(values["ended_at"]),
-        oom=shortage and _shortage(shortage),
-        memory=memory and _memory(memory),
-        step_times_s={_count(n): _seconds(s) for n, s in values["step_times_s"].items()},
-        collectives=tuple(_collective(c) for c in values["collectives"]),
-        tracked_accumulation=_whole(values["tracked_accumulation"]),
-        reducing_micro_batches=_whole(values["reducing_micro_batches"]),
-        recomputed_layers=None
-        if (again := values.get("recomputed_layers")) is None
-        else _whole(again),
-        attention={str(name): _whole(n) for name, n in values.get("attention", {}).items()},
-        losses=_numbers(values["losses"]),
-        gradient_norms=_numbers(values["gradient_norms"]),
-        optimizer_steps=_whole(values["optimizer_steps"]),
-        expected_optimizer_steps=_whole(values["expected_optimizer_steps"]),
-        versions={str(name): str(version) for name, version in values["versions"].items()},
-        hardware=_hardware(values["hardware"]),
-        emulation=None if (alone := values["emulation"]) is None else _emulation(alone),
-        sequences=None if (trained := values.get("sequences")) is None else _whole(trained),
-    )
-
-
-def _hardware(values: Mapping[str, Any]) -> dict[str, Any]:
-    clocks = values.get("clocks", {})
-    figures = _numbers([clocks[name] for name in CLOCKS if name in clocks])
-    reasons = clocks.get("throttle", [])
-    if not all(map(math.isfinite, figures)) or not all(isinstance(one, str) for one in reasons):
-        raise ValueError(f"clocks {clocks}")
-    return dict(values)
-
-
-def _emulation(values: Mapping[str, Any]) -> RankEmulation:
-    found = RankEmulation(
-        phase_times_s={
-            _count(n): tuple(_by_phase(step) for step in steps)
-            for n, steps in values["phase_times_s"].items()
-        },
-        copies_s={_count(n): _by_phase(copies) for n, copies in values["copies_s"].items()},
-        collectives={
-            _count(n): tuple(map(_collective, rows)) for n, rows in values["collectives"].items()
-        },
-        copies_left_out=str(values.get("copies_left_out", "")),
-    )
-    if not found.phase_times_s.keys() == found.copies_s.keys() == found.collectives.keys():
-        raise ValueError("accumulation counts of an emulation differ")
-    return found
-
-
-def _by_phase(values: Mapping[str, Any]) -> dict[str, float]:
-    found = dict(zip(values, _numbers(list(values.values())), strict=True))
-    if not all(0 <= seconds < math.inf for seconds in found.values()):
-        raise ValueError(f"seconds {found}")
-    return found
-
-
-def _error(values: Mapping[str, Any] | None) -> str:
-    if values is None:
-        return ""
-    message = " ".join(str(values["message"]).split())
-    return f"{values['type']}: {message}" if message else str(values["type"])
-
-
-def _shortage(values: Mapping[str, Any]) -> RankShortage:
-    sizes = ("requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
-    return RankShortage(phase=str(values["phase"]), **{k: _whole(values[k]) for k in sizes})
-
-
-def _memory(values: Mapping[str, Any]) -> RankMemory:
-    return RankMemory(
-        peak_allocated_bytes=_whole(values["peak_allocated_bytes"]),
-        low_peak_bytes=_whole(values["low_peak_bytes"]),
-        peak_reserved_bytes=_whole(values["peak_reserved_bytes"]),
-        device_bytes=_whole(values["device_bytes"]),
-        overhead_bytes=_whole(values["overhead_bytes"]),
-        by_phase={str(name): _whole(size) for name, size in values["by_phase"].items()},
-        by_category={str(name): _whole(size) for name, size in values["by_category"].items()},
-        allocation_retries=_whole(values["allocation_retries"]),
-    )
-
-
-def _collective(values: Mapping[str, Any]) -> Collective:
-    return Collective(
-        op=str(values["op"]),
-        axis=str(values["axis"]),
-        phase=str(values["phase"]),
-        count=_whole(values["count"]),
-        bytes=_whole(values["bytes"]),
-        overlap=str(values.get("overlap", "")),
-    )
-
-
-def _numbers(values: list[Any]) -> tuple[float, ...]:
-    if any(isinstance(value, str | bool) for value in values):
-        raise TypeError("a number was expected")
-    return tuple(float(value) for value in values)
-
-
-def _seconds(values: list[Any]) -> tuple[float, ...]:
-    times = _numbers(values)
-    if not times or not all(0 < time < math.inf for time in times):
-        raise ValueError(f"step times {times}")
-    return times
-
-
-def _count(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"accumulation count {value!r}")
-    return int(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"a whole number was expected, not {value!r}")
-    return value

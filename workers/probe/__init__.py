@@ -1,1 +1,1 @@
-"""The probe program: a few real optimizer steps of a model under given settings, on every rank."""
+"""The probe program: a few real optimizer steps of one configuration, on every rank."""

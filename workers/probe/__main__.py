@@ -6,7 +6,7 @@
 The first with ``--calibrate`` times the cases of the spec, and trains nothing. The second runs
 every ``DIR/NNNN/spec.json`` as it comes, and leaves a record beside each
 (``workers/probe/orders.py``); its ranks find each other by a file, or by rank 0's address
-where they are of several nodes (``workers/probe/rendezvous.py``).
+where they are of several nodes (``workers/probe/group.py``).
 
 Its place comes from RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun. It writes
 ``rank-NNNNN.json`` and exits with 0 (its steps are done), 10 (the record says what happened) or
@@ -19,13 +19,8 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from workers.probe.orders import RECORDED
-from workers.probe.watch import watch_supervisor
-
-if TYPE_CHECKING:
-    from workers.probe.record import Record
+from workers.probe.orders import RECORDED, watch_supervisor
 
 
 def main() -> int:
@@ -49,24 +44,23 @@ def main() -> int:
     faulthandler.register(signal.SIGTERM, chain=True)
     if options.watch_fd is not None:
         watch_supervisor(options.watch_fd, options.silence_s)
-    record = _run(options)  # imports torch, which takes seconds: the supervisor is watched before
+    # imports of torch take seconds: the supervisor is watched before
+    if options.series:
+        from workers.probe.series import run_series
+
+        record = run_series(options.out, options.rendezvous)
+    elif options.calibrate:
+        from workers.probe.calibrate import calibrate_rank
+
+        record = calibrate_rank(options.spec, options.out, options.init_method)
+    else:
+        from workers.probe.run import run_rank
+
+        record = run_rank(options.spec, options.out, options.init_method)
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: a communicator whose peers are gone can hang in it.
     os._exit(0 if record.is_well else RECORDED)
-
-
-def _run(options: argparse.Namespace) -> "Record":
-    if options.series:
-        from workers.probe.series import run_series
-
-        return run_series(options.out, options.rendezvous)
-    if options.calibrate:
-        from workers.probe.calibrate.rank import calibrate_rank as run
-    else:
-        from workers.probe.rank import run_rank as run
-
-    return run(options.spec, options.out, options.init_method)
 
 
 if __name__ == "__main__":

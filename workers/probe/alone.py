@@ -1,4 +1,4 @@
-"""What rank 0 notes when it runs alone: computing by phase, and every step's collectives.
+"""The notes of rank 0 when it runs alone: computing by phase, and every step's collectives.
 
 Nothing is sent, so a timed step is computing, and the collectives that it would have waited for
 are priced by whoever started the probe. A gather and a scatter still copy on this device, in the
@@ -7,31 +7,29 @@ be taken off.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import torch
 
+from workers.probe.collectives import Call, Overlap, overlaps, summarize
 from workers.probe.device import Device
 from workers.probe.giving_up import computing
 from workers.probe.group import gather_into, group_of_name, reduce_scatter_into
-from workers.probe.overlap import Overlap, overlaps
-from workers.probe.summary import summarize
-from workers.probe.tracker import Call
 
+# Copies of one size that are timed; the first warms up, and the median of the others counts.
 TIMES = 5
-"""Copies of one size that are timed; the first warms up, and the median of the others counts."""
+# Bytes of copies in pieces, at least: the launch of smaller ones would be what is timed.
 LEAST_BYTES = 2**20
-"""Of copies in pieces: the launch of smaller ones would be what is timed."""
 
 
 class StepClock:
     """Seconds of each phase of one step, by marks on the device that nothing waits for.
 
     Args:
-        device: what computes.
+        device: that computes.
     """
 
     def __init__(self, device: Device) -> None:
@@ -56,13 +54,13 @@ class Alone:
     """Findings of a rank without peers."""
 
     device: Device
-    """What it runs on."""
+    """Its device."""
     axes: Mapping[str, str]
     """Name of the mesh axis of each process group."""
     seconds: dict[int, list[dict[str, float]]] = field(default_factory=dict)
-    """Of each phase in each timed step, by accumulation count."""
+    """Seconds of each phase in each timed step, by accumulation count."""
     calls: dict[int, list[Call]] = field(default_factory=dict)
-    """Of one step of each accumulation count."""
+    """The collectives of one step of each accumulation count."""
     _left_out: str = ""
     _known: dict[tuple[str, str, int, torch.dtype], float] = field(default_factory=dict)
 
@@ -77,10 +75,9 @@ class Alone:
     def rows(self, count: int) -> list[dict[str, object]]:
         """The collectives of a step by kind, with what hides them."""
         calls = self.calls[count]
-        return summarize(calls, self.axes, [str(x) for x in overlaps(calls, self.axes)])
+        return summarize(calls, self.axes, overlaps(calls, self.axes))
 
     def values(self) -> dict[str, Any]:
-        """For the record, by accumulation count."""
         return {
             "phase_times_s": {str(count): steps for count, steps in self.seconds.items()},
             "copies_s": {str(count): copies for count, copies in self._copies_s().items()},
@@ -93,7 +90,12 @@ class Alone:
         found: dict[int, dict[str, float]] = {}
         for count, calls in self.calls.items():
             seconds: dict[str, float] = defaultdict(float)
-            for call in self._waited_for(calls):
+            for call, overlap in zip(calls, overlaps(calls, self.axes), strict=True):
+                if call.op not in ("all_gather", "reduce_scatter"):
+                    continue
+                # hidden copies run on a stream of their own; a CPU has one line only
+                if overlap is not Overlap.EXPOSED and self.device.type != "cpu":
+                    continue
                 kind = call.op, call.group, call.bytes, call.dtype
                 if kind not in self._known:
                     self._known[kind] = self._copy_s(call)
@@ -101,23 +103,11 @@ class Alone:
             found[count] = dict(seconds)
         return found
 
-    def _waited_for(self, calls: Sequence[Call]) -> list[Call]:
-        """Calls whose copies are in line with computing; a CPU has one line only."""
-        hidden = overlaps(calls, self.axes)
-        return [
-            call
-            for call, overlap in zip(calls, hidden, strict=True)
-            if call.op in ("all_gather", "reduce_scatter")
-            and (overlap is Overlap.EXPOSED or self.device.type == "cpu")
-        ]
-
     def _copy_s(self, call: Call) -> float:
-        """Seconds of a call's copies: in pieces where there is no memory for more.
-
-        The steps' tensors are there, and whatever their allocations left in pieces; a probe whose
-        steps had memory enough must not fail for want of it here. Without room for the smallest
-        piece nothing is taken off: the time of computing is too long then, and says so.
-        """
+        """Seconds of a call's copies: in pieces where there is no memory for more."""
+        # The steps' tensors are there, and whatever their allocations left in pieces; a probe whose
+        # steps had memory enough must not fail for want of it here. Without room for the smallest
+        # piece nothing is taken off: the time of computing is too long then, and says so.
         ranks, pieces = group_of_name(call.group).size(), 1
         while True:
             each = -(-call.bytes // ranks // pieces)
@@ -132,9 +122,11 @@ class Alone:
             pieces *= 2
 
     def _piece_s(self, call: Call, each: int) -> float:
-        """Seconds of a gather or scatter of ``each`` bytes of every rank, in the step's dtype."""
+        """Seconds of a gather or scatter of ``each`` bytes of every rank."""
+        # a function of its own, so that tensors of a piece that failed are gone before the next
         group = group_of_name(call.group)
         each = -(-each // call.dtype.itemsize)
+        # in the step's dtype: elements, and not bytes, are what a kernel copies
         whole, part = (
             torch.empty(size, dtype=call.dtype, device=self.device.torch_device)
             for size in (each * group.size(), each)

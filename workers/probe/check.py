@@ -1,7 +1,7 @@
-"""A rank's look at what it would compute with, before probes and after a device was lost.
+"""A rank's look at its device and its peers, before probes and after a device was lost.
 
 It is an order like a probe's, and the first of new processes: they stay for the probes that follow.
-Its record tells what was found (:class:`workers.probe.record.Record`, ``hardware``), and in
+Its record's ``hardware`` (:class:`workers.probe.record.Record`) tells of device and driver, and
 ``error`` the one reason why no probe can be run, as a sentence for people.
 """
 
@@ -19,41 +19,40 @@ import torch
 import torch.distributed as dist
 
 from workers.probe import nvidia_smi
-from workers.probe.cuda_errors import cuda_code
 from workers.probe.device import CudaDevice, Device
+from workers.probe.errors import cuda_code
 from workers.probe.group import Meeting, heed_peer_access, join
 from workers.probe.orders import RECORDED
-from workers.probe.record import Record
-from workers.probe.recording import Recording, recording
+from workers.probe.record import Record, Recording, recording
 
+# Rows of the matrices that are multiplied: nothing to any device, and yet a library's kernel.
 SIDE = 256
-"""Of the matrices that are multiplied: nothing to any device, and yet a kernel of a library."""
+# Sums of the ranks' ones: a quarter of a MiB, for which NCCL already uses its buffers.
 SUMS = 2**16
-"""That are made of the ranks' ones: a quarter of a MiB, for which NCCL already uses its buffers."""
+# Seconds for all ranks to meet and to send a few bytes: NCCL takes one or two in a node, and some
+# more over a network.
 ALL_REDUCE_S = 60.0
-"""For all ranks to meet and to send a few bytes: NCCL takes a second or two in a node, and some
-more over a network."""
+# Lowest Linux driver for each major version of CUDA, whose minor versions all run on it: NVIDIA's
+# CUDA Toolkit release notes, "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor
+# Version Compatibility".
 MINIMUM_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Lowest Linux driver for each major version of CUDA, whose minor versions all run on it: NVIDIA's
-CUDA Toolkit release notes, "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version
-Compatibility"."""
+# The most that a context takes on a device by itself: 0.3 to 0.7 GiB, by generation.
 OWN_BYTES = 768 * 2**20
-"""The most that a context takes on a device by itself: 0.3 to 0.7 GiB, by generation."""
+# Bytes that others may hold: a desktop, a monitor. More would change what fits.
 FREE_BYTES = 2**30
-"""That others may hold: a desktop, a monitor. More would change what fits."""
+# Seconds for memory to come back of processes that have just ended.
 RETURN_S = 10.0
-"""For memory to come back of processes that have just ended."""
+# Bytes of /dev/shm for several ranks: NCCL's user guide has containers started with 1 GiB of it
+# ("Troubleshooting", "Shared Memory").
 LEAST_SHM_BYTES = 2**30
-"""Of /dev/shm for several ranks: NCCL's user guide has containers started with 1 GiB of it
-("Troubleshooting", "Shared Memory")."""
+# Variables that change what torch's caching allocator does.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-"""Variables that change what torch's caching allocator does."""
+# Hints by CUDA's code of the error (``cudaError_t`` in driver_types.h).
 HINTS: Mapping[int, str] = {
     46: "another process has the GPU for itself, or its compute mode forbids all",
     802: "GPUs behind NVSwitch need NVIDIA's fabric manager: systemctl start nvidia-fabricmanager",
     803: "the driver's library and its kernel module differ: restart the machine",
 }
-"""What to look at, by CUDA's code of the error (``cudaError_t`` in driver_types.h)."""
 
 
 class UnusableError(RuntimeError):
@@ -74,13 +73,35 @@ def check(device_type: str, place: Path, meeting: Meeting) -> tuple[Record, Devi
     found: dict[str, Any] = {}
     with recording() as own:
         own.phase.name = "check"
-        found |= _of_the_software()
+        shm = _shm()
+        found |= {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "driver": driver_version(),
+            "shm_bytes": shm.total if shm else None,
+            "shm_free_bytes": shm.free if shm else None,
+            "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},
+        }
         if device_type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
-            raise UnusableError(_is_cpu_build())
-        device = _open(own, device_type)
+            names = smi("--query-gpu=name")
+            shown = f"; nvidia-smi shows {len(names)} x {names[0]}" if names else ""
+            raise UnusableError(
+                f"torch {torch.__version__} is a CPU build{shown}: install a CUDA build"
+                " (https://pytorch.org/get-started/locally/)"
+            )
+        try:
+            device = own.open_device(device_type)
+        except Exception as error:
+            if device_type != "cuda":
+                raise
+            raise UnusableError(_why_closed(error)) from error
         if isinstance(device, CudaDevice):
             found |= _memory(device)
-        _multiply(device.torch_device)
+        # copy, multiply and read: a device can open, and compute nothing or something else
+        ones = torch.ones(SIDE, SIDE).to(device.torch_device)
+        sums = (ones @ ones).cpu().unique().tolist()  # waits for the device
+        if sums != [SIDE]:
+            raise ArithmeticError(f"sums of {SIDE} ones are {sums[:4]}")
         if int(os.environ["WORLD_SIZE"]) > 1:
             own.phase.name = "all-reduce"
             _all_reduce(own, device, place, meeting)
@@ -88,19 +109,6 @@ def check(device_type: str, place: Path, meeting: Meeting) -> tuple[Record, Devi
         own.record.outcome = "ok"
     own.record.hardware |= found
     return own.record, own.device
-
-
-def _of_the_software() -> dict[str, Any]:
-    """What can be told without a device."""
-    shm = _shm()
-    return {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "driver": driver_version(),
-        "shm_bytes": shm.total if shm else None,
-        "shm_free_bytes": shm.free if shm else None,
-        "allocator": {name: os.environ[name] for name in ALLOCATOR if name in os.environ},
-    }
 
 
 def driver_version(root: Path = Path("/")) -> str:
@@ -124,33 +132,13 @@ def smi(*query: str) -> list[str]:
     return nvidia_smi.rows(*query, timeout_s=20.0)
 
 
-def _is_cpu_build() -> str:
-    names = smi("--query-gpu=name")
-    shown = f"; nvidia-smi shows {len(names)} x {names[0]}" if names else ""
-    return (
-        f"torch {torch.__version__} is a CPU build{shown}: install a CUDA build"
-        " (https://pytorch.org/get-started/locally/)"
-    )
-
-
-def _open(own: Recording, device_type: str) -> Device:
-    """The rank's device.
-
-    Raises:
-        UnusableError: torch cannot use it.
-    """
-    try:
-        return own.open_device(device_type)
-    except Exception as error:
-        if device_type != "cuda":
-            raise
-        raise UnusableError(_why_closed(error)) from error
-
-
 def _why_closed(error: Exception) -> str:
-    build, words = f"torch {torch.__version__} (CUDA {torch.version.cuda})", _first_line(error)
+    build = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
     if too_old := why_too_old(driver_version(), torch.version.cuda or "", build):
         return too_old
+    words = type(error).__name__
+    if text := str(error).strip():
+        words = f"{words}: {text.splitlines()[0]}"[:300]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
     hint = HINTS.get(cuda_code(error) or 0, "")
@@ -158,31 +146,26 @@ def _why_closed(error: Exception) -> str:
 
 
 def why_too_old(driver: str, cuda: str, build: str) -> str:
-    """Why a driver cannot run a build of torch, and what to do; empty if it can, or is not known.
+    """The reason why a driver cannot run a build of torch, and what to do; empty if it can.
 
     Args:
-        driver: its version.
+        driver: its version; empty where it is not known.
         cuda: the version of CUDA that torch is built for.
-        build: what to call this build.
+        build: the name of this build.
     """
+
+    def parts(version: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in version.split("."))
+
     least = MINIMUM_DRIVER.get(int(cuda.split(".")[0])) if cuda else None
-    if not driver or least is None or _parts(driver) >= _parts(least):
+    if not driver or least is None or parts(driver) >= parts(least):
         return ""
-    runs = [major for major, first in MINIMUM_DRIVER.items() if _parts(driver) >= _parts(first)]
+    runs = [major for major, first in MINIMUM_DRIVER.items() if parts(driver) >= parts(first)]
     other = f", or install a build of torch for CUDA {max(runs)}" if runs else ""
     return (
         f"the NVIDIA driver {driver} is too old for {build}, which needs {least} or newer: update"
         f" the driver{other}"
     )
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}"[:300] if text else type(error).__name__
 
 
 def _memory(device: CudaDevice) -> dict[str, int]:
@@ -220,18 +203,6 @@ def _busy(device: CudaDevice, others_bytes: int) -> str:
         f"GPU {index} is busy: {others_bytes / 2**30:.1f} GiB are held by {whom}: free it, or"
         " choose other GPUs with CUDA_VISIBLE_DEVICES"
     )
-
-
-def _multiply(place: torch.device) -> None:
-    """Copy, multiply and read on the device.
-
-    Raises:
-        ArithmeticError: what it computes is something else.
-    """
-    ones = torch.ones(SIDE, SIDE).to(place)
-    found = (ones @ ones).cpu().unique().tolist()  # waits for the device
-    if found != [SIDE]:
-        raise ArithmeticError(f"sums of {SIDE} ones are {found[:4]}")
 
 
 def _all_reduce(own: Recording, device: Device, place: Path, meeting: Meeting) -> None:

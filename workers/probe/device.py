@@ -15,20 +15,21 @@ from typing import Any, Protocol
 import torch
 
 from workers.probe import nvidia_smi
-from workers.probe.cuda_errors import chain, refused_bytes
+from workers.probe.errors import chain, refused_bytes
 from workers.probe.tracker import INSTRUMENT, MemoryLimitError, Phase, StorageTracker
 
+# Cycles of the device's clock, about 10 ms: more than the launches queued behind it take.
 PAUSE_CYCLES = 20_000_000
-"""Of the device's clock, about 10 ms: more than the launches that are queued behind it take."""
+# Variables that configure torch's caching allocator; where both are set the first counts
+# (c10/core/AllocatorConfig.h, from torch 2.9 on).
 ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables that configure torch's caching allocator; where both are set the first counts
-(c10/core/AllocatorConfig.h, from torch 2.9 on)."""
+# Bytes that others held on each device before this process had a context there: afterwards that
+# cannot be told apart from the context.
+_HELD_BEFORE: dict[int, int] = {}
 
 
 @dataclass(slots=True, kw_only=True)
 class OutOfMemory:
-    """What is known when an allocation fails."""
-
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
@@ -48,14 +49,22 @@ class Peaks:
     by_phase: Counter[str] = field(default_factory=Counter)
     """Highest allocated of each phase."""
 
+    def take_step(self, peak: int, by_phase: Mapping[str, int]) -> None:
+        if self.allocated:  # the first makes the optimizer's state, others find it
+            self.lowest_step = peak if self.lowest_step is None else min(self.lowest_step, peak)
+        self.allocated = max(self.allocated, peak)
+        for name, value in by_phase.items():
+            if name != INSTRUMENT:  # no part of a step
+                self.by_phase[name] = max(self.by_phase[name], value)
 
-class Place(Protocol):
-    """What a stack must know of the place that its tensors are in."""
+
+class TensorPlace(Protocol):
+    """The place of a stack's tensors: a device, or one without memory."""
 
     torch_device: torch.device
-    """Where parameters go."""
+    """The device of parameters."""
     is_fake: bool
-    """Whether tensors have shapes and no values: nothing is filled or sent."""
+    """True if tensors have shapes and no values: nothing is filled or sent."""
     foreach: bool | None
     """The optimizers' ``foreach``; ``None`` leaves it to torch, which looks at the device."""
 
@@ -79,22 +88,18 @@ class CpuDevice:
         self.tracker = StorageTracker(phase, limit_bytes=limit_bytes, over_gloo=alone)
 
     def memory(self) -> contextlib.AbstractContextManager[object]:
-        """Tensors are real without further ado."""
         return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back on a CPU."""
 
     def mark(self) -> Any:
-        """A moment, for :meth:`seconds_between`."""
         return time.perf_counter()
 
     def seconds_between(self, first: Any, second: Any) -> float:
-        """Seconds from one marked moment to another."""
         return float(second - first)
 
     def seconds_of(self, work: Callable[[], object]) -> float:
-        """Seconds that ``work`` takes."""
         started = time.perf_counter()
         work()
         return time.perf_counter() - started
@@ -112,8 +117,7 @@ class CpuDevice:
         self.tracker.note_phase()
 
     def end_step(self) -> None:
-        """Take the finished step's peak, and start the next one's."""
-        _take_step(self.peaks, self.tracker.peak_bytes, self.tracker.peak_by_phase)
+        self.peaks.take_step(self.tracker.peak_bytes, self.tracker.peak_by_phase)
         self.peaks.reserved = self.peaks.allocated
         self.tracker.reset_peak()
 
@@ -127,7 +131,6 @@ class CpuDevice:
         return 0
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
-        """What ``error`` says of memory; ``None`` if it is another kind of error."""
         if not isinstance(error, MemoryLimitError):
             return None
         return OutOfMemory(
@@ -144,12 +147,7 @@ class CpuDevice:
         return self.tracker.current_bytes
 
     def hardware(self) -> Mapping[str, object]:
-        """What this is, for the record."""
         return {"device": "cpu", "threads": torch.get_num_threads()}
-
-    def clocks(self) -> Mapping[str, object]:
-        """What it runs at: not known of a CPU."""
-        return {}
 
 
 class CudaDevice:
@@ -165,9 +163,16 @@ class CudaDevice:
     ) -> None:
         self.torch_device = torch.device("cuda", local_rank)
         if local_rank not in _HELD_BEFORE:
-            _HELD_BEFORE[local_rank] = _held_by_others(local_rank)
+            has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009  (CUDA builds)
+            used_mib = ""
+            if local_rank < torch.cuda.device_count() and not has_context(local_rank):
+                uuid = _uuid(local_rank)
+                told = nvidia_smi.ask([uuid], "memory.used")
+                used_mib = told.get(uuid, {}).get("memory.used", "")
+            _HELD_BEFORE[local_rank] = int(used_mib) * 2**20 if used_mib.isdecimal() else 0
         self._held_by_others = _HELD_BEFORE[local_rank]
-        torch.cuda.set_device(self.torch_device)
+        torch.cuda.set_device(self.torch_device)  # makes the context
+        self.uuid = _uuid(local_rank)
         self.peaks = Peaks()
         self.tracker = StorageTracker(phase, count_storages=False)
         self._phase = phase
@@ -191,11 +196,9 @@ class CudaDevice:
             observe(_while_alive(self._note_shortage))
 
     def memory(self) -> contextlib.AbstractContextManager[object]:
-        """Tensors are real without further ado."""
         return contextlib.nullcontext()
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         torch.cuda.synchronize(self.torch_device)
 
     def mark(self) -> Any:
@@ -210,14 +213,14 @@ class CudaDevice:
         return float(first.elapsed_time(second)) / 1e3
 
     def seconds_of(self, work: Callable[[], object]) -> float:
-        """Seconds that ``work`` takes the device, queued behind a pause: without its launches."""
+        """Seconds that ``work`` takes the device, without its launches."""
+        # queued behind a pause: when it ends, all launches are there already
         torch.cuda._sleep(PAUSE_CYCLES)
         first = self.mark()
         work()
         return self.seconds_between(first, self.mark())
 
     def allocation_retries(self) -> int:
-        """Allocations that succeeded only after cached memory was given back."""
         return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
     def start_steps(self) -> None:
@@ -240,18 +243,15 @@ class CudaDevice:
         self._last_phase = self._phase.name
 
     def end_step(self) -> None:
-        """Take the finished step's peak, and start the next one's."""
         self.enter_phase()
         self._step_by_phase.pop(INSTRUMENT, None)
-        _take_step(self.peaks, max(self._step_by_phase.values()), self._step_by_phase)
+        self.peaks.take_step(max(self._step_by_phase.values()), self._step_by_phase)
         self._step_by_phase.clear()
         self.tracker.reset_peak()
 
     def process_bytes(self) -> int:
-        """What the driver counts as used on the device, by whomever: it tells a process no more.
-
-        Of this process, when it is alone there.
-        """
+        """Bytes that the driver counts as used on the device: of this process, if alone there."""
+        # by whomever: the driver tells a process no more
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return total - free
 
@@ -265,11 +265,26 @@ class CudaDevice:
         return max(0, self.process_bytes() - held)
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
-        """What ``error`` says of memory; ``None`` if it is another kind of error."""
         if any(isinstance(each, torch.OutOfMemoryError) for each in chain(error)):
-            return self._shortage or self._shortage_seen_late(0)
-        refused = refused_bytes(error)
-        return None if refused is None or not self._answers() else self._shortage_seen_late(refused)
+            requested = 0
+            if self._shortage is not None:
+                return self._shortage
+        elif (refused := refused_bytes(error)) is None:
+            return None
+        else:
+            requested = refused
+            try:  # a lost device refuses memory too, and answers nothing else either
+                torch.cuda.mem_get_info(self.torch_device)
+            except RuntimeError:  # AcceleratorError is one
+                return None
+        # The observer was not told of it. Tensors have died since, while the error rose, so the
+        # phase's peak is the nearest that is known of what was held then.
+        return OutOfMemory(
+            requested_bytes=requested,
+            allocated_bytes=torch.cuda.max_memory_allocated(self.torch_device),
+            reserved_bytes=torch.cuda.max_memory_reserved(self.torch_device),
+            limit_bytes=self._limit_bytes,
+        )
 
     def give_back(self) -> int:
         """After a probe: bytes that are still in use; what is only cached goes to the driver."""
@@ -279,7 +294,6 @@ class CudaDevice:
         return int(torch.cuda.memory_allocated(self.torch_device))
 
     def hardware(self) -> Mapping[str, object]:
-        """What this is, for the record."""
         properties = torch.cuda.get_device_properties(self.torch_device)
         configured = next((text for n in ALLOCATOR_CONF if (text := os.environ.get(n))), "")
         return {
@@ -293,18 +307,6 @@ class CudaDevice:
             **({"allocator_conf": configured} if configured else {}),
         }
 
-    def clocks(self) -> Mapping[str, object]:
-        """What it runs at, and what slows it, as ``nvidia-smi`` says; empty where it does not."""
-        return nvidia_smi.clocks(_uuid(self.torch_device.index))
-
-    def _answers(self) -> bool:
-        """Whether the device does, for a lost one refuses memory too."""
-        try:
-            torch.cuda.mem_get_info(self.torch_device)
-        except RuntimeError:  # AcceleratorError is one
-            return False
-        return True
-
     def _note_shortage(self, device: int, size: int, total: int, free: int) -> None:
         self._shortage = OutOfMemory(
             requested_bytes=size,
@@ -313,56 +315,37 @@ class CudaDevice:
             limit_bytes=self._limit_bytes,
         )
 
-    def _shortage_seen_late(self, requested_bytes: int) -> OutOfMemory:
-        """A shortage that the observer was not told of: tensors have died since, while the error
-        rose, so the phase's peak is the nearest that is known of what was held then."""
-        return OutOfMemory(
-            requested_bytes=requested_bytes,
-            allocated_bytes=torch.cuda.max_memory_allocated(self.torch_device),
-            reserved_bytes=torch.cuda.max_memory_reserved(self.torch_device),
-            limit_bytes=self._limit_bytes,
-        )
-
 
 Device = CpuDevice | CudaDevice
-
-_HELD_BEFORE: dict[int, int] = {}
-"""Bytes that others held on each device before this process had a context there: afterwards that
-cannot be told apart from the context."""
-
-
-def _held_by_others(index: int) -> int:
-    """Bytes in use on a CUDA device where this process has no context yet; 0 where not known."""
-    has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009  (CUDA builds)
-    if index >= torch.cuda.device_count() or has_context(index):
-        return 0
-    used_mib = nvidia_smi.ask(_uuid(index), "memory.used").get("memory.used", "")
-    return int(used_mib) * 2**20 if used_mib.isdecimal() else 0
-
-
-def _uuid(index: int) -> str:
-    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))  # makes no context
 
 
 def open_device(
     kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
-) -> CpuDevice | CudaDevice:
+) -> Device:
     """The device of a rank.
 
     Args:
         kind: cpu or cuda.
-        phase: what the step is doing, kept current by the step.
-        local_rank: which of the machine's devices.
+        phase: kept current by the step.
+        local_rank: number of the device on its machine.
         limit_bytes: that may be allocated.
         alone: whether the rank's peers are not there.
 
     Raises:
         RuntimeError: there is no such CUDA device.
     """
-    kinds = {"cpu": CpuDevice, "cuda": CudaDevice}
-    device = kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
-    assert isinstance(device, CpuDevice | CudaDevice)
-    return device
+    kinds: Mapping[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+    return kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
+
+
+def node_clocks() -> dict[str, dict[str, object]]:
+    """The clocks of the GPUs of this node's ranks by UUID, and what slows them; see nvidia_smi."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", torch.cuda.device_count()))
+    return nvidia_smi.clocks([_uuid(i) for i in range(min(ranks, torch.cuda.device_count()))])
+
+
+def _uuid(index: int) -> str:
+    return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))  # makes no context
 
 
 def _while_alive(method: Callable[..., None]) -> Callable[..., None]:
@@ -374,14 +357,3 @@ def _while_alive(method: Callable[..., None]) -> Callable[..., None]:
             alive(*values)
 
     return call
-
-
-def _take_step(peaks: Peaks, peak: int, by_phase: Mapping[str, int]) -> None:
-    first = peaks.allocated == 0
-    peaks.allocated = max(peaks.allocated, peak)
-    if not first:
-        peaks.lowest_step = peak if peaks.lowest_step is None else min(peaks.lowest_step, peak)
-    for name, value in by_phase.items():
-        if name == INSTRUMENT:  # what is looked at is no part of a step
-            continue
-        peaks.by_phase[name] = max(peaks.by_phase[name], value)

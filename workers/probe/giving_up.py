@@ -1,9 +1,9 @@
-"""Whether steps are already seen to take longer than is worth timing; plain arithmetic."""
+"""The least that a step takes by what was timed, and its computing alone; plain arithmetic."""
 
 from collections.abc import Mapping, Sequence
 
+# Timed steps of each accumulation count before the look at them: a single one may be unlucky.
 LOOK_STEPS = 2
-"""Timed steps of each accumulation count before the look at them: a single one may be unlucky."""
 
 
 def least_s(times_s: Mapping[int, Sequence[float]], accumulation: int) -> float:

@@ -1,6 +1,7 @@
-"""Build the model from its configuration: random weights, never a checkpoint, never the network."""
+"""The model and its tokens: built from a configuration, random, never from the network."""
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from workers.probe.data import mixed_seed
+from workers.probe.spec import Spec
 
+# Standard deviation of random weights where the configuration names none: GPT-2's, which nearly
+# every decoder since has kept (``initializer_range``).
 WEIGHTS_STD = 0.02
-"""Standard deviation of random weights where the configuration names none: GPT-2's, which
-nearly every decoder since has kept (``initializer_range``)."""
 
 
 def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
@@ -26,7 +27,11 @@ def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     Raises:
         ValueError: transformers refuses the configuration.
     """
-    settings = _configuration(config)
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    try:
+        settings: Any = AutoConfig.for_model(config["model_type"], **fields, use_cache=False)
+    except Exception as error:  # its validation raises classes of several libraries
+        raise ValueError(f"transformers refuses the configuration: {error}") from error
     architecture = AutoModelForCausalLM._model_mapping[type(settings)]
     attention = "sdpa" if architecture._supports_sdpa else "eager"  # gemma2 caps its scores
     with init_empty_weights(include_buffers=False):
@@ -36,31 +41,11 @@ def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     return model
 
 
-def _configuration(config: Mapping[str, Any]) -> Any:
-    fields = {name: value for name, value in config.items() if name != "model_type"}
-    try:
-        return AutoConfig.for_model(config["model_type"], **fields, use_cache=False)
-    except Exception as error:  # its validation raises classes of several libraries
-        raise ValueError(f"transformers refuses the configuration: {error}") from error
-
-
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder's blocks, in order: the unit of sharding and of checkpointing."""
     names = set(model._no_split_modules or ())
     # FSDP2 puts a class of its own before a layer's
     return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
-
-
-def decoder_layer_class(model: PreTrainedModel) -> str:
-    """Class name of the decoder's blocks.
-
-    Raises:
-        ValueError: the model names none.
-    """
-    layers = decoder_layers(model)
-    if not layers:
-        raise ValueError(f"{type(model).__name__} names no decoder layer to shard")
-    return type(layers[0]).__name__
 
 
 def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -86,7 +71,6 @@ def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Move buffers to ``device``; parameters stay where they are."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
@@ -95,9 +79,9 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 class WeightFiller:
     """Gives every parameter the same random weights however it is sharded.
 
-    Made before the model is sharded by data parallelism, and called after: it remembers
-    which part of each parameter tensor parallelism has left to this rank. Weights depend on
-    the seed and the parameter's name alone, so all settings of a study start alike.
+    Made before the model is sharded by data parallelism, and called after: it remembers the part of
+    each parameter that tensor parallelism has left to this rank. Weights depend on the seed and the
+    parameter's name alone, so all configurations of a study start alike.
 
     Args:
         model: with parameters on the meta device, after tensor parallelism.
@@ -119,12 +103,11 @@ class WeightFiller:
     ) -> None:
         config = model.config.get_text_config()
         self._std = float(getattr(config, "initializer_range", None) or WEIGHTS_STD)
+        # scales of norms; gemma's are offsets from one
         self._scale_fill = 0.0 if config.model_type.startswith("gemma") else 1.0
         self._seed, self._device = seed, device
         self._shard_rank, self._shard_size = shard_rank, shard_size
-        self._tensor_parallel = {
-            name: _tensor_parallel_slice(p) for name, p in model.named_parameters()
-        }
+        self._own_parts = {n: _tensor_parallel_part(p) for n, p in model.named_parameters()}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
 
     @torch.no_grad()
@@ -132,41 +115,69 @@ class WeightFiller:
         """Fill all parameters in place; they are on their device, with undefined values."""
         for name, parameter in model.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            part = self._tensor_parallel[name](self._weights(name))
+            full = torch.empty(self._shapes[name], device=self._device)
+            if name.endswith("bias"):
+                full.zero_()
+            elif full.ndim == 1:
+                full.fill_(self._scale_fill)
+            else:
+                generator = torch.Generator(self._device)
+                generator.manual_seed(mixed_seed(self._seed, name))
+                full.normal_(0, self._std, generator=generator)
+            part = self._own_parts[name](full)
             if sharded:
-                part = _shard(part, self._shard_rank, self._shard_size)
+                # FSDP2's part: chunks of dim 0, of which the last may be short or missing
+                chunks = part.chunk(self._shard_size, 0)
+                rank = self._shard_rank
+                part = chunks[rank] if rank < len(chunks) else part[:0]
             local.copy_(part)
 
-    def _weights(self, name: str) -> torch.Tensor:
-        shape, device = self._shapes[name], self._device
-        if name.endswith("bias"):
-            return torch.zeros(shape, device=device)
-        if len(shape) == 1:  # scales of norms; gemma's are offsets from one
-            return torch.full(shape, self._scale_fill, device=device)
-        generator = torch.Generator(device)
-        generator.manual_seed(mixed_seed(self._seed, name))
-        return torch.empty(shape, device=device).normal_(0, self._std, generator=generator)
 
+def _tensor_parallel_part(parameter: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Cuts out of a whole parameter what tensor parallelism has left of it to this rank."""
+    cuts: list[tuple[int, int, int]] = []
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        cuts += [
+            (placement.dim, mesh.get_local_rank(axis), mesh.size(axis))
+            for axis, placement in enumerate(parameter.placements)
+            if isinstance(placement, Shard)
+        ]
 
-class _tensor_parallel_slice:  # noqa: N801  (a function with memory)
-    """Cuts out what tensor parallelism has left of a parameter to this rank."""
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self._cuts: list[tuple[int, int, int]] = []
-        if not isinstance(parameter, DTensor):
-            return
-        for axis, placement in enumerate(parameter.placements):
-            if isinstance(placement, Shard):
-                rank = parameter.device_mesh.get_local_rank(axis)
-                self._cuts.append((placement.dim, rank, parameter.device_mesh.size(axis)))
-
-    def __call__(self, full: torch.Tensor) -> torch.Tensor:
-        for dim, rank, size in self._cuts:
+    def cut(full: torch.Tensor) -> torch.Tensor:
+        for dim, rank, size in cuts:
             full = full.chunk(size, dim)[rank]
         return full
 
+    return cut
 
-def _shard(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """FSDP2's part of a tensor: chunks of dim 0, of which the last may be short or missing."""
-    chunks = tensor.chunk(size, 0)
-    return chunks[rank] if rank < len(chunks) else tensor[:0]
+
+def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[torch.Tensor]:
+    """Tokens of one optimizer step of one data-parallel rank.
+
+    All ranks draw the whole global batch of ``step`` from the same seed and take their own
+    rows, so that every configuration trains on the same sequences in some order. A rank that runs
+    alone draws its own only: nothing is compared with other ranks.
+
+    Args:
+        spec: the probe.
+        step: optimizer step, from 0.
+        count: micro-batches in the step (fewer than the configuration's own see its first rows).
+        data_rank: this rank's place among the data-parallel ranks.
+
+    Returns:
+        ``count`` int64 tensors of shape (micro_batch_size, sequence_length), on the CPU.
+    """
+    generator = torch.Generator().manual_seed(mixed_seed(spec.seed, step))
+    ranks = 1 if spec.is_emulated else spec.data_parallel_size
+    rows = ranks * spec.settings.micro_batch_size * count
+    size = (rows, spec.sequence_length)
+    tokens = torch.randint(0, int(spec.model["vocab_size"]), size, generator=generator)
+    grid = tokens.view(count, ranks, -1, spec.sequence_length)
+    # copies: a view would hold the tokens of all ranks
+    return [grid[index, data_rank % ranks].clone() for index in range(count)]
+
+
+def mixed_seed(seed: int, what: object) -> int:
+    """A seed of 32 bits, which is all that torch's CPU generator looks at."""
+    return zlib.crc32(f"{seed} {what}".encode())

@@ -6,15 +6,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from workers.probe.errors import OptimizerUnavailableError
+
+# Usual for decoders (GPT-3's small models), and nothing diverges in a probe's few steps.
 LEARNING_RATE = 3e-4
-"""Usual for decoders (GPT-3's small models), and no settings diverge in a probe's few steps."""
 
+# Elements from which torchao quantizes a state (``_new_buffer`` in torchao/optim/adam.py).
 _QUANTIZED_FROM = 4096
-"""Elements from which torchao quantizes a state (``_new_buffer`` in torchao/optim/adam.py)."""
-
-
-class OptimizerUnavailableError(ImportError):
-    """The library of an optional optimizer is missing, or cannot run here."""
 
 
 def make_optimizer(
@@ -40,26 +38,6 @@ def make_optimizer(
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, foreach=foreach)
     assert name == "adamw_8bit", name
-    return _adamw_8bit(parameters, updates=updates, widens=foreach is True)
-
-
-def _widened(moment: Any) -> None:
-    """Make, and drop, what the compiled step of one parameter makes of a moment and of the other.
-
-    Both in fp32, and the new scales of their blocks: a block must be known whole before its scale
-    is (``single_param_adam`` in torchao/optim/adam.py; inductor fuses all else, as seen in torch
-    2.13 and torchao 0.18). What is not quantized is updated in one kernel.
-    """
-    local = getattr(moment, "_local_tensor", moment)
-    if hasattr(local, "codes"):
-        scales = [torch.empty_like(local.scale) for _ in range(2)]
-        moments = [torch.empty_like(local.codes, dtype=torch.float32) for _ in range(2)]
-        del scales, moments
-
-
-def _adamw_8bit(
-    parameters: list[nn.Parameter], *, updates: bool, widens: bool
-) -> torch.optim.Optimizer:
     from torch._dynamo.exc import TorchDynamoException  # takes a second
 
     try:
@@ -91,13 +69,29 @@ def _adamw_8bit(
                     state["step"] = torch.tensor(0.0)
                     state["exp_avg"] = self._new_buffer(parameter, True)
                     state["exp_avg_sq"] = self._new_buffer(parameter, False)
-                if widens:
-                    _widened(state["exp_avg"])
+                if foreach:
+                    _widen(state["exp_avg"])
 
-    kind = Stepped if updates else StateOnly
-    optimizer: torch.optim.Optimizer = kind(parameters, lr=LEARNING_RATE)
-    if not updates:
-        with _disable_current_modes():  # torchao reads its tables' values once, and keeps them
-            for signed in (True, False):
-                optimizer._new_buffer(torch.zeros(_QUANTIZED_FROM), signed)  # type: ignore[attr-defined]
+    if updates:
+        stepped: torch.optim.Optimizer = Stepped(parameters, lr=LEARNING_RATE)
+        return stepped
+    optimizer: torch.optim.Optimizer = StateOnly(parameters, lr=LEARNING_RATE)
+    with _disable_current_modes():  # torchao reads its tables' values once, and keeps them
+        for signed in (True, False):
+            optimizer._new_buffer(torch.zeros(_QUANTIZED_FROM), signed)  # type: ignore[attr-defined]
     return optimizer
+
+
+def _widen(moment: Any) -> None:
+    """Make, and drop, what the compiled step of one parameter makes of a moment and of the other.
+
+    Both in fp32, and the new scales of their blocks. What is not quantized is updated in one
+    kernel.
+    """
+    local = getattr(moment, "_local_tensor", moment)
+    if hasattr(local, "codes"):
+        # a block must be known whole before its scale is (``single_param_adam`` in
+        # torchao/optim/adam.py); inductor fuses all else (torch 2.13, torchao 0.18)
+        scales = [torch.empty_like(local.scale) for _ in range(2)]
+        moments = [torch.empty_like(local.codes, dtype=torch.float32) for _ in range(2)]
+        del scales, moments

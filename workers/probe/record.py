@@ -1,27 +1,23 @@
-"""What one rank found, written as one JSON file, whatever happens to it."""
+"""The findings of one rank, written as one JSON file however the rank ends."""
 
 import json
 import os
 import platform
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from workers.probe.cuda_errors import is_device_lost
-from workers.probe.device import Device
-from workers.probe.optimizers import OptimizerUnavailableError
+from workers.probe.device import Device, open_device
+from workers.probe.errors import outcome_of
+from workers.probe.tracker import Phase
 
 FORMAT = 1
 PACKAGES = ("torch", "transformers", "accelerate", "torchao")
-
-
-class NonFiniteLossError(ArithmeticError):
-    """The loss is not a finite number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +47,7 @@ class Record:
 
     @property
     def is_well(self) -> bool:
-        """Whether the rank did what it was asked to, and may be asked again."""
+        """True if the rank did its work, and may be given more."""
         return self.outcome in ("ok", "stopped_early")
 
     def fail(self, error: BaseException, phase: str, device: Device | None) -> None:
@@ -67,7 +63,7 @@ class Record:
             self.outcome = "oom"
             self.oom = {"phase": phase, **asdict(shortage)}
         else:
-            self.outcome = _outcome_of(error, phase)
+            self.outcome = outcome_of(error, phase)
 
     def write(self, folder: Path) -> None:
         """Write ``rank-NNNNN.json`` at once or not at all."""
@@ -81,34 +77,44 @@ class Record:
         partial.replace(path)
 
 
-def _outcome_of(error: BaseException, phase: str) -> str:
-    if isinstance(error, MemoryError):
-        return "host_oom"
-    if isinstance(error, NonFiniteLossError):
-        return "non_finite"
-    if is_device_lost(error):
-        return "device_lost"
-    if isinstance(error, dist.DistError) or _raised_by_a_collective(error):
-        return "communication_error"
-    if isinstance(error, OptimizerUnavailableError):
-        return "invalid"
-    if phase == "build" and isinstance(error, ValueError | NotImplementedError):
-        return "invalid"
-    return "crashed"
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    rank: int
+    """Its number among all ranks, from 0."""
+    record: Record
+    """Its findings."""
+    phase: Phase = field(default_factory=Phase)
+    """Its present phase, for the record of a failure."""
+    device: Device | None = None
+    """Its device; ``None`` until it is opened."""
+
+    def open_device(
+        self, device_type: str, *, limit_bytes: int | None = None, alone: bool = False
+    ) -> Device:
+        """Open this rank's device, and note what it is; arguments as of ``open_device``."""
+        self.device = open_device(
+            device_type,
+            self.phase,
+            local_rank=int(os.environ.get("LOCAL_RANK", self.rank)),
+            limit_bytes=limit_bytes,
+            alone=alone,
+        )
+        self.record.hardware = dict(self.device.hardware())
+        return self.device
 
 
-def _raised_by_a_collective(error: BaseException) -> bool:
-    """Whether the innermost Python frame is torch.distributed's: gloo raises RuntimeError."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inner = Path(frames[-1].filename).parts if frames else ()
-    return isinstance(error, RuntimeError) and inner[-2:] in (
-        ("distributed", "distributed_c10d.py"),
-        ("distributed", "_functional_collectives.py"),
-    )
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Under this, any error becomes the record's outcome; nothing is written yet."""
+    rank = int(os.environ["RANK"])
+    own = Recording(rank=rank, record=Record(rank=rank, versions=versions()))
+    try:
+        yield own
+    except Exception as error:  # noqa: BLE001  (any error becomes the record's outcome)
+        own.record.fail(error, own.phase.name, own.device)
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a probe's result depends on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+# ``dist._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first reduction starts early.
 FIRST_BUCKET_BYTES = 2**20
-"""``dist._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first reduction starts early."""
+# ``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it.
 BUCKET_BYTES = 25 * 2**20
-"""``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it."""
 
 
 def assigned(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -42,18 +42,11 @@ def assigned(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return closed + list(filling.values())
 
 
-def buckets(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Bytes of DDP's buckets; see :func:`assigned`."""
-    return [bytes_of(bucket) for bucket in assigned(parameters)]
-
-
 class Replica(nn.Module):
     """A model as DDP would train it, by one of its ranks.
 
-    As in DDP, a bucket is reduced when its last gradient is there, all are copied back at the
-    end of backward, until which a bucket's cast can live as well (CPU ranks were seen with all
-    of them), and buffers are broadcast before a forward that follows one with
-    synchronisation (torch/nn/parallel/distributed.py, reducer.cpp).
+    As in DDP (torch/nn/parallel/distributed.py, reducer.cpp), a bucket is reduced when its last
+    gradient is there, and all are copied back at the end of backward.
 
     Args:
         module: on its device.
@@ -82,21 +75,17 @@ class Replica(nn.Module):
             self._syncs = before
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
-        if self._syncs_buffers:
-            self._broadcast_buffers()
-        self._syncs_buffers = self._syncs
-        return self.module(*args, **kwargs)
-
-    def _broadcast_buffers(self) -> None:
+        # as DDP: rank 0's buffers, before a forward that follows one with synchronisation
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
-        for buffer in self.module.buffers():
+        for buffer in self.module.buffers() if self._syncs_buffers else ():
             by_dtype[buffer.dtype].append(buffer.reshape(-1))
         for some in by_dtype.values():
             dist.broadcast(torch.cat(some), src=0)
+        self._syncs_buffers = self._syncs
+        return self.module(*args, **kwargs)
 
     def _hook(self, bucket: "_Bucket", index: int) -> Callable[[torch.Tensor], None]:
-        """For a parameter, which must not keep what keeps it: the collector sees no such cycle."""
+        # a parameter must not keep what keeps it: the collector sees no cycle through a hook
         own, its = weakref.ref(self), weakref.ref(bucket)
 
         def ready(_: torch.Tensor) -> None:
@@ -131,7 +120,7 @@ class _Bucket:
 
     @torch.no_grad()
     def take(self, index: int) -> bool:
-        """Copy a gradient in; whether it was the last one, and the bucket is reduced now."""
+        """Copy a gradient in; true if it was the last one, and the bucket is reduced now."""
         grad = self.parameters[index].grad
         assert grad is not None
         casts = self._reduce_dtype != self._buffer.dtype
@@ -152,12 +141,11 @@ class _Bucket:
     @torch.no_grad()
     def give_back(self) -> None:
         """Copy the reduced gradients to where the optimizer looks for them."""
-        self._cast = None
+        self._cast = None  # not before: of CPU ranks all casts were seen to live until here
         for parameter, part in zip(self.parameters, self._parts, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(part.view_as(parameter.grad))
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the elements of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,4 +1,4 @@
-"""What a rank is asked to do: the JSON file that crosses from the supervisor."""
+"""The order to a rank: the JSON file that crosses from the supervisor."""
 
 import json
 from dataclasses import MISSING, dataclass, field, fields
@@ -6,30 +6,28 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+# With all ranks, or by rank 0 alone in a process group of which the others are not there.
 FIDELITIES = ("measured", "emulated")
-"""With all ranks, or by rank 0 alone in a process group of which the others are not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """The settings under probe, as plain values."""
-
     sharding: str
     """ddp, shard_grad_op, full_shard or hybrid_shard."""
     tp_size: int
     """Ranks that split each layer."""
     tp_recompute_allgather: bool
-    """Whether backward gathers activations again."""
+    """True: backward gathers activations again."""
     micro_batch_size: int
     """Sequences of one forward pass of one data-parallel rank."""
     gradient_accumulation_steps: int
     """Micro-batches in one optimizer step of one rank."""
     sync_each_batch: bool
-    """Whether gradients are reduced after every micro-batch."""
+    """True: gradients are reduced after every micro-batch."""
     activation_checkpointing: str
     """none or full."""
     cpu_offload: bool
-    """Whether sharded state lives in host memory."""
+    """True: sharded state lives in host memory."""
     pp_size: int = 1
     """Pipeline stages; the probe program runs one."""
 
@@ -43,11 +41,11 @@ class Spec:
     model: dict[str, Any]
     """Fields of the model's configuration, ``model_type`` among them."""
     settings: Knobs
-    """What to try."""
+    """The configuration."""
     sequence_length: int
     """Tokens of one sequence."""
     global_batch_size: int
-    """Sequences of one optimizer step at the settings' own accumulation."""
+    """Sequences of one optimizer step at the configuration's own accumulation."""
     optimizer: str
     """adamw, adamw_8bit or sgd."""
     precision: str
@@ -63,7 +61,7 @@ class Spec:
     memory_limit_bytes: int | None
     """Bytes one rank may allocate on its device."""
     seed: int
-    """Of weights and tokens."""
+    """Seed of weights and tokens."""
     accumulation_counts: list[int]
     """Micro-batches per optimizer step that are run, one after the other; the last is tracked."""
     warmup_steps: int
@@ -77,10 +75,10 @@ class Spec:
     time_budget_s: float
     """Seconds for the measured steps of all counts."""
     fidelity: str = "measured"
-    """How it is run, one of ``FIDELITIES``; of no meaning to a dry run."""
+    """One of ``FIDELITIES``; of no meaning to a dry run."""
     give_up_above_s: float | None = None
-    """Seconds of an optimizer step at the settings' own accumulation: one that is seen to take more
-    is not timed further. ``None`` where all steps are to be timed."""
+    """Seconds of an optimizer step at the configuration's own accumulation: one that takes more is
+    not timed further. ``None`` where all steps are to be timed."""
 
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,
@@ -103,7 +101,7 @@ class Spec:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether rank 0 runs alone."""
+        """True if rank 0 runs alone."""
         return self.fidelity == "emulated"
 
     @property
@@ -127,8 +125,12 @@ class Spec:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 wraps the model."""
+        """True if FSDP2 wraps the model."""
         return self.settings.sharding != "ddp" and self.data_parallel_size > 1
+
+    def data_parallel_rank(self, rank: int) -> int:
+        """The share of the global batch that a rank computes; tensor parallelism is innermost."""
+        return rank // self.settings.tp_size
 
 
 def read_spec(path: Path) -> Spec:

@@ -1,14 +1,14 @@
-"""The user's stack around the model: accelerate, with FSDP2 or DDP, as the settings say.
+"""The user's stack around the model: accelerate, with FSDP2 or DDP, as the configuration says.
 
-What is probed is what users run: ``Accelerator.accumulate`` with a
-``GradientAccumulationPlugin``, and accelerate's own FSDP2 wrapping. Two things differ from
-a training script. The model is built on the meta device and filled after it is sharded, so
-that a model fits that is larger than one device. And the plugin is put into accelerate's
-state by hand, because accelerate passes over FSDP on a CPU (see ``_enter_fsdp``).
+The probe runs what users run: ``Accelerator.accumulate`` with a ``GradientAccumulationPlugin``,
+and accelerate's own FSDP2 wrapping. Two things differ from a training script. The model is built
+on the meta device and filled after it is sharded, so that a model fits that is larger than one
+device. And the plugin is put into accelerate's state by hand, because accelerate passes over FSDP
+on a CPU.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,11 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    ParallelismConfig,
+)
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
 from torch.autograd import Variable
@@ -24,15 +28,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from transformers import PreTrainedModel
 
-from workers.probe import mesh as meshes
 from workers.probe import tensor_parallel
-from workers.probe.device import Place
+from workers.probe.device import TensorPlace
 from workers.probe.group import is_fake_group
 from workers.probe.model import (
     WeightFiller,
     build_on_meta,
     check_experts,
-    decoder_layer_class,
     decoder_layers,
     move_buffers,
 )
@@ -40,6 +42,8 @@ from workers.probe.optimizers import make_optimizer
 from workers.probe.replica import Replica
 from workers.probe.spec import Spec
 
+# Mesh axes whose ranks see different data.
+DATA_AXES = ("dp", "dp_shard", "dp_replicate")
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _WEIGHTS = {"bf16": torch.bfloat16, "bf16_mixed": torch.float32, "fp32": torch.float32}
 
@@ -58,7 +62,6 @@ class Stack:
     """Times that the inner optimizer really stepped, by its own hook."""
 
     def set_accumulation(self, count: int) -> None:
-        """Make an optimizer step of ``count`` micro-batches."""
         self.accelerator.gradient_accumulation_steps = count
         self.accelerator.step = 0
 
@@ -77,17 +80,32 @@ class Stack:
             tensor_parallel.reduce_partial_gradients(self.model.parameters())
 
     def decoder_layers(self) -> list[nn.Module]:
-        """The model's blocks, in order."""
         inner: Any = getattr(self.model, "module", self.model)  # inside of DDP, or its stand-in
         return decoder_layers(inner)
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Tensors of the optimizer's state."""
         states = self.optimizer.state.values()
         return [t for state in states for t in state.values() if torch.is_tensor(t)]
 
+    def axis_names(self) -> Mapping[str, str]:
+        """Name of the mesh axis of each process group, by the group's name.
 
-def build_stack(spec: Spec, place: Place) -> Stack:
+        The group of all ranks is ``dp`` unless an axis of the mesh spans it.
+        """
+        names: dict[str, str] = {}
+        if dist.group.WORLD is not None:
+            names[dist.group.WORLD.group_name] = "dp"
+        if self.mesh is not None:
+            axes = self.mesh.mesh_dim_names or ()
+            # accelerate shards over an axis joined from ``dp_shard`` and its context-parallel
+            # axis, which is not used here: the two names mean the same ranks
+            if "dp_shard" in axes:
+                names[self.mesh["dp_shard_cp"].get_group().group_name] = "dp_shard"
+            names |= {self.mesh.get_group(axis).group_name: axis for axis in axes}
+        return names
+
+
+def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     """Build, shard, fill and wrap the model and its optimizer.
 
     Args:
@@ -95,12 +113,15 @@ def build_stack(spec: Spec, place: Place) -> Stack:
         place: where its tensors go. A fake place has no values to fill in and no peers.
 
     Raises:
-        ValueError, NotImplementedError, ImportError: the stack refuses the settings.
+        ValueError, NotImplementedError, ImportError: the stack refuses the configuration.
     """
     accelerator = _accelerator(spec, place)
     mesh = _mesh(spec, accelerator, place)
-    model = build_on_meta(spec.model, _WEIGHTS[spec.precision])
-    check_experts(model, _experts_dtype(spec))
+    weights = _WEIGHTS[spec.precision]
+    model = build_on_meta(spec.model, weights)
+    # autocast passes over a grouped product of experts, FSDP2 casts what it is made of
+    casts = spec.is_sharded and spec.precision == "bf16_mixed"
+    check_experts(model, torch.bfloat16 if casts else weights)
     if spec.settings.activation_checkpointing == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if spec.settings.tp_size > 1:
@@ -117,44 +138,37 @@ def build_stack(spec: Spec, place: Place) -> Stack:
     )
     move_buffers(model, place.torch_device)
     if spec.is_sharded:
-        _shard(accelerator, model)
+        layers = decoder_layers(model)
+        if not layers:
+            raise ValueError(f"{type(model).__name__} names no decoder layer to shard")
+        plugin = accelerator.state.fsdp_plugin
+        plugin.transformer_cls_names_to_wrap = [type(layers[0]).__name__]
+        accelerator._models.append(model)
+        fsdp2_prepare_model(accelerator, model)
     with place.memory():
-        state_device = "cpu" if spec.settings.cpu_offload else place.torch_device
-        _materialize(model, torch.device(state_device))
+        # parameters get undefined memory; buffers, which are real, stay
+        device = torch.device("cpu") if spec.settings.cpu_offload else place.torch_device
+        buffers = {id(b): b for b in model.buffers()}
+        model._apply(
+            lambda t: t if id(t) in buffers else torch.empty_like(t, device=device), recurse=True
+        )
         if not spec.is_sharded and spec.settings.tp_size == 1:
             model.tie_weights()  # new memory for plain tensors unties them
         if not place.is_fake:
             filler.fill(model, sharded=spec.is_sharded)
-        return _with_optimizer(spec, accelerator, model, mesh, place)
-
-
-def _experts_dtype(spec: Spec) -> torch.dtype:
-    """What experts are computed in: autocast passes over a grouped product, FSDP2 casts."""
-    if spec.is_sharded and spec.precision == "bf16_mixed":
-        return torch.bfloat16
-    return _WEIGHTS[spec.precision]
-
-
-def _with_optimizer(
-    spec: Spec,
-    accelerator: Accelerator,
-    model: PreTrainedModel,
-    mesh: DeviceMesh | None,
-    place: Place,
-) -> Stack:
-    optimizer = make_optimizer(
-        spec.optimizer, model, foreach=place.foreach, updates=not place.is_fake
-    )
-    wrapped: nn.Module = model
-    if not spec.is_sharded and spec.settings.tp_size == 1:
-        wrapped = _replicated(spec, accelerator, model, place)
-    stack = Stack(
-        spec=spec,
-        accelerator=accelerator,
-        model=wrapped,
-        optimizer=accelerator.prepare_optimizer(optimizer, device_placement=False),
-        mesh=mesh,
-    )
+        optimizer = make_optimizer(
+            spec.optimizer, model, foreach=place.foreach, updates=not place.is_fake
+        )
+        wrapped: nn.Module = model
+        if not spec.is_sharded and spec.settings.tp_size == 1:
+            wrapped = _replicated(spec, accelerator, model, place)
+        stack = Stack(
+            spec=spec,
+            accelerator=accelerator,
+            model=wrapped,
+            optimizer=accelerator.prepare_optimizer(optimizer, device_placement=False),
+            mesh=mesh,
+        )
 
     def count(*_: object) -> None:
         stack.optimizer_steps += 1
@@ -163,22 +177,53 @@ def _with_optimizer(
     return stack
 
 
-def _replicated(
-    spec: Spec, accelerator: Accelerator, model: PreTrainedModel, place: Place
-) -> nn.Module:
-    """The model with autocast, and in DDP on several ranks, or in what stands for it."""
-    if not is_fake_group():
-        wrapped: nn.Module = accelerator.prepare_model(model, device_placement=False)
-        _set_reduce_dtype(spec, wrapped)
-        return wrapped
-    with _left_ddp(accelerator):
-        wrapped = accelerator.prepare_model(model, device_placement=False)
-    if place.is_fake or spec.data_parallel_size == 1:
-        return wrapped
-    return Replica(wrapped, _DTYPES[spec.reduce_dtype])
+def check_mesh(spec: Spec) -> None:
+    """Refuses sizes of axes that have no mesh.
+
+    Raises:
+        ValueError: ddp beside tensor parallelism, or sharding over one rank of each node.
+    """
+    if spec.data_parallel_size > 1 and not spec.is_sharded:
+        # no axis would be left for the replicas
+        raise ValueError(
+            f"ddp with tp_size {spec.settings.tp_size} and {spec.data_parallel_size} data-parallel"
+            " ranks: DistributedDataParallel takes no DTensor parameters"
+        )
+    if spec.is_sharded and spec.shard_size == 1:  # accelerate makes no axis for that
+        raise ValueError(
+            f"{spec.settings.sharding} with tp_size {spec.settings.tp_size} and"
+            f" {spec.gpus_per_node} ranks in a node: no ranks are left to shard over"
+        )
 
 
-def _accelerator(spec: Spec, place: Place) -> Accelerator:
+def _mesh(spec: Spec, accelerator: Accelerator, place: TensorPlace) -> DeviceMesh | None:
+    """The mesh, where sharding or tensor parallelism needs one; put into accelerate's state.
+
+    Replicas of nodes are its outermost axis, shards within them the next, tensor parallelism the
+    innermost.
+    """
+    if not spec.is_sharded and spec.settings.tp_size == 1:
+        return None
+    check_mesh(spec)
+    config = ParallelismConfig(
+        dp_replicate_size=spec.replicate_size,
+        dp_shard_size=spec.shard_size,
+        tp_size=spec.settings.tp_size,
+    )
+    mesh: DeviceMesh | None = config.build_device_mesh(place.torch_device.type)
+    if spec.is_sharded:
+        # On CUDA ``Accelerator(fsdp_plugin=...)`` does the same. On a CPU accelerate ignores the
+        # plugin; and setting only one of the two states lets ``sync_each_batch`` silently do
+        # nothing, which is why collectives are counted.
+        _set_distributed_type(accelerator, DistributedType.FSDP)
+        accelerator.state.fsdp_plugin = _fsdp_plugin(spec)
+        accelerator.state.parallelism_config = config
+        accelerator.state.device_mesh = mesh
+    return mesh
+
+
+def _accelerator(spec: Spec, place: TensorPlace) -> Accelerator:
+    # accelerate keeps its state for the process: it is another probe's
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accumulation = GradientAccumulationPlugin(
@@ -192,46 +237,6 @@ def _accelerator(spec: Spec, place: Place) -> Accelerator:
         gradient_accumulation_plugin=accumulation,
         kwargs_handlers=[DistributedDataParallelKwargs()],
     )
-
-
-def _mesh(spec: Spec, accelerator: Accelerator, place: Place) -> DeviceMesh | None:
-    """The mesh, where sharding or tensor parallelism needs one; put into accelerate's state."""
-    if not spec.is_sharded and spec.settings.tp_size == 1:
-        return None
-    config = meshes.parallelism(spec)
-    mesh: DeviceMesh | None = config.build_device_mesh(place.torch_device.type)
-    if spec.is_sharded:
-        _enter_fsdp(accelerator, _fsdp_plugin(spec))
-        accelerator.state.parallelism_config = config
-        accelerator.state.device_mesh = mesh
-    return mesh
-
-
-def _enter_fsdp(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Make accelerate's state that of an FSDP run.
-
-    On CUDA ``Accelerator(fsdp_plugin=...)`` does the same. On a CPU accelerate ignores the
-    plugin; and setting only one of the two states lets ``sync_each_batch`` silently do
-    nothing, which is why collectives are counted.
-    """
-    _set_distributed_type(accelerator, DistributedType.FSDP)
-    accelerator.state.fsdp_plugin = plugin
-
-
-@contextlib.contextmanager
-def _left_ddp(accelerator: Accelerator) -> Iterator[None]:
-    """Under this, accelerate does not wrap in DDP, whose C++ reducer wants real peers."""
-    before = accelerator.state.distributed_type
-    _set_distributed_type(accelerator, DistributedType.NO)
-    try:
-        yield
-    finally:
-        _set_distributed_type(accelerator, before)
-
-
-def _set_distributed_type(accelerator: Accelerator, kind: DistributedType) -> None:
-    PartialState._shared_state["distributed_type"] = kind
-    accelerator.state.distributed_type = kind
 
 
 def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:
@@ -255,29 +260,39 @@ def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:
     )
 
 
-def _shard(accelerator: Accelerator, model: PreTrainedModel) -> None:
-    """Shard with accelerate's FSDP2, parameters still on the meta device."""
-    plugin = accelerator.state.fsdp_plugin
-    plugin.transformer_cls_names_to_wrap = [decoder_layer_class(model)]
-    accelerator._models.append(model)
-    fsdp2_prepare_model(accelerator, model)
+def _replicated(
+    spec: Spec, accelerator: Accelerator, model: PreTrainedModel, place: TensorPlace
+) -> nn.Module:
+    """The model with autocast, and in DDP on several ranks, or in what stands for it."""
+    wrapped: nn.Module
+    if not is_fake_group():
+        wrapped = accelerator.prepare_model(model, device_placement=False)
+        _set_reduce_dtype(spec, wrapped)
+        return wrapped
+    # DDP's C++ reducer wants real peers: accelerate is told that there are none
+    before = accelerator.state.distributed_type
+    _set_distributed_type(accelerator, DistributedType.NO)
+    try:
+        wrapped = accelerator.prepare_model(model, device_placement=False)
+    finally:
+        _set_distributed_type(accelerator, before)
+    if place.is_fake or spec.data_parallel_size == 1:
+        return wrapped
+    return Replica(wrapped, _DTYPES[spec.reduce_dtype])
 
 
-def _materialize(model: PreTrainedModel, device: torch.device) -> None:
-    """Give parameters undefined memory on ``device``; buffers, which are real, stay."""
-    buffers = {id(b): b for b in model.buffers()}
-    model._apply(
-        lambda t: t if id(t) in buffers else torch.empty_like(t, device=device), recurse=True
-    )
+def _set_distributed_type(accelerator: Accelerator, kind: DistributedType) -> None:
+    PartialState._shared_state["distributed_type"] = kind
+    accelerator.state.distributed_type = kind
 
 
 def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
     """Reduce DDP's gradients in ``reduce_dtype`` where it is not their own."""
-    weights = _WEIGHTS[spec.precision]
-    wanted = _DTYPES[spec.reduce_dtype]
-    if wanted == weights or not isinstance(model, nn.parallel.DistributedDataParallel):
+    reduce_dtype = _DTYPES[spec.reduce_dtype]
+    if reduce_dtype == _WEIGHTS[spec.precision]:
         return
-
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return
     works: list[dist.Work] = []
 
     def forget() -> None:
@@ -293,7 +308,7 @@ def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
         group: dist.ProcessGroup | None,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        cast = bucket.buffer().to(wanted).div_(dist.get_world_size(group))
+        cast = bucket.buffer().to(reduce_dtype).div_(dist.get_world_size(group))
         work = dist.all_reduce(cast, group=group, async_op=True)
         assert work is not None
         if not works:  # at the end of this backward

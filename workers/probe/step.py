@@ -6,8 +6,8 @@ import torch
 
 from workers.probe.stack import Stack
 
+# Told the name of each phase as it begins: forward, backward, optimizer.
 EnterPhase = Callable[[str], None]
-"""Told the name of each phase as it begins: forward, backward, optimizer."""
 
 
 def optimizer_step(

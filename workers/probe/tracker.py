@@ -15,19 +15,19 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
-from workers.probe import collectives
+from workers.probe.collectives import Call, call_of, kind_of, tensors_of
 
+# The CUDA caching allocator rounds every request up to this, so the count does too
+# (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
-"""The CUDA caching allocator rounds every request up to this, so the count does too
-(``kMinBlockSize`` in c10/cuda/CUDACachingAllocator.cpp)."""
 
+# The phase of what the probe itself adds to a step; none of it is counted.
 INSTRUMENT = "instrument"
-"""The phase of what the probe itself adds to a step; none of it is counted."""
 
 
 _ATEN: Any = torch.ops.aten
+# The kernels that torch computes attention with, by an operator that nothing else is made of.
 ATTENTION: Mapping[Any, str] = {
     _ATEN._scaled_dot_product_cudnn_attention.default: "cudnn",
     _ATEN._scaled_dot_product_flash_attention.default: "flash",
@@ -35,7 +35,6 @@ ATTENTION: Mapping[Any, str] = {
     _ATEN._scaled_dot_product_efficient_attention.default: "efficient",
     _ATEN._safe_softmax.default: "math",
 }
-"""What torch computes attention with, by an operator that nothing else is made of."""
 
 
 class MemoryLimitError(RuntimeError):
@@ -52,45 +51,26 @@ class MemoryLimitError(RuntimeError):
 
 @dataclass(slots=True)
 class Phase:
-    """What the step is doing now; shared by all who record."""
+    """The present phase of a step; shared by all who record."""
 
     name: str = "start"
     """start, build, forward, backward, optimizer, instrument, time or finish."""
     micro_batch: int = 0
-    """Which micro-batch of the optimizer step, from 1; 0 before the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One collective."""
-
-    op: str
-    group: str
-    phase: str
-    micro_batch: int
-    bytes: int
-    dtype: torch.dtype = torch.uint8
-    """Of the largest tensor of it."""
+    """Number of the micro-batch in the optimizer step, from 1; 0 before the first."""
 
 
 class StorageTracker(TorchDispatchMode):
     """Counts bytes of live tensor storages, and records collectives and kernels of attention.
 
     Args:
-        phase: what the step is doing, kept current by the step.
+        phase: kept current by the step.
         count_storages: off where the device's own allocator counts (CUDA).
         limit_bytes: bytes after which an allocation raises ``MemoryLimitError``.
-        over_gloo: whether nothing is sent, where gloo would send it: gloo scatters a copy of
-            what it reduces (``reduce_scatter`` in
-            torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), which is counted then.
+        over_gloo: whether nothing is sent, where gloo would send it.
 
     Attributes:
-        attention: what torch has computed attention with in forward of a step's first micro-batch,
-            and how often, once ``clear`` was called before the step.
-
-    Under FSDP2 three things need care: DTensor learns the shape of an operator's output by
-    running it on global shapes, storages are freed and grown by ``resize_`` (which is not
-    dispatched), and DTensors must first be broken up into operators on local tensors.
+        attention: kernels that torch has computed attention with in forward of a step's first
+            micro-batch, and how often, once ``clear`` was called before the step.
     """
 
     def __init__(
@@ -122,16 +102,21 @@ class StorageTracker(TorchDispatchMode):
             return
         for plain in plain_tensors(tensor):
             # a fake tensor's own device, not its storage's; and asking for it is dispatched
-            if (getattr(plain, "fake_device", None) or plain.device).type != "meta":
-                self._add_storage(plain.untyped_storage())
+            if (getattr(plain, "fake_device", None) or plain.device).type == "meta":
+                continue
+            storage = plain.untyped_storage()
+            key, size = storage._cdata, rounded(storage.nbytes())
+            known = self._sizes.get(key)
+            if known != size:
+                self._grow(key, size - (known or 0))
+                if known is None:
+                    weakref.finalize(storage, self._free, key)
 
     def note_phase(self) -> None:
-        """A new phase begins: its peak is at least what is held now."""
         name = self._phase.name
         self.peak_by_phase[name] = max(self.peak_by_phase[name], self.current_bytes)
 
     def reset_peak(self) -> None:
-        """Start a new peak from what is held now."""
         self.peak_bytes = self.current_bytes
         self.peak_by_phase.clear()
         self.calls.clear()
@@ -143,8 +128,32 @@ class StorageTracker(TorchDispatchMode):
 
     def __enter__(self) -> "StorageTracker":
         self._home_mode = _fake_mode()
-        self._watch_resize()
-        self._watch_propagation()
+        # FSDP2 frees gathered parameters, and gathers again, by ``resize_`` of their storages,
+        # which is not dispatched.
+        original = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            key = storage._cdata
+            if key in self._sizes:
+                self._grow(key, rounded(size) - self._sizes[key])
+            return original(storage, size)
+
+        setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010  (mypy wants it so)
+        self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))
+        # DTensor learns the shape of an operator's output by running it on global shapes: those
+        # runs allocate what no rank holds.
+        name = "_propagate_tensor_meta_non_cached"
+        infer = getattr(ShardingPropagator, name)
+
+        def propagate(*args: Any, **kwargs: Any) -> Any:
+            self._propagating += 1
+            try:
+                return infer(*args, **kwargs)
+            finally:
+                self._propagating -= 1
+
+        setattr(ShardingPropagator, name, propagate)
+        self._undo.append(lambda: setattr(ShardingPropagator, name, infer))
         super().__enter__()
         return self
 
@@ -164,32 +173,26 @@ class StorageTracker(TorchDispatchMode):
             return NotImplemented  # seen again as operators on local tensors
         kwargs = kwargs or {}
         out = self._run(func, args, kwargs)
-        if self._is_unseen():
+        # no part of the step: DTensor's own inference, its fake mode, and instruments
+        if self._propagating or self._phase.name == INSTRUMENT:
+            return out
+        if _fake_mode() is not self._home_mode:
             return out
         kind = self._kind(func)
         if kind is not None:
-            group = collectives.group_of(args, kwargs)
-            size = collectives.moved_bytes(args, out)
-            dtype = collectives.dtype_of(args, out)
-            phase, micro_batch = self._phase.name, self._phase.micro_batch
-            self.calls.append(Call(kind, group, phase, micro_batch, size, dtype))
-        if isinstance(out, torch.Tensor):
+            phase = self._phase
+            self.calls.append(call_of(kind, args, kwargs, out, phase.name, phase.micro_batch))
+        if isinstance(out, torch.Tensor):  # most operators', and quicker than a tree's leaves
             self.add(out)
         elif out is not None:
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, torch.Tensor):
-                    self.add(leaf)
+            for leaf in tensors_of(out):
+                self.add(leaf)
         self._note(func, args, kwargs, out)
         if kind == "reduce_scatter" and self._over_gloo:
-            tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-            self._copy_for_gloo(max(tensors, key=torch.Tensor.numel))
+            # gloo would scatter a copy of what it reduces (``reduce_scatter`` in
+            # torch/csrc/distributed/c10d/ProcessGroupGloo.cpp)
+            self._copy_for_gloo(max(tensors_of((args, kwargs)), key=torch.Tensor.numel))
         return out
-
-    def _is_unseen(self) -> bool:
-        """Whether what runs now is no part of the step: DTensor's own fake mode, instruments."""
-        if self._propagating or self._phase.name == INSTRUMENT:
-            return True
-        return _fake_mode() is not self._home_mode
 
     def _copy_for_gloo(self, whole: torch.Tensor) -> None:
         self.add(torch.empty_like(whole))
@@ -198,23 +201,14 @@ class StorageTracker(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _kind(self, func: Any) -> str | None:
-        return collectives.kind_of(func)
+        return kind_of(func)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        """For who wants to know what a step's operators and their storages are."""
+        # not where backward runs forward again, nor in micro-batches after the first
         if self._phase.name == "forward" and self._phase.micro_batch == 1:
             backend = ATTENTION.get(func)
             if backend is not None:
                 self.attention[backend] += 1
-
-    def _add_storage(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, rounded(storage.nbytes())
-        known = self._sizes.get(key)
-        if known == size:
-            return
-        self._grow(key, size - (known or 0))
-        if known is None:
-            weakref.finalize(storage, self._free, key)
 
     def _grow(self, key: int, by: int) -> None:
         limit = self._limit_bytes
@@ -227,32 +221,6 @@ class StorageTracker(TorchDispatchMode):
 
     def _free(self, key: int) -> None:
         self.current_bytes -= self._sizes.pop(key, 0)
-
-    def _watch_resize(self) -> None:
-        original = torch.UntypedStorage.resize_
-
-        def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            key = storage._cdata
-            if key in self._sizes:
-                self._grow(key, rounded(size) - self._sizes[key])
-            return original(storage, size)
-
-        setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010  (mypy wants it so)
-        self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))
-
-    def _watch_propagation(self) -> None:
-        name = "_propagate_tensor_meta_non_cached"
-        original = getattr(ShardingPropagator, name)
-
-        def propagate(*args: Any, **kwargs: Any) -> Any:
-            self._propagating += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._propagating -= 1
-
-        setattr(ShardingPropagator, name, propagate)
-        self._undo.append(lambda: setattr(ShardingPropagator, name, original))
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -274,5 +242,4 @@ def _fake_mode() -> object:
 
 
 def rounded(size: int) -> int:
-    """Bytes that the allocator gives for ``size``."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES

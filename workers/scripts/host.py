@@ -15,41 +15,50 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from workers.measuring.files import write_json
-from workers.probe.watch import SUPERVISOR_GONE
-from workers.scripts.log import BoundedLog, Copier
-from workers.scripts.processes import end_all
+import psutil
 
+from tuner.errors import ProbeError
+from tuner.integrations.reporting import PROBE
+from workers.measuring.files import write_json
+from workers.probe.orders import SUPERVISOR_GONE
+
+# What is to be run.
 HOST = "host.json"
-"""What is to be run."""
+# Between two looks at the launcher.
 POLL_S = 0.05
-"""Between two looks at the launcher."""
+# Seconds that the launcher gets to end by itself, and to remove its files.
 TERM_S = 1.0
-"""Seconds that the launcher gets to end by itself, and to remove its files."""
+# Of the beginning, and at least of the end. A script may print as long as its probe takes, and the
+# disk is everybody's.
+KEPT_BYTES = 1 << 20
+# Of one look at the pipe: what a pipe holds.
+LOOK_BYTES = 1 << 16
+# Seconds for the rest, once all processes of the script that are known have ended.
+LAST_WORDS_S = 2.0
+# Seconds that a killed process may take to be gone; longer means that a driver holds it.
+GONE_S = 30.0
+# Between two looks for such processes.
+END_LOOK_S = 0.05
 
 
 def write_order(
     folder: Path, argv: tuple[str, ...], environment: dict[str, str], where: str
 ) -> None:
-    """Say what the host of a probe runs.
-
-    Args:
-        folder: of the probe.
-        argv: the launcher's command.
-        environment: all of its environment.
-        where: folder that it is run in.
-    """
+    """Says what the host of a probe runs."""
     order = {"argv": argv, "environment": environment, "folder": where}
     write_json(folder / HOST, order)
 
 
 class _Watch:
-    """Whether the supervisor is there, and wants the launcher to go on."""
+    """Tells if the supervisor is there, and wants the launcher to go on."""
 
     def __init__(self, fd: int, silence_s: float) -> None:
         self._fd, self._silence_s = fd, silence_s
@@ -62,11 +71,11 @@ class _Watch:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has come."""
+        """True once a signal has come."""
         return self._stopped
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long; whether to go on."""
+        """Waits for so long; whether to go on."""
         if self._news.poll(seconds * 1000):
             self._heard = time.monotonic()
             if not os.read(self._fd, 4096):
@@ -78,7 +87,7 @@ class _Watch:
 
 
 def main() -> int:
-    """Run the launcher; its exit code."""
+    """Runs the launcher; its exit code."""
     options = _options()
     watch = _Watch(options.watch_fd, options.silence_s)
     path = options.out / HOST
@@ -112,6 +121,101 @@ def _supervised(launcher: "subprocess.Popen[Any]", watch: _Watch) -> int:
                 launcher.wait()
             return 128 + signal.SIGTERM if watch.is_stopped else SUPERVISOR_GONE
     return code if code >= 0 else 128 - code
+
+
+class BoundedLog:
+    """A file of the beginning, a line that says how much is left out, and the end.
+
+    The end is in the file at any moment, also when its writer is killed; at most it is twice as
+    long as it must be, so that not every line moves it.
+    """
+
+    def __init__(self, fd: int, kept_bytes: int = KEPT_BYTES) -> None:
+        """A log."""
+        self._fd, self._kept = fd, kept_bytes
+        self._begun = self._left_out = 0
+        self._end = bytearray()
+
+    def write(self, text: bytes) -> None:
+        """Appends bytes.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        first = text[: self._kept - self._begun]
+        more = text[len(first) :]
+        self._begun += len(first)
+        self._end += more
+        _write(self._fd, first)
+        if len(self._end) > 2 * self._kept:
+            self._shorten()
+        else:
+            _write(self._fd, more)
+
+    def _shorten(self) -> None:
+        """Leaves out what lies between the beginning and the end."""
+        more = len(self._end) - self._kept
+        self._left_out += more
+        del self._end[:more]
+        os.lseek(self._fd, self._kept, os.SEEK_SET)
+        os.ftruncate(self._fd, self._kept)
+        _write(self._fd, f"\n[{self._left_out:,} bytes are left out]\n".encode() + self._end)
+
+
+class Copier:
+    """Copies what is written to a pipe into a :class:`BoundedLog`, in a thread of its own."""
+
+    def __init__(self, log: BoundedLog) -> None:
+        self._log = log
+        self._read, self.pipe = os.pipe()
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits for the rest, though not for a process that has kept the pipe and goes on."""
+        os.close(self.pipe)
+        self._thread.join(LAST_WORDS_S)
+
+    def _copy(self) -> None:
+        writes = True
+        while text := os.read(self._read, LOOK_BYTES):
+            try:
+                if writes:
+                    self._log.write(text)
+            except OSError:  # a full disk: the script is read on, lest it wait for ever
+                writes = False
+
+
+def _write(fd: int, text: bytes) -> None:
+    left = memoryview(text)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def end_all(folder: Path) -> None:
+    """Kills whatever was started for the probe in a folder; returns when nothing of it is left.
+
+    torchrun gives each rank a session of its own, so that they are found by what they inherit: the
+    probe's folder in their environment.
+
+    Raises:
+        ProbeError: one cannot be killed.
+    """
+    until = time.monotonic() + GONE_S
+    while left := list(_processes(folder)):
+        if time.monotonic() > until:
+            raise ProbeError(f"process {left[0].pid} of a script's probe cannot be killed")
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(END_LOOK_S)
+
+
+def _processes(folder: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # gone by now, or somebody else's
+            if process.pid != os.getpid() and process.environ().get(PROBE) == str(folder):
+                yield process
 
 
 def _options() -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """A probe of the user's own script: launched as the user would, with settings, for some steps."""
 
+import math
 import os
 import re
 import signal
@@ -12,51 +13,46 @@ from typing import Any
 
 import yaml
 
-from tuner.cluster import Device
+from tuner.core.cluster import Device
+from tuner.core.configuration import Settings
+from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
+from tuner.core.script import RESERVED, Launch
+from tuner.core.study import Question, Study
 from tuner.errors import ProbeError
-from tuner.export import why_not
-from tuner.export.accelerate import configuration
-from tuner.integrations.plan import PLAN, PROBE, seen_path
-from tuner.measurement import Measurement, Outcome
-from tuner.script.command import CONFIGURATION, Command, command_of
-from tuner.script.script import RESERVED, Launch
-from tuner.settings import Settings
-from tuner.study import Question
+from tuner.integrations.reporting import PLAN, PROBE, seen_path
+from tuner.launchfiles import why_not
+from tuner.launchfiles.accelerate import configuration
+from tuner.script.launching import CONFIGURATION, Command, command_of
 from workers.launchers.base import WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why
 from workers.launchers.supervised import SILENCE_S
-from workers.measuring.files import record_path, write_json
-from workers.measuring.folders import make_folder, remove_folder
+from workers.measuring.files import make_folder, remove_folder, write_json
+from workers.measuring.measure import MEASURED_STEPS, MINIMUM_STEPS, TIME_BUDGET_S, WARMUP_STEPS
 from workers.measuring.merge import merge
-from workers.measuring.records import BadRecord, RankRecord, read_records
-from workers.measuring.spec import MEASURED_STEPS, MINIMUM_STEPS, TIME_BUDGET_S, WARMUP_STEPS
-from workers.scripts.check import check_sequences
-from workers.scripts.host import write_order
-from workers.scripts.processes import end_all
+from workers.measuring.records import RankRecord, Record, read_records
+from workers.scripts.host import end_all, write_order
 
+# Between two looks at a probe.
 POLL_S = 0.05
-"""Between two looks at a probe."""
+# Seconds that the other ranks get for their own records when one has failed.
 PEER_GRACE_S = 5.0
-"""Seconds that the other ranks get for their own records when one has failed."""
+# Seconds that a launcher gets to end by itself when all its ranks are done.
 END_S = 2.0
-"""Seconds that a launcher gets to end by itself when all its ranks are done."""
+# Seconds from SIGTERM to SIGKILL: the host ends the launcher, and looks for what is left.
 TERM_GRACE_S = 5.0
-"""Seconds from SIGTERM to SIGKILL: the host ends the launcher, and looks for what is left."""
 HOW_TO_REPORT = (
     "add `from tuner.integrations import report_step` to it, and call `report_step(loss=loss)` once"
     " after each optimizer step, on every rank (with transformers' Trainer:"
     " `from tuner.integrations.trainer import TunerCallback` and `callbacks=[TunerCallback()]`)"
 )
 
+# How torchrun and accelerate begin to tell of ranks that have failed, when these have said why.
 LAUNCHERS_WORDS = re.compile(
     r"^(?:[EW]\d{4} \d\d:\d\d:.* torch/distributed/"
     r'|Traceback \(most recent call last\):\n +File "<frozen runpy>")',
     re.MULTILINE,
 )
-"""How torchrun and accelerate begin to tell of ranks that have failed, when these have said why."""
+# Of a script's last words: a command shows the end of a message, which is to begin with more.
 SAID_CHARACTERS = 180
-"""Of a script's last words: a command shows the end of a message, which is to begin with more."""
-
-Records = Sequence[RankRecord | BadRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +68,14 @@ class ScriptRun:
     deadline_s: float
     """Seconds for one probe."""
     argv: Callable[[Command, Path], tuple[str, ...]] = Command.as_run
-    """The launcher's command, as of :meth:`tuner.script.command.Command.as_run`."""
+    """The launcher's command, as of :meth:`tuner.script.launching.Command.as_run`."""
     peer_grace_s: float = PEER_GRACE_S
     """Seconds that the other ranks get for their own records when one has failed."""
 
     def measure(
         self, question: Question, settings: Settings, pause: Callable[[float], str]
     ) -> Measurement:
-        """Run the question's script with settings.
-
-        Args:
-            question: one with a script.
-            settings: what the script is told.
-            pause: as of :meth:`workers.measuring.warm.WarmRanks.measure`.
+        """Runs the question's script with settings.
 
         Raises:
             ProbeError: the script was edited or never reports a step, there is no place for the
@@ -108,32 +99,13 @@ class ScriptRun:
     def _measured(
         self, question: Question, settings: Settings, folder: Path, pause: Callable[[float], str]
     ) -> Measurement:
-        self._write(question, settings, folder)
-        ranks = question.cluster.world_size
-        try:
-            run = self.launcher.start(self._job(question, folder))
-        except OSError as error:
-            detail = f"the script could not be started: {error}"
-            return Measurement(outcome=Outcome.CRASHED, detail=detail)
-        ended = self._supervise(run, folder, ranks, pause)
-        records = read_records(folder, ranks)
-        if ended.why is not Why.CANCELLED and not _was_seen(folder, ranks, records):
-            raise ProbeError(_why_silent(question, ended, run.logs(), self.deadline_s))
-        ends = replace(ended, ranks=tuple(_ends(ended, records)))
-        found = merge(ends, records, run.logs(), deadline_s=self.deadline_s)
-        found = replace(found, device_s=found.wall_s * ranks)
-        return check_sequences(settings, records, found)
-
-    def _write(self, question: Question, settings: Settings, folder: Path) -> None:
-        """Write what the ranks, their launcher and its host read."""
         command, script = _write_files(question, settings, folder), question.script
         assert script is not None
         environment = _environment(question, command.environment, self.visible, folder)
         write_order(folder, self.argv(command, folder / "launcher"), environment, script.folder)
-
-    def _job(self, question: Question, folder: Path) -> Job:
+        ranks = question.cluster.world_size
         host = (sys.executable, "-P", "-m", "workers.scripts.host", "--out", str(folder))
-        return Job(
+        job = Job(
             argv=(*host, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}"),
             directory=folder,
             ranks=1,
@@ -142,32 +114,49 @@ class ScriptRun:
             visible=self.visible,
             term_grace_s=TERM_GRACE_S,
         )
+        try:
+            run = self.launcher.start(job)
+        except OSError as error:
+            detail = f"the script could not be started: {error}"
+            return Measurement(outcome=Outcome.CRASHED, detail=detail)
+        ended = self._supervise(run, folder, ranks, pause)
+        records = read_records(folder, ranks)
+        is_known = any(
+            isinstance(one, RankRecord) or seen_path(folder, rank).exists()
+            for rank, one in enumerate(records)
+        )
+        if ended.why is not Why.CANCELLED and not is_known:
+            raise ProbeError(_why_silent(question, ended, run.logs(), self.deadline_s))
+        ends = replace(ended, ranks=tuple(_ends(ended, records)))
+        found = merge(ends, records, run.logs(), deadline_s=self.deadline_s)
+        found = replace(found, device_s=found.wall_s * ranks)
+        return check_sequences(settings, records, found)
 
     def _supervise(
         self, run: Run, folder: Path, ranks: int, pause: Callable[[float], str]
     ) -> Ended:
-        """Wait for the end, which comes soon after all ranks' records, or one that is not well."""
-        until = float("inf")
+        """Waits for the end, which comes soon after all ranks' records, or one that is not well."""
+        until = math.inf
         while (ended := run.poll()) is None:
-            if until == float("inf"):
-                until = time.monotonic() + self._left_s(folder, ranks)
+            if until == math.inf:
+                records = read_records(folder, ranks)
+                if all(isinstance(one, RankRecord) or not one.missing for one in records):
+                    until = time.monotonic() + END_S
+                elif _knows_why(records):
+                    until = time.monotonic() + self.peer_grace_s
             if pause(POLL_S):
                 return run.cancel()
             if time.monotonic() > until:
                 return replace(run.cancel(), why=Why.PEER_FAILED)
         return ended
 
-    def _left_s(self, folder: Path, ranks: int) -> float:
-        """Seconds that the launcher may go on, from what its ranks have written."""
-        there = [rank for rank in range(ranks) if record_path(folder, rank).exists()]
-        if len(there) == ranks:
-            return END_S
-        records = (one for one in read_records(folder, ranks) if isinstance(one, RankRecord))
-        failed = any(one.outcome is not Outcome.OK for one in records)
-        return self.peer_grace_s if failed else float("inf")
+
+def _knows_why(records: Sequence[Record]) -> bool:
+    """True if some rank has told of a failure."""
+    return any(isinstance(one, RankRecord) and one.outcome is not Outcome.OK for one in records)
 
 
-def _ends(ended: Ended, records: Records) -> list[RankEnd]:
+def _ends(ended: Ended, records: Sequence[Record]) -> list[RankEnd]:
     """How each rank ended, as far as records and the end of their launcher tell it.
 
     A rank with a record was done. One without was stopped, unless the launcher failed by itself and
@@ -175,7 +164,7 @@ def _ends(ended: Ended, records: Records) -> list[RankEnd]:
     """
     (host,) = ended.ranks
     by_itself = ended.why is Why.ENDED and not host.stopped
-    told = any(isinstance(one, RankRecord) and one.outcome is not Outcome.OK for one in records)
+    told = _knows_why(records)
     code = -signal.SIGKILL if ended.host_oom_kills else host.code
     return [
         replace(host, rank=rank, code=0, stopped=False)
@@ -185,20 +174,16 @@ def _ends(ended: Ended, records: Records) -> list[RankEnd]:
     ]
 
 
-def _was_seen(folder: Path, ranks: int, records: Records) -> bool:
-    """Whether some rank's script knows of the probe."""
-    there = any(seen_path(folder, rank).exists() for rank in range(ranks))
-    return there or any(isinstance(one, RankRecord) for one in records)
-
-
 def _why_silent(
     question: Question, ended: Ended, logs: Mapping[int, str], deadline_s: float
 ) -> str:
-    """Why a script that knows nothing of probes cannot be probed."""
+    """The reason why a script that knows nothing of probes cannot be probed."""
     assert question.script is not None
     path, (host,) = question.script.path, ended.ranks
     if ended.why is not Why.DEADLINE and host.code:
-        said = _own_words(logs.get(0, ""))
+        log = logs.get(0, "")
+        own = LAUNCHERS_WORDS.split(log, maxsplit=1)[0]  # the launcher's where it had none
+        said = " ".join((own if own.strip() else log).split())[-SAID_CHARACTERS:]
         return (
             f"{path} ended with exit code {host.code} before it imported tuner.integrations:"
             f" ...{said}"
@@ -207,14 +192,8 @@ def _why_silent(
     return f"{path} reported no step {when}: {HOW_TO_REPORT}"
 
 
-def _own_words(log: str) -> str:
-    """The script's last words, without those of its launcher; the launcher's where it had none."""
-    own = LAUNCHERS_WORDS.split(log, maxsplit=1)[0]
-    return " ".join((own if own.strip() else log).split())[-SAID_CHARACTERS:]
-
-
 def _write_files(question: Question, settings: Settings, folder: Path) -> Command:
-    """Write what the ranks are told, and what their launcher reads."""
+    """Writes what the ranks are told, and what their launcher reads."""
     plan = {
         "accumulation": settings.gradient_accumulation_steps,
         "warmup_steps": WARMUP_STEPS,
@@ -225,7 +204,10 @@ def _write_files(question: Question, settings: Settings, folder: Path) -> Comman
     write_json(folder / PLAN, plan)
     script = question.script
     assert script is not None
-    template = str(_template_path(folder, script.template.name)) if script.template else ""
+    template = ""
+    if script.template:  # the rendered file has the user's name, and so a folder of its own
+        (folder / "template").mkdir()
+        template = str(folder / "template" / script.template.name)
     command = command_of(
         question, settings, template=template, configuration=str(folder / CONFIGURATION)
     )
@@ -236,13 +218,6 @@ def _write_files(question: Question, settings: Settings, folder: Path) -> Comman
         text = yaml.safe_dump(values, sort_keys=False)
         (folder / CONFIGURATION).write_text(text, encoding="utf-8")
     return command
-
-
-def _template_path(folder: Path, name: str) -> Path:
-    """Of the rendered configuration file, which has its own name and so its own folder."""
-    within = folder / "template"
-    within.mkdir()
-    return within / name
 
 
 def _environment(
@@ -259,3 +234,45 @@ def _environment(
     if visible:
         kept["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     return {**kept, "PYTHONUNBUFFERED": "1", **own, PROBE: str(folder)}
+
+
+def check_script_probe(study: Study, settings: Settings, found: Measurement) -> Measurement:
+    """The measurement, with the outcome ``knob_inactive`` if the accumulation did not act.
+
+    Backward passes of an optimizer step must be a multiple of its micro-batches, and the same
+    multiple as in the study's other probes: a script may make several for each.
+    """
+    asked, counted = settings.gradient_accumulation_steps, found.tracked_accumulation
+    if found.outcome not in RAN or not counted:
+        return found
+    each, rest = divmod(counted, asked)
+    why = f"gradient_accumulation_steps={asked} did not act:"
+    why = f"{why} {counted} backward passes were counted in an optimizer step"
+    if rest:
+        return replace(found, outcome=Outcome.KNOB_INACTIVE, detail=why)
+    for probe in study.at(Fidelity.MEASURED).probes:
+        other = probe.measurement
+        if other is None or other.outcome is not Outcome.OK or not other.tracked_accumulation:
+            continue
+        passes = other.tracked_accumulation // probe.request.settings.gradient_accumulation_steps
+        if passes != each:
+            why = f"{why}, {each} for each micro-batch, and {passes} for each in probe #{probe.id}"
+            return replace(found, outcome=Outcome.KNOB_INACTIVE, detail=why)
+    return found
+
+
+def check_sequences(
+    settings: Settings, records: Sequence[Record], found: Measurement
+) -> Measurement:
+    """The measurement, with the outcome ``wrong_result`` if a rank trained another batch."""
+    micro, count = settings.micro_batch_size, settings.gradient_accumulation_steps
+    known = (record for record in records if isinstance(record, RankRecord))
+    for record in known if found.outcome in RAN else ():
+        told = record.sequences
+        if told not in (None, micro * count):
+            detail = (
+                f"rank {record.rank} trained {told} sequences in an optimizer step, and"
+                f" {micro} x {count} were asked for: that is another global batch"
+            )
+            return replace(found, outcome=Outcome.WRONG_RESULT, detail=detail)
+    return found

@@ -1,4 +1,4 @@
-"""Charts as SVG, made on the server: small dataclasses in, markup out.
+"""Charts as SVG, made on the server: results in, markup out.
 
 A chart is ``<div class="chart chart-NAME">`` with its SVG and its legend. Widths are fluid:
 positions across are percentages of the plot, and sizes of text and marks are pixels, so that one
@@ -7,32 +7,9 @@ class; no element carries a style of its own. Every text is escaped. The ids of 
 with ``prefix``, which must be unique in a page.
 """
 
-from api.pages.charts.bar import memory_bar
-from api.pages.charts.data import (
-    Bar,
-    Effect,
-    EffectValue,
-    Interval,
-    Mark,
-    MarkKind,
-    Part,
-    Step,
-)
-from api.pages.charts.multiples import small_multiples
-from api.pages.charts.points import scatter
-from api.pages.charts.steps import progress
+from api.pages.charts.knobs import small_multiples
+from api.pages.charts.memory import memory_bar
+from api.pages.charts.progress import progress
+from api.pages.charts.scatter import scatter
 
-__all__ = [
-    "Bar",
-    "Effect",
-    "EffectValue",
-    "Interval",
-    "Mark",
-    "MarkKind",
-    "Part",
-    "Step",
-    "memory_bar",
-    "progress",
-    "scatter",
-    "small_multiples",
-]
+__all__ = ["memory_bar", "progress", "scatter", "small_multiples"]

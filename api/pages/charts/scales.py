@@ -1,16 +1,41 @@
-"""From numbers to places: scales with ticks at 1, 2 and 5 times powers of ten."""
+"""From numbers to places and words: scales with ticks at 1, 2 and 5 times powers of ten."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 from statistics import median
+from typing import NamedTuple
+from unicodedata import combining, east_asian_width
 
+from tuner.core.quantity import Quantity
+
+# Size of all text in charts; ``charts.css`` sets the same.
+TEXT_PX = 12.0
+# The width of wide fonts such as DejaVu Sans, so that estimates err high.
+_CHARACTER_EM = 0.65
+# An axis may be logarithmic from so many times its smallest number on, where half of the values lie
+# within this share of a linear one.
 _LOG_FROM = 20.0
-"""How many times the smallest the end of an axis must be before a logarithm is considered."""
 _CROWDED = 0.12
-"""A linear axis is crowded when half of its values lie within this share of it."""
+# A scale spans at least this share of its largest number: small differences look small.
 _LEAST_SPAN = 0.2
-"""A scale spans at least this share of its largest number: small differences look small."""
+
+
+class Interval(NamedTuple):
+    """A finite number and the ends of its 80% interval, which equal it where nobody knows them."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interval_of(quantity: Quantity, scale: float = 1.0) -> Interval | None:
+    """A quantity's numbers, times ``scale``; ``None`` where it is unknown or not finite."""
+    value, low, high = quantity.value, quantity.low, quantity.high
+    if value is None or low is None or high is None:
+        return None
+    found = Interval(value * scale, low * scale, high * scale)
+    return found if all(map(isfinite, found)) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +43,7 @@ class Scale:
     """Numbers from ``low`` to ``high``, laid out from 0 to 1."""
 
     low: float
-    """The number at 0."""
     high: float
-    """The number at 1; above ``low``."""
     is_log: bool = False
     """Whether equal ratios, rather than equal differences, are equally far apart."""
 
@@ -29,7 +52,7 @@ class Scale:
         assert not self.is_log or self.low > 0, self.low
 
     def at(self, value: float) -> float:
-        """Where a number lies, from 0 to 1; what lies beyond an end is put there."""
+        """The place of a number, from 0 to 1; what lies beyond an end is put there."""
         if value <= self.low:
             return 0.0
         if value >= self.high:
@@ -68,28 +91,21 @@ def scale_for(values: Sequence[float], *, include: Sequence[float] = ()) -> Scal
         return Scale(low=low / air, high=high * air, is_log=True)
     if 0 <= low <= high / 2 and high > 0:
         return Scale(low=0.0, high=high * 1.05)
-    return _zoomed(low, high)
+    span = max(high - low, _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+    middle, half = (low + high) / 2, span * 0.56
+    bottom = middle - half
+    return Scale(low=max(bottom, 0.0) if low >= 0 else bottom, high=middle + half)
 
 
-def reach(value: float, low: float, high: float) -> tuple[float, float, float]:
+def reach(found: Interval) -> tuple[float, float, float]:
     """A number and those ends of its interval that a scale should show: wide ones may leave it."""
-    return max(low, value / 2), value, min(high, value * 2)
+    return max(found.low, found.value / 2), found.value, min(found.high, found.value * 2)
 
 
 def nice_step(least: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is not below ``least``."""
     power = 10.0 ** floor(log10(least))
-    return next(
-        (m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)),
-        10 * power,
-    )
-
-
-def _zoomed(low: float, high: float) -> Scale:
-    span = max(high - low, _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
-    middle, half = (low + high) / 2, span * 0.56
-    bottom = middle - half
-    return Scale(low=max(bottom, 0.0) if low >= 0 else bottom, high=middle + half)
+    return next((m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)), 10 * power)
 
 
 def _multiples(step: float, low: float, high: float) -> tuple[float, ...]:
@@ -106,5 +122,75 @@ def _log_ticks(low: float, high: float, count: int) -> tuple[float, ...]:
         ticks = tuple(t for d in decades for m in multiples if low <= (t := m * 10.0**d) <= high)
         if 0 < len(ticks) <= max(count, 2):
             return ticks
-    every = ceil(len(ticks) / count)
-    return ticks[::every]
+    return ticks[:: ceil(len(ticks) / count)]
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+def width_px(words: str) -> float:
+    """About how wide words are drawn, in pixels; rather too wide than too narrow."""
+    cells = sum(
+        0 if combining(c) else 2 if east_asian_width(c) in "WF" or ord(c) > 0xFFFF else 1
+        for c in words
+    )
+    return cells * _CHARACTER_EM * TEXT_PX
+
+
+def shortened(words: str, most_px: float) -> str:
+    """Words cut to a width, with an ellipsis where something is missing."""
+    if width_px(words) <= most_px:
+        return words
+    kept = words[: int(most_px / (_CHARACTER_EM * TEXT_PX))]
+    while kept and width_px(kept + "…") > most_px:
+        kept = kept[:-1]
+    return kept.rstrip() + "…"
+
+
+def cut(words: str, most: int) -> str:
+    """Words cut to a number of characters."""
+    return words if len(words) <= most else words[: most - 1].rstrip() + "…"
+
+
+def figure(value: float) -> str:
+    """A number with three digits or more: ``9,412``, ``43.1``, ``0.512``; ``1.25e+09`` if huge."""
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def column(values: Sequence[float]) -> tuple[str, ...]:
+    """Numbers for a column: as many decimals for all as the largest one needs."""
+    largest = max(map(abs, values), default=0.0)
+    if largest >= 1e9 or 0 < largest < 1e-3:
+        return tuple(map(figure, values))
+    digits = 0 if largest >= 1000 else 1 if largest >= 10 else 2 if largest >= 1 else 3
+    least = 10.0**-digits
+    return tuple(
+        f"<{least:.{digits}f}" if 0 < v < least / 2 else f"{v:,.{digits}f}" for v in values
+    )
+
+
+def range_words(found: Interval) -> str:
+    """``9,412 (9,370 to 9,455)``, or the number alone where the interval has no width."""
+    if found.low == found.high:
+        return figure(found.value)
+    return f"{figure(found.value)} ({figure(found.low)} to {figure(found.high)})"
+
+
+def tick_words(tick: float) -> str:
+    """The label of a tick: ``0``, ``0.5``, ``5,000``, ``1.5M``."""
+    size = abs(tick)
+    if size >= 1e12 or 0 < size < 1e-3:
+        return f"{tick:.3g}"
+    if size >= 1e9:
+        return f"{tick / 1e9:.4g}G"
+    return f"{tick / 1e6:.4g}M" if size >= 1e6 else f"{tick:,.6g}"
+
+
+def short_tick_words(tick: float) -> str:
+    """The same where there is little room: ``0``, ``500``, ``5k``, ``1.5M``."""
+    return f"{tick / 1e3:.4g}k" if 1e3 <= abs(tick) < 1e6 else tick_words(tick)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.workers.preloaded import Preloaded
+from tests.process.preloaded import Preloaded
 
 PROGRAM = Path(__file__).with_name("agreement.py")
 SHAPE = {

@@ -44,9 +44,9 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workers.probe import tensor_parallel
-from workers.probe.gradient_norm import total_gradient_norm
-from workers.probe.tensor_parallel import parameters as tensor_parallel_parameters
-from workers.probe.tensor_parallel.loss import VocabParallelLoss
+from workers.probe.instruments import total_gradient_norm
+from workers.probe.tensor_parallel import modules
+from workers.probe.tensor_parallel.modules import VocabParallelLoss
 from workers.probe.tensor_parallel.sequence import Axis
 
 RANKS = 4
@@ -122,12 +122,12 @@ def train_case(case: Case, mesh: DeviceMesh, alone: dict[str, nn.Module]) -> dic
 
 @contextmanager
 def _faulty() -> Iterator[None]:
-    right = tensor_parallel_parameters.replicated_weight
-    tensor_parallel_parameters.replicated_weight = tensor_parallel_parameters.split_weight
+    right = modules.replicated_weight
+    modules.replicated_weight = modules.split_weight
     try:
         yield
     finally:
-        tensor_parallel_parameters.replicated_weight = right
+        modules.replicated_weight = right
 
 
 def wrap(model: Any, case: Case, mesh: DeviceMesh) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from workers.probe import alone
 from workers.probe.alone import LEAST_BYTES, Alone
-from workers.probe.tracker import Call
+from workers.probe.collectives import Call
 
 RANKS = 4
 SIZE = 16 * 2**20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.models import TINY
-from tests.workers.preloaded import Preloaded
+from tests.process.preloaded import Preloaded
 
 Run = Callable[[Path, dict], tuple[list[int], list[dict]]]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.preloaded import Preloaded
+from tests.process.preloaded import Preloaded
 from workers.launchers.base import Ended, Job
 from workers.launchers.local import LocalLauncher, probe_argv, series_argv
 from workers.probe.orders import END, SPEC, SPENT
@@ -70,7 +70,7 @@ import gc
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from workers.probe.__main__ import main
-from workers.probe.between import Between
+from workers.probe.series import Between
 clean_up = Between.clean_up
 def counted(*given):
     left = clean_up(*given)

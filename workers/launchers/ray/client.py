@@ -16,14 +16,14 @@ from typing import Any
 
 from tuner.errors import ProbeError, UsageError
 from workers.launchers.environment import kept_environment
-from workers.measuring.folders import default_probes_folder, make_folder, remove_folder
+from workers.measuring.files import default_probes_folder, make_folder, remove_folder
 
+# Seconds to connect, or to start a cluster on a slow machine.
 CONNECT_S = 120.0
-"""Seconds to connect, or to start a cluster on a slow machine."""
+# Seconds for an answer, most of which come in milliseconds.
 ANSWER_S = 60.0
-"""Seconds for an answer, most of which come in milliseconds."""
+# Seconds that it gets to take leave of the cluster.
 END_S = 15.0
-"""Seconds that it gets to take leave of the cluster."""
 ABOUT_TOKENS = "https://docs.ray.io/en/latest/ray-security/token-auth.html"
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,6 @@ def environment(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that speaks to Ray.
 
     A cluster of our own gets a token of our own, and is bound to the loopback interface.
-
-    Args:
-        address: of the cluster; empty for one of our own.
-        inherited: this process's environment.
 
     Raises:
         UsageError: there is no token for a cluster that is there already.
@@ -55,7 +51,7 @@ def environment(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_token(address: str, inherited: Mapping[str, str]) -> None:
-    """Refuse a cluster without token authentication: whoever reaches it runs what they like there.
+    """Refuses a cluster without token authentication: whoever reaches it runs what they like there.
 
     Sources: CVE-2023-48022; Ray's order of places for a token (:data:`ABOUT_TOKENS`).
 
@@ -79,9 +75,6 @@ class RayDriver:
     def __init__(self, address: str = "") -> None:
         """One that is not started yet.
 
-        Args:
-            address: of the cluster, such as ``10.0.0.1:6379`` or ``auto``; empty to start one.
-
         Raises:
             UsageError: Ray is not installed, or this is no address of a cluster to use.
         """
@@ -99,7 +92,7 @@ class RayDriver:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process, and have it connect.
+        """Starts the process, and has it connect.
 
         Raises:
             UsageError: the cluster cannot be used.
@@ -109,12 +102,9 @@ class RayDriver:
             self._start()
 
     def ask(self, do: str, *, starts: bool = True, **more: object) -> dict[str, Any]:
-        """What the process answers.
+        """The answer of the process to a request (``driver.py`` names them).
 
-        Args:
-            do: what is asked (``driver.py`` names them).
-            starts: whether a process is started where there is none.
-            more: what belongs to it.
+        One that has ended is started again, unless ``starts`` is off.
 
         Raises:
             ProbeError: there is no answer; the text says why.
@@ -123,14 +113,24 @@ class RayDriver:
             if self._process is None and not starts:
                 raise ProbeError("the connection to Ray is lost")
             if self._process is None:
-                self._start_again()
-            answer = self._exchange({"do": do, **more})
+                try:
+                    self._start()
+                except UsageError as error:  # a cluster that could be used may be away for a while
+                    raise ProbeError(str(error)) from error
+            assert self._process is not None
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise self._gone("it has ended") from None
+            answer = self._read(ANSWER_S)
         if "error" in answer:
             raise ProbeError(answer["error"])
         return answer
 
     def close(self) -> None:
-        """End the process; Ray ends what it has started."""
+        """Ends the process; Ray ends what it has started."""
         with self._lock:
             self._end()
 
@@ -157,25 +157,8 @@ class RayDriver:
         self.address = found["address"]
         log.info("connected to Ray %s at %s", found["ray"], self.address)
 
-    def _start_again(self) -> None:
-        """Connect anew: what was a cluster to use may be away for a while."""
-        try:
-            self._start()
-        except UsageError as error:
-            raise ProbeError(str(error)) from error
-
-    def _exchange(self, request: Mapping[str, object]) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._gone("it has ended") from None
-        return self._read(ANSWER_S)
-
     def _read(self, seconds: float) -> dict[str, Any]:
-        """The next line, which holds all that there is to read."""
+        # the next line holds all that there is to read
         assert self._process is not None
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
@@ -187,14 +170,11 @@ class RayDriver:
         return values
 
     def _gone(self, why: str) -> ProbeError:
-        last = self._last_words()
-        self._end()
-        return ProbeError(f"the connection to Ray is lost: {why}{f' ({last})' if last else ''}")
-
-    def _last_words(self) -> str:
         text = (self._folder / "driver.log").read_text("utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else ""
+        last = f" ({lines[-1][:300]})" if lines else ""
+        self._end()
+        return ProbeError(f"the connection to Ray is lost: {why}{last}")
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -1,18 +1,81 @@
-"""The nodes of the Ray cluster that this process is connected to: what Ray and they say of them."""
+"""The nodes of the Ray cluster that this process is connected to, and what a job takes of each."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from workers.launchers.base import Job
 from workers.launchers.ray.node import facts
-from workers.launchers.ray.nodes import FactsDict, Node
 
+# Of :class:`workers.launchers.site.Facts`.
+FactsDict = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that is there, as Ray has it."""
+
+    id: str
+    """Ray's, new at each start of the node."""
+    address: str
+    """Its IP address."""
+    cpus: float
+    """CPUs that Ray gives away."""
+    gpus: int
+    """GPUs that Ray gives away."""
+
+
+class NotPlacedError(Exception):
+    """The job cannot be placed, or a rank cannot be started; the text says why."""
+
+
+def alike(facts_by_node: Mapping[str, FactsDict]) -> list[str]:
+    """The largest group of nodes of one kind, counted in GPUs, or in nodes where there are none.
+
+    A job's ranks are all of one kind, and what is judged before it is started must be what it
+    is started on.
+    """
+    groups: dict[object, list[str]] = {}
+    for node, said in sorted(facts_by_node.items()):
+        machine = said["machine"]
+        gpus = tuple((gpu["name"], gpu["memory_mib"]) for gpu in machine["gpus"])
+        groups.setdefault((gpus, machine["processor"], machine["cores"]), []).append(node)
+    return max(
+        groups.values(), key=lambda group: (len(group) * _gpus(facts_by_node[group[0]]), len(group))
+    )
+
+
+def bundle(job: Job, nodes: Sequence[Node]) -> dict[str, float]:
+    """The share of each node that a job takes: a GPU for each rank, and as many CPUs as a GPU has.
+
+    CPU ranks have a node's cores for themselves.
+
+    Raises:
+        NotPlacedError: the nodes do not have it.
+    """
+    wanted = job.ranks_per_node if job.device == "cuda" else 0
+    fit = [node for node in nodes if node.gpus >= wanted]
+    if len(fit) < job.nodes:
+        what = f"with {wanted} GPUs" if wanted else "of one kind"
+        raise NotPlacedError(f"{job.nodes} Ray nodes {what} are needed, and {len(fit)} are there")
+    cpus = min(node.cpus * (wanted / node.gpus if wanted else 1.0) for node in fit)
+    share = max(math.floor(cpus / job.ranks_per_node * 1000) / 1000, 0.001)
+    found = {"CPU": share * job.ranks_per_node}
+    return {**found, "GPU": float(wanted)} if wanted else found
+
+
+def _gpus(said: FactsDict) -> int:
+    return len(said["machine"]["gpus"])
+
+
+# Seconds for what nodes say of themselves: a process is started on each, and a driver may wake its
+# GPUs.
 FACTS_S = 20.0
-"""Seconds for what nodes say of themselves: a process is started on each, and a driver may wake
-its GPUs."""
 
 
 def alive() -> dict[str, Node]:
@@ -22,7 +85,7 @@ def alive() -> dict[str, Node]:
 
 
 def look_at(nodes: Mapping[str, Node]) -> tuple[dict[str, FactsDict], dict[str, str]]:
-    """What nodes say of themselves, and why others cannot be used; both by node."""
+    """Asks nodes for what they have; the facts, and why others cannot be used, both by node."""
     asked = {_ask(node): node for node in nodes.values()}
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=FACTS_S)
     ours = metadata.version("tuner")

@@ -21,15 +21,22 @@ import ray
 from ray.exceptions import AuthenticationError, RayError
 
 from workers.launchers.base import Job
-from workers.launchers.facts import Facts
-from workers.launchers.ray.cluster import alive, look_at, why
-from workers.launchers.ray.nodes import FactsDict, Node, NotPlacedError, alike
+from workers.launchers.ray.cluster import (
+    FactsDict,
+    Node,
+    NotPlacedError,
+    alike,
+    alive,
+    look_at,
+    why,
+)
 from workers.launchers.ray.placed import PlacedJob
+from workers.launchers.site import Facts
 
+# Seconds for a connection to the cluster.
 REACH_S = 10.0
-"""Seconds for a connection to the cluster."""
+# Seconds for a command of Ray's, which waits for its cluster for 40.
 OPEN_CHECK_S = 60.0
-"""Seconds for a command of Ray's, which waits for its cluster for 40."""
 
 Answer = dict[str, Any]
 
@@ -63,7 +70,7 @@ class Driver:
             return {"error": f"Ray: {why(error)}"}
 
     def _nodes(self) -> Answer:
-        """What the nodes are on which jobs are placed."""
+        """The nodes on which jobs are placed."""
         nodes = alive()
         found, useless = look_at(nodes)
         self._used = {node: found[node] for node in alike(found)} if found else {}
@@ -106,7 +113,7 @@ class Driver:
 
 
 def connect(address: str) -> str:
-    """Connect to a cluster, or start one on this machine's loopback interface; its address.
+    """Connects to a cluster, or start one on this machine's loopback interface; its address.
 
     Raises:
         RefusedError: it cannot be used.
@@ -135,7 +142,7 @@ def connect(address: str) -> str:
 
 
 def _reach(address: str) -> None:
-    """See whether anything listens there: Ray tries for minutes, and does not say so.
+    """Sees whether anything listens there: Ray tries for minutes, and does not say so.
 
     Raises:
         RefusedError: nothing does.
@@ -150,7 +157,7 @@ def _reach(address: str) -> None:
 
 
 def _is_open(address: str) -> bool:
-    """Whether a cluster answers who has no token."""
+    """True if a cluster answers somebody without a token."""
     argv = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
     done = subprocess.run(
@@ -164,7 +171,7 @@ def _is_open(address: str) -> bool:
 
 
 def serve(requests: Iterable[str], answers: TextIO) -> None:
-    """Answer requests until there are no more."""
+    """Answers requests until there are no more."""
     driver = Driver()
     for line in requests:
         _say(answers, driver.answer(json.loads(line)))
@@ -176,7 +183,7 @@ def _say(answers: TextIO, values: Answer) -> None:
 
 
 def main() -> int:
-    """Connect, and serve; 0 when nothing more is asked."""
+    """Connects, and serve; 0 when nothing more is asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", default="", help="of a cluster; else one is started")
     options = parser.parse_args()

@@ -1,24 +1,29 @@
-"""Ranks on the nodes of a Ray cluster."""
+"""Ranks on the nodes of a Ray cluster, which are the site of a worker's probes."""
 
 import itertools
+import logging
+import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from signal import SIGKILL
 from typing import Any
 
 from tuner.errors import ProbeError
+from tuner.machine import Machine
+from workers.devices import Device
 from workers.launchers.base import Job, RankEnd, Why
 from workers.launchers.ray.client import RayDriver
+from workers.launchers.site import Facts, devices_of
 from workers.launchers.supervised import SupervisedRun
 
+# Seconds that Ray gets to place a job: others may have what it has for a while.
 PLACE_S = 60.0
-"""Seconds that Ray gets to place a job: others may have what it has for a while."""
+# Seconds beyond the grace of a job that its ranks get to be ended; Ray kills their actors then.
 ANSWER_S = 5.0
-"""Seconds beyond the grace of a job that its ranks get to be ended; Ray kills their actors then."""
+# Between two looks at ranks that are being ended.
 POLL_S = 0.02
-"""Between two looks at ranks that are being ended."""
 
 
 class RayLauncher:
@@ -30,7 +35,7 @@ class RayLauncher:
         self._numbers = itertools.count(1)
 
     def start(self, job: Job) -> "RayRun":
-        """Ask Ray for a place for ``job``; its ranks are started when there is one.
+        """Asks Ray for a place for ``job``; its ranks are started when there is one.
 
         Raises:
             ProbeError: the cluster does not have it, or cannot be asked.
@@ -56,11 +61,9 @@ class RayRun(SupervisedRun):
         self._oom_kills: dict[int, int] = {}
 
     def feed(self) -> None:
-        """As of :class:`SupervisedRun`: the next look says so."""
-        self._is_to_feed = True
+        self._is_to_feed = True  # the next look says so
 
     def look(self) -> Iterator[RankEnd]:
-        """As of :class:`SupervisedRun`."""
         try:
             found = self._ask("look", feed=self._is_to_feed)
             if found["runs"] and not self._is_placed:
@@ -78,7 +81,7 @@ class RayRun(SupervisedRun):
             )
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """As of :class:`SupervisedRun`: a node of the job is gone.
+        """Tells that a node of the job is gone.
 
         Raises:
             ProbeError: Ray has no place for the job, or cannot be asked any more.
@@ -93,15 +96,13 @@ class RayRun(SupervisedRun):
         return (Why.NODE_LOST, self._lost) if self._lost else None
 
     def lost_nodes(self) -> tuple[int, ...]:
-        """As of :class:`SupervisedRun`."""
         return self._lost_nodes
 
     def node_devices(self) -> tuple[tuple[str, ...], ...]:
-        """As of :class:`SupervisedRun`."""
         return self._devices
 
     def stop(self, why: Why) -> Iterator[RankEnd]:
-        """As of :class:`SupervisedRun`; the place is given back too.
+        """Ends the ranks, and gives the place back.
 
         Where Ray cannot be asked any more, it ends the ranks itself: their job's process is gone.
         """
@@ -115,7 +116,7 @@ class RayRun(SupervisedRun):
             yield told.get(rank, unknown)
 
     def _end_ranks(self, told: dict[int, RankEnd]) -> None:
-        """End ranks until all ends are told, or for as long as they have to answer."""
+        """Ends ranks until all ends are told, or for as long as they have to answer."""
         self._ask("stop")
         until = time.monotonic() + self._job.term_grace_s + ANSWER_S
         while len(told) < self._job.ranks and time.monotonic() < until:
@@ -123,7 +124,7 @@ class RayRun(SupervisedRun):
             time.sleep(POLL_S)
 
     def host_oom_kills(self) -> int:
-        """As of :class:`SupervisedRun`: those of the node where there were most.
+        """The kills of the node where there were most.
 
         Ranks of one node see the same ones, so they are not added up.
         """
@@ -131,3 +132,61 @@ class RayRun(SupervisedRun):
 
     def _ask(self, do: str, **more: object) -> dict[str, Any]:
         return self._driver.ask(do, starts=False, run=self._number, **more)
+
+
+log = logging.getLogger(__name__)
+
+
+class RaySite:
+    """The nodes of a Ray cluster that are of one kind."""
+
+    is_here = False
+    left_s = math.inf
+
+    def __init__(self, driver: RayDriver) -> None:
+        """The cluster that ``driver`` speaks to."""
+        self._driver = driver
+        self._told: set[str] = set()
+        self.launcher = RayLauncher(driver)
+
+    @property
+    def name(self) -> str:
+        return f"the Ray cluster at {self._driver.address}"
+
+    def machines(self) -> tuple[Machine, ...]:
+        """The nodes, each of which has looked at itself.
+
+        How many GPUs Ray says that there are is an upper limit; ``nvidia-smi`` says what they are.
+        """
+        return tuple(facts.machine for facts in self._facts())
+
+    def devices(self) -> tuple[Device, ...]:
+        return devices_of(self._facts())
+
+    def _facts(self) -> list[Facts]:
+        found = self._driver.ask("nodes")
+        left_out = [f"{address}: {why}" for address, why in found["left_out"].items()]
+        if not found["nodes"]:
+            raise ProbeError(
+                f"no node of {self.name} can be used ({'; '.join(left_out) or 'none'})"
+            )
+        for line in sorted(set(left_out) - self._told):
+            log.warning("a node of %s is not used, %s", self.name, line)
+        self._told |= set(left_out)
+        return [Facts.from_dict(node) for node in found["nodes"]]
+
+
+@contextmanager
+def ray_site(address: str = "") -> Iterator[RaySite]:
+    """A Ray cluster, connected to for as long as the context lasts.
+
+    Raises:
+        UsageError: Ray is not installed, or the cluster cannot be used.
+        ProbeError: it does not answer.
+    """
+    driver = RayDriver(address)
+    try:
+        driver.start()
+        yield RaySite(driver)
+    finally:
+        driver.close()

@@ -1,4 +1,6 @@
-"""What runs on the nodes of a Ray cluster: an actor for each rank, and a look at a node.
+"""Runs on the nodes of a Ray cluster: an actor for each rank, and a look at a node.
+
+The small files of a job are kept alike in its supervisor's folder and in one of each node.
 
 Ray passes arguments and results between processes; here these are text, bytes, numbers, and
 lists and dictionaries of them.
@@ -6,32 +8,86 @@ lists and dictionaries of them.
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from workers.launchers.base import Job
-from workers.launchers.facts import facts_here
-from workers.launchers.logs import TAIL_BYTES
-from workers.launchers.ray.mirror import Stamp, changed_files, moved, stamp, write_files
+from workers.launchers.site import facts_here
 from workers.launchers.task import RankTask, read_end
-from workers.measuring.files import log_path
-from workers.measuring.folders import (
+from workers.measuring.files import (
+    TAIL_BYTES,
     default_probes_folder,
+    log_path,
     make_folder,
     remove_folder,
     remove_leftovers,
 )
 
+# Of a file: when it was written last, in nanoseconds, and its size in bytes.
+Stamp = tuple[int, int]
+
+# Beginnings of names of files that ranks of a node share, and nobody else.
+OF_ONE_NODE = ("rendezvous",)
+# Ends of names of files that are still written; of logs the ends travel by themselves.
+NOT_YET = (".partial", ".log")
+
+
+def stamp(path: Path) -> Stamp:
+    """Tells whether a file was written since."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def changed_files(
+    folder: Path, seen: dict[str, Stamp], wanted: Callable[[Path], bool]
+) -> dict[str, bytes]:
+    """Files that were written since the last call, by their paths in ``folder``."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.name.endswith(NOT_YET) or path.name.startswith(OF_ONE_NODE) or not wanted(path):
+            continue
+        name = str(path.relative_to(folder))
+        try:
+            if path.is_dir() or seen.get(name) == (now := stamp(path)):
+                continue
+            found[name] = path.read_bytes()
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        seen[name] = now
+    return found
+
+
+def write_files(folder: Path, files: Mapping[str, bytes], seen: dict[str, Stamp]) -> None:
+    """Writes files, each at once or not at all.
+
+    Raises:
+        ValueError: a path leads out of the folder.
+    """
+    for name, content in files.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} is not a path in the folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(content)
+        seen[name] = stamp(partial)  # renaming keeps it
+        partial.replace(path)
+
+
+def moved(job: Job, folder: Path, program: str, here: str) -> Job:
+    """A job as it is run on another machine."""
+
+    def of_there(part: str) -> str:
+        return here if part == program else part.replace(str(job.directory), str(folder))
+
+    return replace(job, argv=tuple(map(of_there, job.argv)), directory=folder)
+
 
 def facts(ray_gpus: int) -> dict[str, Any]:
-    """What a node is, as plain values; it is called there.
-
-    Args:
-        ray_gpus: how many GPUs Ray gives away there; no more may be used.
-    """
+    """Looks at a node, where it is called; plain values."""
     if ray_gpus and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]  # releases of Ray hide GPUs that were not asked for
     found = facts_here()
@@ -55,7 +111,7 @@ class RankActor:
         self._seen: dict[str, Stamp] = {}
 
     def place(self) -> dict[str, Any]:
-        """Where Ray has put it: the node's id and address, and the GPUs that it got."""
+        """The node's id and address, and the GPUs that it got from Ray."""
         import ray
 
         return {
@@ -75,15 +131,7 @@ class RankActor:
     def start(
         self, job: Mapping[str, Any], rank: int, address: str, folder: str, program: str
     ) -> None:
-        """Start the rank.
-
-        Args:
-            job: :meth:`workers.launchers.base.Job.as_dict`, as its supervisor has it.
-            rank: which.
-            address: of rank 0's node.
-            folder: of this node's ranks, in the place of the job's directory.
-            program: the supervisor's Python, in whose place this one is run.
-        """
+        """Starts the rank."""
         self._folder, self._rank = Path(folder), rank
         here = moved(Job.from_dict(job), self._folder, program, sys.executable)
         self._task = RankTask(here, rank, address=address)
@@ -92,12 +140,7 @@ class RankActor:
     def exchange(
         self, feed: bool, files: Mapping[str, bytes], again: bool = False
     ) -> dict[str, Any]:
-        """Take the supervisor's new files, and tell what is new here.
-
-        Args:
-            feed: whether the supervisor is there.
-            files: by their paths in the folder.
-            again: whether to tell what was told before.
+        """Takes the supervisor's new files, and tell what is new here.
 
         Returns:
             ``files`` by their paths; ``log``, the end of this rank's where there is more of it;
@@ -120,17 +163,17 @@ class RankActor:
         return {"files": found, "log": log, "end": end}
 
     def stop(self) -> None:
-        """End the rank, if it runs."""
+        """Ends the rank, if it runs."""
         if self._task is not None:
             self._task.stop()
 
     def close(self) -> None:
-        """Remove the folder, if this rank made it."""
+        """Removes the folder, if this rank made it."""
         if self._made:
             remove_folder(self._folder)
 
     def _is_ours(self, path: Path) -> bool:
-        """Whether this actor passes a file on."""
+        """True for a file that this actor passes on."""
         if path.name.startswith("rank-"):
             return path.name.startswith(f"rank-{self._rank:05d}.")
         return self._made

@@ -14,23 +14,21 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workers.launchers.base import Job
-from workers.launchers.ray.cluster import alive, why
-from workers.launchers.ray.mirror import Stamp, changed_files, write_files
-from workers.launchers.ray.node import RankActor
-from workers.launchers.ray.nodes import Node, NotPlacedError, bundle
+from workers.launchers.ray.cluster import Node, NotPlacedError, alive, bundle, why
+from workers.launchers.ray.node import RankActor, Stamp, changed_files, write_files
 from workers.measuring.files import log_path
 
+# Seconds without an answer after which an actor is in doubt: what others say of their ends is held
+# back then, for they may have ended because its node is gone.
 DOUBT_S = 2.0
-"""Seconds without an answer after which an actor is in doubt: what others say of their ends is
-held back then, for they may have ended because its node is gone."""
+# Seconds after which it is lost. Ray takes up to 15 s to find that a node is gone
+# (health_check_period_ms x health_check_failure_threshold).
 LOST_S = 30.0
-"""Seconds after which it is lost. Ray takes up to 15 s to find that a node is gone
-(health_check_period_ms x health_check_failure_threshold)."""
+# Seconds that actors get to remove their folders.
 CLOSE_S = 2.0
-"""Seconds that actors get to remove their folders."""
 
+# How a rank ended: code, at (Unix seconds), stopped, oom_kills.
 End = dict[str, Any]
-"""How a rank ended: code, at (Unix seconds), stopped, oom_kills."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,21 +36,20 @@ class Member:
     """A rank's actor, as far as it is known."""
 
     rank: int
-    """Which."""
     actor: Any
     """Ray's handle."""
     node: str = ""
     """The node that it is on, once it is known."""
     asked: Any = None
-    """What it was asked and has not answered yet."""
+    """A call that it has not answered yet."""
     silent_since: float = math.inf
     """When it was asked what it has not answered yet."""
     feed: bool = False
-    """Whether the rank is to hear of its supervisor."""
+    """Set while the rank is to hear of its supervisor."""
     again: bool = False
-    """Whether what was said last may be lost, in both directions."""
+    """Set where the last exchange may be lost, in both directions."""
     is_dead: bool = False
-    """Whether Ray has said that it is no more."""
+    """Set once Ray has said that it is no more."""
     end: End | None = None
     """How its rank ended."""
 
@@ -71,12 +68,7 @@ class PlacedJob:
     """A job that was given to Ray. Nothing here waits: it goes on whenever it is looked at."""
 
     def __init__(self, job: Job, program: str, nodes: Sequence[Node]) -> None:
-        """Ask Ray for a place.
-
-        Args:
-            job: as its supervisor has it.
-            program: the supervisor's Python.
-            nodes: that it may be placed on, all of one kind.
+        """Asks Ray for a place.
 
         Raises:
             NotPlacedError: they are not enough.
@@ -104,10 +96,7 @@ class PlacedJob:
         return [*self._shared]
 
     def look(self, *, feed: bool) -> dict[str, Any]:
-        """Go on; what is new.
-
-        Args:
-            feed: whether ranks are to hear of their supervisor.
+        """Goes on; what is new.
 
         Returns:
             ``runs``, whether ranks were started; ``ends`` of ranks that are certain, by rank;
@@ -130,13 +119,13 @@ class PlacedJob:
         return {"runs": self._runs, "ends": ends, "lost": self._lost, "lost_nodes": lost}
 
     def stop(self) -> None:
-        """Have all ranks ended."""
+        """Has all ranks ended."""
         for member in self._members:
             if not member.is_dead:
                 member.actor.stop.remote()
 
     def close(self) -> None:
-        """Leave nothing of the job."""
+        """Leaves nothing of the job."""
         closing = [m.actor.close.remote() for m in self._members if not m.is_dead]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
@@ -212,7 +201,7 @@ class PlacedJob:
     # Files and ends
 
     def _exchange(self) -> None:
-        """Take what actors have answered, and ask those that have."""
+        """Takes what actors have answered, and ask those that have."""
         answered = _done([member.asked for member in self._members if member.asked is not None])
         for member in self._members:
             if member.asked in answered:
@@ -241,7 +230,7 @@ class PlacedJob:
         member.end = said["end"]
 
     def _files_for(self, member: Member) -> dict[str, bytes]:
-        """What is new for a node, when it is its keeper that is asked."""
+        """New files for a node, when it is its keeper that is asked."""
         shared = self._shared[member.node]
         if shared.keeper is not member:
             return {}
@@ -256,7 +245,7 @@ class PlacedJob:
         member.end = {"code": -SIGKILL, "at": at, "stopped": False, "oom_kills": oom_kills}
 
     def _judge(self) -> None:
-        """See whether a node is gone."""
+        """Sees whether a node is gone."""
         doubtful = [m for m in self._members if m.is_dead or _is_in_doubt(m)]
         if self._lost or not doubtful:
             return
@@ -276,12 +265,12 @@ class PlacedJob:
 
 
 def _done(refs: list[Any]) -> set[Any]:
-    """Those of Ray's references whose results are there."""
+    """Ray's references whose results are there."""
     return set(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
 
 
 def _is_in_doubt(member: Member) -> bool:
-    """Whether an actor that should have answered has not."""
+    """True for an actor that should have answered and has not."""
     waits = not member.is_dead and member.end is None
     return waits and time.monotonic() - member.silent_since > DOUBT_S
 

@@ -11,11 +11,16 @@ that started this one has gone, or nobody reads the answers: then dry runs are e
 """
 
 import argparse
+import gc
+import importlib
 import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
+
+# Modules that libraries import late, and every dry run needs; or are left to it, if missing.
+MODULES = ("transformers.models.llama.modeling_llama",)
 
 
 def main() -> int:
@@ -26,7 +31,7 @@ def main() -> int:
     parser.add_argument("--wall-s", type=float, default=50.0, help="the same on a busy machine")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    # whatever libraries print goes to stderr: stdout is for answers alone
+    # libraries print to stderr: stdout is for answers alone
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -34,10 +39,13 @@ def main() -> int:
         answers.write(line + "\n")
         answers.flush()
 
-    is_heard = hearer(answers.fileno())
-    from workers.probe.dry.preload import preload  # torch takes seconds: parse first
+    starter, poller = os.getppid(), select.poll()
+    poller.register(answers.fileno(), 0)  # errors and hang-ups alone
 
-    preload()
+    def is_heard() -> bool:
+        return os.getppid() == starter and not poller.poll(0)
+
+    preload()  # torch takes seconds: parse first
     from workers.probe.dry.server import Server
 
     server = Server(
@@ -56,15 +64,27 @@ def main() -> int:
     return 0
 
 
-def hearer(answers: int) -> Callable[[], bool]:
-    """Whether the process that started this one lives, and the answers' other end is open.
+def preload() -> None:
+    """Import what every dry run needs, once, before any is forked."""
+    import torch
 
-    Args:
-        answers: file descriptor that answers are written to.
-    """
-    starter, poller = os.getppid(), select.poll()
-    poller.register(answers, 0)  # errors and hang-ups alone
-    return lambda: os.getppid() == starter and not poller.poll(0)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.set_num_threads(1)
+    # Keep transformers from importing torchao, for quantized models that nobody trains here: that
+    # takes a second and prints warnings. The 8-bit optimizer imports it after this.
+    hides = "torchao" not in sys.modules
+    if hides:
+        hidden: dict[str, object] = {"torchao": None}
+        sys.modules.update(hidden)  # type: ignore[arg-type]
+    try:
+        for name in MODULES:
+            with suppress(ImportError):
+                importlib.import_module(name)
+        importlib.import_module("workers.probe.dry.answer")
+    finally:
+        if hides:
+            sys.modules.pop("torchao", None)
+    gc.freeze()  # nothing imported is ever freed: spare each dry run the search
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A log of every storage's birth and death in a step, and what each storage is for."""
+"""A log of every storage's birth and death in a step, and of its purpose."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,16 +6,15 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from workers.probe import collectives
+from workers.probe.collectives import group_of, kind_of, tensors_of
 from workers.probe.dry.progress import Progress, packed_operator
-from workers.probe.dry.stand_ins import STAND_INS
+from workers.probe.dry.substitutes import STAND_INS
 from workers.probe.tracker import Phase, StorageTracker, plain_tensors, rounded
 
 
 class Category(StrEnum):
-    """What memory is for."""
+    """The purpose of memory."""
 
     PARAMETERS = "parameters"
     """This rank's parameters and buffers, between steps."""
@@ -24,9 +23,9 @@ class Category(StrEnum):
     GRADIENTS_UNSHARDED = "gradients_unsharded"
     """Whole gradients: of DDP, on their way to a reduction, or waiting for the last micro-batch."""
     OPTIMIZER_STATE = "optimizer_state"
-    """What the optimizer keeps between steps."""
+    """The optimizer's tensors between steps."""
     ACTIVATIONS = "activations"
-    """What forward, or forward done again in backward, leaves for backward."""
+    """Tensors that forward, or forward done again in backward, leaves for backward."""
     GATHERED_PARAMETERS = "gathered_parameters"
     """Parameters gathered, or cast, for computing with them, and buffers of the gathering."""
     LOGITS_AND_LOSS = "logits_and_loss"
@@ -37,8 +36,8 @@ class Category(StrEnum):
     """All else: it dies in the phase that made it."""
 
 
+# The part of forward from the output embedding on.
 LOSS = "loss"
-"""The part of forward from the output embedding on."""
 
 
 class Segment(NamedTuple):
@@ -49,7 +48,7 @@ class Segment(NamedTuple):
     phase: str
     """forward, loss, backward or optimizer."""
     part: str
-    """Where in the model: before the layers, ``layer 0`` and so on, or after them."""
+    """The place in the model: before the layers, ``layer 0`` and so on, or after them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +56,13 @@ class Block:
     """One storage, from its birth to its death."""
 
     phase: str
-    """In which it was born."""
+    """The phase in which it was born."""
     makes_graph: bool
-    """Whether gradients were recorded at its birth: true when backward runs forward again."""
+    """True if gradients were recorded at its birth, as when backward runs forward again."""
     of_vocabulary: bool
-    """Whether its last dimension is the vocabulary's."""
+    """True if its last dimension is the vocabulary's."""
     category: Category | None = None
-    """Where it is known; otherwise birth and death tell."""
+    """Its purpose, if known; otherwise birth and death tell."""
     death: str = ""
     """The phase in which it died."""
 
@@ -76,18 +75,15 @@ class Change(NamedTuple):
     """Bytes, negative where memory is freed."""
 
 
+# Changes in their order; each segment's changes follow its name.
 Log = list[Change | Segment]
-"""Changes in their order; each segment's changes follow its name."""
 
 
 class Ledger(StorageTracker):
     """A tracker that knows what storages are for, and logs every change.
 
-    What a storage was for can become known after its birth (a gradient is one once it is
-    found in ``.grad``), so the log is sorted into categories at the step's end.
-
     Args:
-        phase: what the step is doing.
+        phase: kept current by the step.
         progress: told each operator.
         over_gloo: whether collectives would be gloo's, as of ``StorageTracker``.
 
@@ -114,11 +110,12 @@ class Ledger(StorageTracker):
         self.log = [Change(block, self._sizes[key]) for key, block in self._blocks.items()]
 
     def mark(self, segment: Segment) -> None:
-        """What follows belongs to ``segment``."""
         self.log.append(segment)
 
     def assign(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
-        """Say what tensors are for; what has been said before stands."""
+        """Say what tensors are for; what has been said before stays."""
+        # It can become known after their birth (a gradient is one once it is found in ``.grad``),
+        # so the log is sorted into categories at the step's end.
         for block in self._known(tensors):
             if block.category is None:
                 block.category = category
@@ -137,7 +134,6 @@ class Ledger(StorageTracker):
         return held
 
     def release(self, held: Change) -> None:
-        """Count no more what was held."""
         self.log.append(Change(held.block, -held.by))
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -191,32 +187,38 @@ class Ledger(StorageTracker):
         return self._plan(func).collective
 
     def _plan(self, func: Any) -> "_Plan":
-        """What is known of an operator; operators live as long as the process."""
+        """The plan for an operator; operators live as long as the process."""
         plan = self._plans.get(id(func))
         if plan is None:
-            plan = self._plans[id(func)] = _plan_of(func)
+            fsdp = func.namespace == "fsdp"
+            plan = self._plans[id(func)] = _Plan(
+                name=packed_operator(str(func)),
+                run=STAND_INS.get(func, func),
+                collective=kind_of(func),
+                copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,
+                is_cast=func is torch.ops.aten._to_copy.default,
+                buffer_share=_BUFFERS.get(func, 0.0),
+            )
         return plan
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         plan = self._plan(func)
         if plan.buffer_share and not self._over_gloo:
             self.release(self.hold(int(plan.buffer_share * out.nbytes), Category.TEMPORARIES))
-        if plan.is_cast:
-            self._note_cast(args[0], out)
+        # a parameter's copy in the precision that is computed in, as autocast makes it
+        if plan.is_cast and all(
+            block.category == Category.PARAMETERS for block in self._known([args[0]])
+        ):
+            self.assign([out], Category.GATHERED_PARAMETERS)
         if plan.copies is not None:
-            self.assign(_tensors((args, kwargs, out)), plan.copies)
-        kind = plan.collective
-        if kind is None:
+            self.assign(tensors_of((args, kwargs, out)), plan.copies)
+        whole, part = _ROLES.get(plan.collective or "", (None, None))
+        if whole is None or part is None or group_of(args, kwargs) not in self.data_groups:
             return
-        if collectives.group_of(args, kwargs) in self.data_groups:
-            self._note_data_parallel(kind, _tensors((args, kwargs)))
-
-    def _note_data_parallel(self, kind: str, tensors: list[torch.Tensor]) -> None:
-        whole, part = _ROLES.get(kind, (None, None))
-        if whole is not None and part is not None:
-            result, *given = tensors  # c10d: the output comes first
-            self.assign([result], part if kind == "reduce_scatter" else whole)
-            self.assign(given, whole if kind == "reduce_scatter" else part)
+        result, *given = tensors_of((args, kwargs))  # c10d: the output comes first
+        scatters = plan.collective == "reduce_scatter"
+        self.assign([result], part if scatters else whole)
+        self.assign(given, whole if scatters else part)
 
     def _copy_for_gloo(self, whole: torch.Tensor) -> None:
         copy = torch.empty_like(whole)
@@ -224,69 +226,50 @@ class Ledger(StorageTracker):
         for of_copy, of_whole in zip(self._known([copy]), self._known([whole]), strict=True):
             of_copy.category = of_whole.category
 
-    def _note_cast(self, source: torch.Tensor, cast: torch.Tensor) -> None:
-        """A parameter's copy in the precision that is computed in, as autocast makes it."""
-        if all(block.category == Category.PARAMETERS for block in self._known([source])):
-            self.assign([cast], Category.GATHERED_PARAMETERS)
 
-
+# FSDP2's own operators, which copy parameters out of and gradients into flat buffers.
 _FSDP_COPIES: Mapping[str, Category] = {
     "all_gather_copy_in": Category.GATHERED_PARAMETERS,
     "split_with_sizes_copy": Category.GATHERED_PARAMETERS,
     "chunk_cat": Category.GRADIENTS_UNSHARDED,
 }
-"""FSDP2's own operators, which copy parameters out of and gradients into flat buffers."""
 
 _DEVICE: Any = torch.ops.prim.device.default
 
 
 class _Plan(NamedTuple):
-    """What the ledger does with an operator."""
-
     name: bytes
     """Its name, as progress is told it."""
     run: Any
     """The operator, or its stand-in."""
     collective: str | None
-    """Which one it is."""
+    """The collective that it is."""
     copies: Category | None
-    """What FSDP2 copies with it."""
+    """The purpose of tensors that FSDP2 copies with it."""
     is_cast: bool
-    """Whether its result may be a parameter in another precision."""
+    """True if its result may be a parameter in another precision."""
     buffer_share: float
     """Bytes that CUDA's kernel takes until it returns, for each byte of its result."""
 
 
-def _plan_of(func: Any) -> _Plan:
-    fsdp = func.namespace == "fsdp"
-    return _Plan(
-        name=packed_operator(str(func)),
-        run=STAND_INS.get(func, func),
-        collective=collectives.kind_of(func),
-        copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,
-        is_cast=func is torch.ops.aten._to_copy.default,
-        buffer_share=_BUFFERS.get(func, 0.0),
-    )
-
-
+# Operators with such a buffer, of scores above all; a dry run sees what operators return.
 _BUFFERS: Mapping[Any, float] = {
     # the product of gradient and result (softmax_backward_cuda_out in SoftMax.cu)
     torch.ops.aten._softmax_backward_data.default: 1.0,
     # which of its fp32 inputs are masked (_safe_softmax in transformers/attention.cpp)
     torch.ops.aten._safe_softmax.default: 0.25,
 }
-"""Operators with such a buffer, of scores above all; a dry run sees what operators return."""
 
 
+# The purpose of the whole and of the part of a collective over data-parallel ranks.
 _ROLES: Mapping[str, tuple[Category, Category]] = {
     "all_gather": (Category.GATHERED_PARAMETERS, Category.GATHERED_PARAMETERS),
     "reduce_scatter": (Category.GRADIENTS_UNSHARDED, Category.GRADIENTS_SHARDED),
 }
-"""What the whole and the part of a collective over data-parallel ranks are."""
 
 
 def category_of(block: Block) -> Category:
-    """What a storage was for, known at its step's end."""
+    """The purpose of a storage, known at its step's end."""
     if block.category is not None:
         return block.category
     if block.phase == LOSS or (block.of_vocabulary and block.phase != "optimizer"):
@@ -296,7 +279,3 @@ def category_of(block: Block) -> Category:
         return Category.ACTIVATIONS if stays else Category.TEMPORARIES
     again = block.phase == "backward" and block.makes_graph
     return Category.ACTIVATIONS if again else Category.TEMPORARIES
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]

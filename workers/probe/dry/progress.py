@@ -1,4 +1,4 @@
-"""What a dry run is at, where the process that forked it can read it whatever becomes of it."""
+"""The phase and operator of a dry run, for the process that forked it to read at any time."""
 
 import mmap
 
@@ -15,8 +15,7 @@ class Progress:
         self._shared = mmap.mmap(-1, _OPERATOR.stop)
 
     def enter(self, phase: str) -> None:
-        """A phase begins; no operator of it has run."""
-        self._shared[:] = _packed(phase, _PHASE) + _packed("", _OPERATOR)
+        self._shared[:] = _packed(phase, _PHASE) + packed_operator("")
 
     def run(self, operator: bytes) -> None:
         """An operator is called, its name as from :func:`packed_operator`."""
@@ -24,13 +23,11 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The phase that was entered last; empty before the first."""
-        return _unpacked(self._shared[_PHASE])
+        return self._shared[_PHASE].rstrip(b"\0").decode("utf-8", "replace")
 
     @property
     def operator(self) -> str:
-        """The operator that was called last in this phase; empty if none was."""
-        return _unpacked(self._shared[_OPERATOR])
+        return self._shared[_OPERATOR].rstrip(b"\0").decode("utf-8", "replace")
 
 
 def packed_operator(name: str) -> bytes:
@@ -39,10 +36,5 @@ def packed_operator(name: str) -> bytes:
 
 
 def _packed(text: str, place: slice) -> bytes:
-    """Text in as many bytes as a place has."""
     width: int = place.stop - place.start
     return text.encode()[:width].ljust(width, b"\0")
-
-
-def _unpacked(found: bytes) -> str:
-    return found.rstrip(b"\0").decode("utf-8", "replace")

@@ -1,20 +1,40 @@
-"""One line of input: a spec, micro-batch sizes and accumulation counts."""
+"""One line of input: a spec, micro-batch sizes and accumulation counts, and the rules for them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from workers.probe.dry.rules import RefusedError, check
 from workers.probe.spec import Spec, parse_spec
 
+# A line has two points.
 MOST_SIZES = 2
-"""A line has two points."""
+# Values of the fields that name one; each field's own name is its rule's.
+ALLOWED = {
+    "settings.sharding": ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"),
+    "optimizer": ("adamw", "adamw_8bit", "sgd"),
+    "precision": ("bf16", "bf16_mixed", "fp32"),
+    "reduce_dtype": ("bf16", "fp32"),
+    "settings.activation_checkpointing": ("none", "full"),
+    "device": ("cpu", "cuda"),
+}
+
+
+class RefusedError(ValueError):
+    """A spec breaks a rule.
+
+    Args:
+        rule: its name.
+        message: the fault.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        self.rule = rule
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a dry run is asked for."""
+    """The order for a dry run."""
 
     spec: Spec
     """Its micro-batch size and accumulation counts are of no meaning here."""
@@ -24,7 +44,6 @@ class Request:
     """Micro-batches in one optimizer step, each tracked by a step of its own."""
 
     def at(self, micro_batch_size: int, count: int) -> Spec:
-        """The spec of one tracked step."""
         knobs = replace(
             self.spec.settings,
             micro_batch_size=micro_batch_size,
@@ -33,54 +52,92 @@ class Request:
         return replace(self.spec, settings=knobs, accumulation_counts=[count])
 
 
-def parse_request(line: str) -> tuple[str, Request]:
-    """The id and the request of a line.
+def parse_request(line: str) -> Request:
+    """The request of a line.
 
     Raises:
-        RefusedError: the spec breaks a rule.
+        RefusedError: the program cannot run the spec, or a dry run would get it wrong.
         ValueError, TypeError: not JSON, or not what a request is made of.
     """
     values = json.loads(line)
-    name, sizes, counts = _wanted(values)
+    expected = {"id", "spec", "micro_batch_sizes", "accumulation_counts"}
+    if not isinstance(values, dict) or set(values) - {"class"} != expected:
+        raise ValueError(f"a request has the fields {sorted(expected)}")
+    if not isinstance(values["spec"], dict):
+        raise ValueError("spec: must be an object")
+    numbers: dict[str, tuple[int, ...]] = {}
+    for field in ("micro_batch_sizes", "accumulation_counts"):
+        given = values[field]
+        good = isinstance(given, list) and given and all(type(x) is int and x >= 1 for x in given)
+        if not good or len(set(given)) != len(given):
+            raise RefusedError(field, f"{field}: must be distinct integers of 1 or more")
+        if field == "micro_batch_sizes" and len(given) > MOST_SIZES:
+            raise RefusedError(field, f"{field}: at most two")
+        numbers[field] = tuple(sorted(given))
+    counts = numbers["accumulation_counts"]
     spec = parse_spec({**values["spec"], "accumulation_counts": list(counts)})
-    request = Request(spec=spec, micro_batch_sizes=sizes, accumulation_counts=counts)
-    check(request.at(sizes[0], counts[0]))
-    return name, request
+    request = Request(spec=spec, **numbers)
+    for rule, complaint in broken_rules(request.at(request.micro_batch_sizes[0], counts[0])):
+        raise RefusedError(rule, complaint)
+    return request
 
 
-def id_of(line: str) -> str:
-    """The id of a line, also of one that is wrong; empty where there is none."""
-    return _word(line, "id")
+def id_and_class(line: str) -> tuple[str, str]:
+    """The id of a line, empty where there is none, and the class that its dry run shares limits in.
 
-
-def class_of(line: str) -> str:
-    """What the dry runs of one class have in common; the id where a line names no class."""
-    return _word(line, "class") or _word(line, "id")
-
-
-def _word(line: str, field: str) -> str:
+    Also of a line that is wrong. The id stands for the class where a line names none.
+    """
     try:
         values = json.loads(line)
     except ValueError:
-        return ""
-    return str(values.get(field, "")) if isinstance(values, dict) else ""
+        return "", ""
+    if not isinstance(values, dict):
+        return "", ""
+    name = str(values.get("id", ""))
+    return name, str(values.get("class", "")) or name
 
 
-def _wanted(values: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    fields = {"id", "spec", "micro_batch_sizes", "accumulation_counts"}
-    if not isinstance(values, dict) or set(values) - {"class"} != fields:
-        raise ValueError(f"a request has the fields {sorted(fields)}")
-    if not isinstance(values["spec"], dict):
-        raise ValueError("spec: must be an object")
-    sizes = _counts(values, "micro_batch_sizes")
-    if len(sizes) > MOST_SIZES:
-        raise RefusedError("micro_batch_sizes", "micro_batch_sizes: at most two")
-    return str(values["id"]), sizes, _counts(values, "accumulation_counts")
-
-
-def _counts(values: Mapping[str, Any], field: str) -> tuple[int, ...]:
-    found = values[field]
-    good = isinstance(found, list) and found and all(type(x) is int and x >= 1 for x in found)
-    if not good or len(set(found)) != len(found):
-        raise RefusedError(field, f"{field}: must be distinct integers of 1 or more")
-    return tuple(sorted(found))
+def broken_rules(spec: Spec) -> Iterator[tuple[str, str]]:
+    """The name of each rule that a spec breaks, and what breaks it, the first first."""
+    knobs = spec.settings
+    for field, allowed in ALLOWED.items():
+        name = field.rpartition(".")[2]
+        got = getattr(knobs if field.startswith("settings.") else spec, name)
+        if got not in allowed:
+            yield name, f"{field} is {got!r}; allowed: {', '.join(allowed)}"
+    sizes = {
+        "world_size": spec.world_size,
+        "gpus_per_node": spec.gpus_per_node,
+        "sequence_length": spec.sequence_length,
+        "settings.micro_batch_size": knobs.micro_batch_size,
+        "settings.tp_size": knobs.tp_size,
+        "accumulation_counts": min(spec.accumulation_counts),
+    }
+    if wrong := [f"{name} is {size}" for name, size in sizes.items() if size < 1]:
+        yield "sizes", ", ".join(wrong) + ": must be 1 or more"
+    if spec.world_size % knobs.tp_size:
+        yield (
+            "tp_size_divides_world_size",
+            f"tp_size {knobs.tp_size} does not divide {spec.world_size} ranks",
+        )
+    if knobs.sharding == "ddp" and knobs.tp_size > 1 and spec.data_parallel_size > 1:
+        yield (
+            "ddp_with_tensor_parallel",
+            "ddp and tensor parallelism are not run together; shard the replicas instead",
+        )
+    if knobs.sharding == "hybrid_shard":
+        rule = "hybrid_shard_within_nodes"
+        if spec.world_size % spec.gpus_per_node or spec.gpus_per_node % knobs.tp_size:
+            yield (
+                rule,
+                f"hybrid_shard shards within nodes: {spec.gpus_per_node} ranks of a node must"
+                f" divide {spec.world_size} and be divided by tp_size {knobs.tp_size}",
+            )
+        elif spec.shard_size == 1:
+            yield rule, "hybrid_shard needs several data-parallel ranks in a node, to shard over"
+    if knobs.cpu_offload and spec.device != "cpu":
+        yield (
+            "cpu_offload",
+            "cpu_offload on cuda: fake tensors are all on one device, so what lives in host memory"
+            " cannot be told apart",
+        )

@@ -1,38 +1,88 @@
 """One dry run: build the stack once, warm up, then one tracked step per count and size."""
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
-from workers.probe import mesh as meshes
-from workers.probe.data import micro_batches
-from workers.probe.dry.ddp import Casts
-from workers.probe.dry.device import FakeDevice
-from workers.probe.dry.kernels import kernels_of
-from workers.probe.dry.ledger import Category, Segment
-from workers.probe.dry.masks import unpacked_sequences
-from workers.probe.dry.parts import AFTER, BEFORE, follow, follow_loss
+from workers.probe.dry.data_parallel import DdpBuckets, unsharded_gradients
+from workers.probe.dry.ledger import LOSS, Category, Ledger, Segment
 from workers.probe.dry.progress import Progress
-from workers.probe.dry.ranges import without_ranges
 from workers.probe.dry.request import Request
-from workers.probe.dry.trace import Step, trace_of
-from workers.probe.dry.turning_points import turning_points
-from workers.probe.dry.units import unsharded_gradients
+from workers.probe.dry.substitutes import substituted
+from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
+from workers.probe.model import micro_batches
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
 from workers.probe.step import optimizer_step
 from workers.probe.tracker import INSTRUMENT, Phase
 
-FIRST_PART = {"forward": BEFORE, "loss": AFTER, "backward": AFTER, "optimizer": AFTER}
-"""The part of the model that each phase begins in."""
+# The part of the model that each phase begins in.
+FIRST_PART = {"forward": BEFORE, LOSS: AFTER, "backward": AFTER, "optimizer": AFTER}
+
+
+class _FakeMode(FakeTensorMode):
+    """Without the guard against being compiled, which costs more than many an operator."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        return self.dispatch(func, types, args, kwargs or {})
+
+
+class FakeDevice:
+    """A place for fake tensors, counted as the allocator of a device of ``kind`` would.
+
+    What differs between kinds and is followed here: on CUDA optimizers work on all parameters at
+    once (``foreach``) and keep their step counts on the host; attention is computed operator by
+    operator where the device has no fused kernel for it; on a CPU gloo copies what it scatters.
+    What is not: a fused kernel of attention is CPU's on CUDA too. It keeps for backward what flash
+    attention, cuDNN's kernel and the efficient one keep (q, k, v, a mask, the output, and one
+    float32 per head and token), and what their backward takes beside it is not counted, cuDNN's
+    above all, which is not known; autocast of forward without FSDP follows CPU's list of operators;
+    cuBLAS's workspace is not counted.
+
+    Args:
+        phase: kept current by the step.
+        kind: cpu or cuda.
+        progress: told each operator.
+    """
+
+    is_fake = True
+
+    def __init__(self, phase: Phase, kind: str, progress: Progress) -> None:
+        # CPU's for both kinds: autograd of a build of torch without CUDA aborts the process on
+        # fake CUDA tensors
+        self.torch_device = torch.device("cpu")
+        self.foreach: bool | None = True if kind == "cuda" else None
+        self.tracker = Ledger(phase, progress, over_gloo=kind == "cpu")
+        self._mode = _FakeMode(allow_non_fake_inputs=True)
+
+    def memory(self) -> AbstractContextManager[object]:
+        """Under this, new tensors have shapes and no values."""
+        mode: AbstractContextManager[object] = self._mode
+        return mode
 
 
 class DryRun:
     """A dry run of one request, in a process group that is fake already.
 
     Args:
-        request: what to run.
+        request: its order.
         progress: told each phase and operator.
     """
 
@@ -41,100 +91,128 @@ class DryRun:
         self.phase = Phase()
         self.device = FakeDevice(self.phase, request.spec.device, progress)
         self._progress = progress
-        self._sharded = request.spec.is_sharded
         self._stack: Stack
-        self._casts: Casts
+        self._buckets: DdpBuckets
 
     def run(self) -> dict[str, Any]:
         """Build the stack, run its steps, and return the trace as JSON's values.
 
-        The first step is untracked: after it the optimizer's state is there.
-
         Raises whatever the stack raises.
         """
         started = time.perf_counter()
-        request, ledger = self.request, self.device.tracker
+        request, ledger, spec = self.request, self.device.tracker, self.request.spec
         sizes, counts = request.micro_batch_sizes, request.accumulation_counts
         self._enter("build")
-        self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
-        kernels = kernels_of(request.spec.device, request.spec.attention_backends)
-        with unpacked_sequences(), without_ranges(), kernels, self.device.memory(), ledger:
-            model = self._stack.model
+        stack = self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
+        substitutes = substituted(spec.device, spec.attention_backends)
+        with substitutes, self.device.memory(), ledger:
+            model: Any = stack.model
             self._own([*model.parameters(), *model.buffers()], Category.PARAMETERS)
-            self._name_things()
-            self._casts = Casts(self._stack, ledger)
+            # what the ledger cannot see: the vocabulary, groups, and the model's parts
+            vocabulary = int(spec.model["vocab_size"])
+            ledger.vocabulary = frozenset({vocabulary, -(-vocabulary // spec.settings.tp_size)})
+            axes = stack.axis_names()
+            ledger.data_groups = frozenset(g for g, axis in axes.items() if axis.startswith("dp"))
+            follow(stack.decoder_layers(), self.phase, self._enter_part)
+            model.get_output_embeddings().register_forward_pre_hook(self._start_loss, prepend=True)
+            self._buckets = DdpBuckets(stack, ledger)
+            # untracked: after it the optimizer's state is there
             self._step(request.at(sizes[0], counts[0]))
             steps = [
-                Step(count, [self._step(request.at(size, count)) for size in sizes])
+                TrackedSteps(count, [self._step(request.at(size, count)) for size in sizes])
                 for count in counts
             ]
-        trace = trace_of(request, self._stack, steps)
+        trace = trace_of(request, stack, self._buckets, steps)
         trace["seconds"] = time.perf_counter() - started
         return trace
 
-    def _name_things(self) -> None:
-        """Tell the ledger what it cannot see: the vocabulary, groups, and the model's parts."""
-        spec, ledger, model = self.request.spec, self.device.tracker, self._stack.model
-        vocabulary = int(spec.model["vocab_size"])
-        ledger.vocabulary = frozenset({vocabulary, -(-vocabulary // spec.settings.tp_size)})
-        axes = meshes.axis_names(self._stack.mesh)
-        ledger.data_groups = frozenset(g for g, axis in axes.items() if axis.startswith("dp"))
-        head: Any = model.get_output_embeddings()  # type: ignore[operator]
-        follow(self._stack.decoder_layers(), self.phase, self._enter_part)
-        follow_loss(head, self.phase, self._enter)
-
-    def _step(self, spec: Spec) -> Any:
+    def _step(self, spec: Spec) -> Tracked:
         """One optimizer step: its turning points by segment, and its collectives."""
         ledger, stack = self.device.tracker, self._stack
         count = spec.accumulation_counts[0]
         stack.set_accumulation(count)
-        batches = self._batches(spec)
+        self._enter(INSTRUMENT)
+        batches = micro_batches(spec, step=0, count=count, data_rank=0)
+        for batch in batches:
+            ledger.add(batch)
         self.phase.micro_batch = 0
         ledger.start_log()
         optimizer_step(stack, batches, self._enter)
-        self._own_state()
+        state = stack.state_tensors()
+        if self.request.spec.device == "cuda":
+            # torch's optimizers keep their step counts, scalars, in host memory there
+            ledger.drop(t for t in state if t.dim() == 0)
+            state = [t for t in state if t.dim() > 0]
+        self._own(state, Category.OPTIMIZER_STATE)
         return turning_points(ledger.log), list(ledger.calls)
-
-    def _batches(self, spec: Spec) -> list[torch.Tensor]:
-        self._enter(INSTRUMENT)
-        batches = micro_batches(spec, step=0, count=spec.accumulation_counts[0], data_rank=0)
-        for batch in batches:
-            self.device.tracker.add(batch)
-        return batches
 
     def _enter(self, name: str) -> None:
         if name == "optimizer":  # all of backward's gradients are there, and none is freed yet
-            self._casts.end()
-            self._assign_gradients()
+            self._buckets.end_backward()
+            ledger, model = self.device.tracker, self._stack.model
+            own = Category.GRADIENTS_UNSHARDED
+            if self.request.spec.is_sharded:
+                ledger.assign(unsharded_gradients(model), own)
+                own = Category.GRADIENTS_SHARDED
+            ledger.assign([p.grad for p in model.parameters() if p.grad is not None], own)
         if name == "backward":
-            self._casts.start()
+            self._buckets.start_backward()
         self.phase.name = name
         self._progress.enter(name)
         self.phase.micro_batch += name == "forward"
         if name in FIRST_PART:
             self._enter_part(FIRST_PART[name])
 
+    def _start_loss(self, *_: Any) -> None:
+        if self.phase.name == "forward":  # not where backward runs forward again
+            self._enter(LOSS)
+
     def _enter_part(self, part: str) -> None:
         segment = Segment(self.phase.micro_batch - 1, self.phase.name, part)
         self.device.tracker.mark(segment)
-
-    def _assign_gradients(self) -> None:
-        ledger, model = self.device.tracker, self._stack.model
-        held = Category.GRADIENTS_UNSHARDED
-        if self._sharded:
-            held = Category.GRADIENTS_SHARDED
-            ledger.assign(unsharded_gradients(model), Category.GRADIENTS_UNSHARDED)
-        ledger.assign([p.grad for p in model.parameters() if p.grad is not None], held)
 
     def _own(self, tensors: list[torch.Tensor], category: Category) -> None:
         for tensor in tensors:
             self.device.tracker.add(tensor)
         self.device.tracker.assign(tensors, category)
 
-    def _own_state(self) -> None:
-        """On CUDA torch's optimizers keep their step counts, scalars, in host memory."""
-        state = self._stack.state_tensors()
-        if self.request.spec.device == "cuda":
-            self.device.tracker.drop(t for t in state if t.dim() == 0)
-            state = [t for t in state if t.dim() > 0]
-        self._own(state, Category.OPTIMIZER_STATE)
+
+def follow(layers: list[nn.Module], phase: Phase, enter: Callable[[str], None]) -> None:
+    """Tells, by hooks that leave the graph as it is, when another part of the model computes.
+
+    Forward goes through before, ``layer 0`` and so on, after; backward the other way. A
+    layer's backward begins when the gradient of its output is there.
+
+    Args:
+        layers: decoder layers, in order.
+        phase: kept current by the step.
+        enter: told the name of the part that begins.
+    """
+
+    def on_gradient(tree: Any, name: str) -> None:
+        # of the first tensor that gets one
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda _: enter(name))
+                return
+
+    # each passes over the forward that backward runs again
+    def starts(*_: Any, name: str) -> None:
+        if phase.name == "forward":
+            enter(name)
+
+    def ends(_: nn.Module, __: Any, output: Any, *, name: str, last: bool) -> None:
+        if phase.name == "forward":
+            if last:
+                enter(AFTER)
+            on_gradient(output, name)
+
+    def embedded(_: nn.Module, args: Any, kwargs: Any) -> None:
+        if phase.name == "forward":
+            on_gradient((args, kwargs.get("hidden_states")), BEFORE)
+
+    for index, layer in enumerate(layers):
+        name, last = f"layer {index}", layer is layers[-1]
+        layer.register_forward_pre_hook(partial(starts, name=name), prepend=True, with_kwargs=True)
+        layer.register_forward_hook(partial(ends, name=name, last=last))
+    layers[0].register_forward_pre_hook(embedded, prepend=True, with_kwargs=True)

@@ -5,9 +5,9 @@ starts in milliseconds, its process group and accelerate's state are its own, an
 crash in C++ nor a run that does not end takes the others down. Where nobody is left to hear
 an answer, all of them are ended. POSIX only.
 
-The dry runs of one class of settings share a limit of CPU time, which is the same on a busy
-machine, and one of wall time. Where a machine is so busy that the latter comes first, the answer
-says so: it is no word on the settings. Both answers name what the dry run was at.
+The dry runs of one class share a limit of CPU time, which is the same on a busy machine, and one of
+wall time. Where a machine is so busy that the latter comes first, the answer says so: it is no word
+on the configuration. Both answers name the operator that the dry run was at.
 """
 
 import itertools
@@ -28,16 +28,16 @@ from typing import Any
 
 from workers.probe.dry.answer import answer, error_values
 from workers.probe.dry.progress import Progress
-from workers.probe.dry.request import class_of, id_of
+from workers.probe.dry.request import id_and_class
 
+# Exit code of a dry run whose server is gone.
 ORPHANED = 111
-"""Exit code of a dry run whose server is gone."""
+# Seconds between looks for who hears the answers.
 LOOK_S = 1.0
-"""Seconds between looks for who hears the answers."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Clock:
+class _ClassTime:
     """The time of the dry runs of one class, from the start of the first."""
 
     deadline: float
@@ -47,9 +47,7 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A line that waits."""
-
+class _RequestLine:
     line: str
     id: str
     of: str
@@ -58,18 +56,11 @@ class _Asked:
 
 @dataclass(slots=True, kw_only=True)
 class _Child:
-    """A dry run under way."""
-
-    asked: _Asked
-    clock: _Clock
+    request: _RequestLine
+    time: _ClassTime
     process: ForkProcess
     answers: Connection
     progress: Progress
-
-    @property
-    def is_late(self) -> bool:
-        """Whether its class has no time left."""
-        return time.monotonic() >= self.clock.deadline
 
 
 class Server:
@@ -78,7 +69,7 @@ class Server:
     Args:
         source: file descriptor of the requests, a line each.
         write: told each answer, a line of JSON without its end.
-        is_heard: whether anybody still wants answers.
+        is_heard: tells whether anybody still reads answers.
         limit_s: seconds of CPU time for the dry runs of a class: each may take what those that
             ended before it have left. So where processors are free a class has ended after as
             many seconds, however many dry runs are made at the same time.
@@ -103,9 +94,9 @@ class Server:
         self._source, self._write, self._is_heard = source, write, is_heard
         self._limit_s, self._wall_s, self._jobs = limit_s, wall_s, jobs
         self._since = since
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_RequestLine] = deque()
         self._running: list[_Child] = []
-        self._clocks: dict[str, _Clock] = {}
+        self._times: dict[str, _ClassTime] = {}
         self._numbers = itertools.count()
         self._unread = b""
         self._ended = False
@@ -121,10 +112,15 @@ class Server:
                 self._wait()
                 if not self._is_heard():
                     raise BrokenPipeError("nobody hears the answers")
-                for child in [c for c in self._running if c.answers.poll() or c.is_late]:
-                    self._tell(child.asked.id, self._outcome(child))
-                    self._running.remove(child)
-                self._forget_clocks()
+                now = time.monotonic()
+                for child in list(self._running):
+                    if child.answers.poll() or now >= child.time.deadline:
+                        self._tell(child.request.id, self._outcome(child))
+                        self._running.remove(child)
+                # a class that is asked for again has all its time again
+                under_way = {x.request.of for x in self._running} | {x.of for x in self._waiting}
+                for of in self._times.keys() - under_way:
+                    del self._times[of]
                 while self._waiting and len(self._running) < self._jobs:
                     self._start(self._waiting.popleft())
                 if self._running:
@@ -134,82 +130,71 @@ class Server:
                 child.process.kill()
 
     def _wait(self) -> None:
-        """Until a request came, a dry run answered, died or is late, or it is time to look."""
-        ends = (child.clock.deadline for child in self._running)
+        """Wait until a request came, a dry run answered, died or is late, or for a look."""
+        ends = (child.time.deadline for child in self._running)
         left = min(ends, default=float("inf")) - time.monotonic()
         watched: list[Any] = [c.answers for c in self._running]
         if not self._ended:
             watched.append(self._source)
         timeout = min(LOOK_S, max(0.0, left))
-        if self._source in multiprocessing.connection.wait(watched, timeout):
-            self._read()
-
-    def _read(self) -> None:
+        if self._source not in multiprocessing.connection.wait(watched, timeout):
+            return
         found = os.read(self._source, 2**16)
         self._ended = not found
         *lines, self._unread = (self._unread + found).split(b"\n")
         if self._ended:
             lines.append(self._unread)
-        decoded = (line.decode("utf-8", "replace") for line in lines)
-        self._waiting.extend(self._asked(line) for line in decoded if line.strip())
+        for line in (line.decode("utf-8", "replace") for line in lines):
+            if line.strip():
+                name, of = id_and_class(line)
+                # one that names neither is a class of its own
+                of = of or f"line {next(self._numbers)}"
+                self._waiting.append(_RequestLine(line=line, id=name, of=of))
 
-    def _asked(self, line: str) -> _Asked:
-        """A line that names no class is one of its own."""
-        of = class_of(line) or f"line {next(self._numbers)}"
-        return _Asked(line=line, id=id_of(line), of=of)
-
-    def _forget_clocks(self) -> None:
-        """A class that is asked for again has all its time again."""
-        under_way = {child.asked.of for child in self._running} | {x.of for x in self._waiting}
-        for of in self._clocks.keys() - under_way:
-            del self._clocks[of]
-
-    def _start(self, asked: _Asked) -> None:
-        """Start a dry run, unless its class has no time left."""
+    def _start(self, request: _RequestLine) -> None:
         began = time.monotonic() if self._since is None else self._since
-        new = _Clock(deadline=began + self._wall_s)
-        clock = self._clocks.setdefault(asked.of, new)
-        left_s, progress = self._limit_s - clock.cpu_s, Progress()
-        if left_s <= 0 or time.monotonic() >= clock.deadline:
-            self._tell(asked.id, self._too_long(clock, progress))
+        new = _ClassTime(deadline=began + self._wall_s)
+        of_class = self._times.setdefault(request.of, new)
+        left_s, progress = self._limit_s - of_class.cpu_s, Progress()
+        if left_s <= 0 or time.monotonic() >= of_class.deadline:
+            self._tell(request.id, self._too_long(of_class, progress))
             return
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
             target=_answer_through,
-            args=(asked.line, sender, os.getpid(), left_s, progress),
+            args=(request.line, sender, os.getpid(), left_s, progress),
             daemon=True,
         )
         process.start()
-        sender.close()
-        child = _Child(
-            asked=asked, clock=clock, process=process, answers=receiver, progress=progress
+        sender.close()  # so that a child's death is seen as the pipe's end
+        self._running.append(
+            _Child(
+                request=request, time=of_class, process=process, answers=receiver, progress=progress
+            )
         )
-        self._running.append(child)
 
     def _outcome(self, child: _Child) -> dict[str, Any]:
-        """The child's answer, or what its silence means."""
-        spoke, clock = child.answers.poll(), child.clock
         try:
-            if spoke:
+            if child.answers.poll():
                 cpu_s, found = json.loads(child.answers.recv_bytes())
-                clock.cpu_s += cpu_s
+                child.time.cpu_s += cpu_s
                 return dict(found)
         except EOFError:  # it died without a word
             child.process.join()
             if child.process.exitcode != -signal.SIGPROF:
                 at, message = child.progress, f"ended with exit code {child.process.exitcode}"
                 return error_values("Crashed", message, operator=at.operator, phase=at.phase)
-            clock.cpu_s = self._limit_s
+            child.time.cpu_s = self._limit_s
         finally:
             child.process.kill()
             child.process.join()
             child.answers.close()
-        return self._too_long(clock, child.progress)
+        return self._too_long(child.time, child.progress)
 
-    def _too_long(self, clock: _Clock, at: Progress) -> dict[str, Any]:
-        """What is said of a class that has no CPU time left, or else no wall time."""
-        limit_s = self._limit_s if clock.cpu_s >= self._limit_s else 0.0
+    def _too_long(self, of_class: _ClassTime, at: Progress) -> dict[str, Any]:
+        """The error of a class that has no CPU time left, or else no wall time."""
+        limit_s = self._limit_s if of_class.cpu_s >= self._limit_s else 0.0
         message = f"dry runs of this class take more than {limit_s:g} s of CPU time"
         if not limit_s:
             message = f"not done in {self._wall_s:g} s on this machine, which may be busy"
@@ -226,15 +211,14 @@ def _answer_through(
     """Answer with the CPU time that it took; at the limit this process ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # also ends a call that never returns
     signal.setitimer(signal.ITIMER_PROF, limit_s)
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+
+    def end_with_server() -> None:
+        while os.getppid() == server:
+            time.sleep(LOOK_S)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=end_with_server, daemon=True).start()
     warnings.simplefilter("ignore")  # of other libraries: none of them is an error here
     started = time.process_time()
     found = answer(line, progress)
     answers.send_bytes(json.dumps([time.process_time() - started, found]).encode())
-
-
-def _end_with(server: int) -> None:
-    """End this process when its server is gone."""
-    while os.getppid() == server:
-        time.sleep(LOOK_S)
-    os._exit(ORPHANED)

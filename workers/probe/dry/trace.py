@@ -1,51 +1,66 @@
-"""What a dry run found, as JSON's values.
+"""From a ledger's log to a trace: the moments at which memory could be highest, as JSON's values.
 
 A trace's ``lines`` hold bytes at each of its micro-batch sizes, of rank 0, each storage
-rounded as the allocator rounds it. Within a decoder layer all moments hold the same of the other
-layers, so that the highest are so at every depth. Elsewhere (the optimizer above all) they grow
-with depth at rates of their own, so all are told.
+rounded as the allocator rounds it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-from workers.probe import mesh as meshes
-from workers.probe.dry.ddp import DDP_NOTE, ddp_calls, held_bytes
-from workers.probe.dry.envelope import Line, lines
-from workers.probe.dry.ledger import Category, Segment
-from workers.probe.dry.parts import AFTER, BEFORE
+from workers.probe.collectives import Call, overlaps, summarize
+from workers.probe.dry.data_parallel import DDP_NOTE, DdpBuckets, largest_block_bytes
+from workers.probe.dry.ledger import Category, Log, Segment, category_of
 from workers.probe.dry.request import Request
-from workers.probe.dry.turning_points import CATEGORIES, Point
-from workers.probe.dry.units import largest_block_bytes
-from workers.probe.overlap import overlaps
 from workers.probe.record import versions
-from workers.probe.spec import Spec
 from workers.probe.stack import Stack
-from workers.probe.summary import summarize
-from workers.probe.tracker import Call
 
+# Version of a trace's form.
 FORMAT = 2
-"""Version of a trace's form."""
+# The embedding, and the last norm with the output embedding: the parts around the layers.
+BEFORE, AFTER = "before", "after"
+# Moments of a segment that are all kept; where there are more, only their envelope is.
+MOST_LINES = 64
+CATEGORIES = tuple(Category)
 
+# Bytes of each category, in ``CATEGORIES``' order, at one moment.
+Point = tuple[int, ...]
+# One moment at each micro-batch size.
+Line = tuple[Point, ...]
+# One step's turning points by segment, and its collectives in their order.
 Tracked = tuple[Mapping[Segment, Sequence[Point]], Sequence[Call]]
-"""One step's turning points by segment, and its collectives in their order."""
 
 
-class Step(NamedTuple):
-    """The tracked steps of one accumulation count."""
-
+class TrackedSteps(NamedTuple):
     accumulation: int
     """Micro-batches in the optimizer step."""
     at_sizes: Sequence[Tracked]
     """A step at each micro-batch size."""
 
 
-def trace_of(request: Request, stack: Stack, steps: Sequence[Step]) -> dict[str, Any]:
+def trace_of(
+    request: Request, stack: Stack, buckets: DdpBuckets, steps: Sequence[TrackedSteps]
+) -> dict[str, Any]:
     """The trace, all but its ``seconds``."""
     spec = request.spec
-    buckets = held_bytes(stack)
-    notes = _notes(spec, has_buckets=buckets > 0)
-    found = [_step_values(request, stack, step, buckets, notes) for step in steps]
+    notes = [DDP_NOTE] if buckets.bytes else []
+    if spec.optimizer == "adamw_8bit":
+        notes.append("temporaries: torchao's compiled step is not run; what it makes is counted")
+    if spec.device == "cuda":
+        notes.append("cuda: followed on fake CPU tensors with foreach optimizers")
+    axes, found = stack.axis_names(), []
+    for step in steps:
+        rows = []
+        for size, (_, calls) in zip(request.micro_batch_sizes, step.at_sizes, strict=True):
+            everything = [*calls, *buckets.calls(request.at(size, step.accumulation))]
+            rows.append(summarize(everything, axes, overlaps(everything, axes)))
+        found.append(
+            {
+                "accumulation": step.accumulation,
+                "segments": _segments(request, step, buckets.bytes, notes),
+                "collectives": joined(rows, notes),
+            }
+        )
     return {
         "format": FORMAT,
         "device": spec.device,
@@ -58,48 +73,116 @@ def trace_of(request: Request, stack: Stack, steps: Sequence[Step]) -> dict[str,
     }
 
 
-def _step_values(
-    request: Request, stack: Stack, step: Step, buckets: int, notes: list[str]
-) -> dict[str, Any]:
+def _segments(
+    request: Request, step: TrackedSteps, buckets: int, notes: list[str]
+) -> list[dict[str, Any]]:
+    """The lines of each segment; ``buckets`` bytes are in all of them."""
     points = [segments for segments, _ in step.at_sizes]
     values = []
     for segment in points[0]:
         of_sizes = [of_size.get(segment, ()) for of_size in points]
+        # Within a decoder layer all moments hold the same of the other layers, so that the highest
+        # are so at every depth. Elsewhere (the optimizer above all) they grow with depth at rates
+        # of their own, so all are told.
         apart = segment.part in (BEFORE, AFTER)
         found, matched = lines(of_sizes, request.micro_batch_sizes, keeps_all=apart)
         if not matched:
             name = f"micro-batch {segment.micro_batch}, {segment.phase}, {segment.part}"
             notes.append(f"{name}: moments differ between micro-batch sizes: peaks alone are kept")
-        values.append({**segment._asdict(), "lines": [_line(line, buckets) for line in found]})
-    return {
-        "accumulation": step.accumulation,
-        "segments": values,
-        "collectives": _collectives(request, stack, step, notes),
-    }
+        rows = []
+        for line in found:
+            categories = {
+                str(category): [point[i] for point in line]
+                for i, category in enumerate(CATEGORIES)
+                if any(point[i] for point in line)
+            }
+            if buckets:
+                casts = categories.get(str(Category.DDP_BUCKETS), [0] * len(line))
+                categories[str(Category.DDP_BUCKETS)] = [buckets + cast for cast in casts]
+            rows.append(
+                {"bytes": [sum(point) + buckets for point in line], "categories": categories}
+            )
+        values.append({**segment._asdict(), "lines": rows})
+    return values
 
 
-def _line(line: Line, buckets: int) -> dict[str, Any]:
-    categories = {
-        str(category): [point[i] for point in line]
-        for i, category in enumerate(CATEGORIES)
-        if any(point[i] for point in line)
-    }
-    if buckets:
-        casts = categories.get(str(Category.DDP_BUCKETS), [0] * len(line))
-        categories[str(Category.DDP_BUCKETS)] = [buckets + cast for cast in casts]
-    return {"bytes": [sum(point) + buckets for point in line], "categories": categories}
+def turning_points(log: Log) -> dict[Segment, list[Point]]:
+    """The moments before memory falls, by segment, in the step's order.
+
+    A moment is kept where a change upwards is followed by one downwards, and at a segment's
+    start and end, so that a segment's highest point is always among its own. Which changes
+    go up does not depend on the micro-batch size, so nor does the number of points.
+
+    Args:
+        log: changes before the first segment say what is there at its start.
+    """
+    index = {category: i for i, category in enumerate(CATEGORIES)}
+    level = [0] * len(CATEGORIES)
+    points: dict[Segment, list[Point]] = {}
+    here: list[Point] | None = None
+    at_top = True
+    for entry in log:
+        if isinstance(entry, Segment):
+            if here is not None and at_top:
+                here.append(tuple(level))
+            here, at_top = points.setdefault(entry, []), True
+            continue
+        if entry.by < 0 and at_top and here is not None:
+            here.append(tuple(level))
+        at_top = entry.by > 0
+        level[index[category_of(entry.block)]] += entry.by
+    if here is not None and at_top:
+        here.append(tuple(level))
+    return points
 
 
-def _collectives(
-    request: Request, stack: Stack, step: Step, notes: list[str]
-) -> list[dict[str, Any]]:
-    """Collectives with their bytes at each size."""
-    sizes = request.micro_batch_sizes
-    specs = [request.at(size, step.accumulation) for size in sizes]
-    at_sizes = [
-        _summary(spec, stack, calls) for spec, (_, calls) in zip(specs, step.at_sizes, strict=True)
-    ]
-    return joined(at_sizes, notes)
+def lines(
+    points: Sequence[Sequence[Point]], sizes: Sequence[int], *, keeps_all: bool = False
+) -> tuple[list[Line], bool]:
+    """The upper envelope of a segment's moments for micro-batches of 1 and more.
+
+    Args:
+        points: for each micro-batch size the segment's turning points.
+        sizes: the micro-batch sizes, one or two, ascending.
+        keeps_all: give all moments, in their order, unless they are very many.
+
+    Returns:
+        The lines, by rising slope, and whether the points of the sizes match one another.
+        Where they do not, there is one line through the peaks.
+    """
+    if len({len(of_size) for of_size in points}) > 1:
+        return [tuple(max(of_size, key=sum) for of_size in points)], False
+    candidates = list(zip(*points, strict=True))
+    if keeps_all and len(candidates) <= MOST_LINES:
+        return candidates, True
+    if len(sizes) == 1:
+        return [max(candidates, key=lambda line: sum(line[0]))], True
+    low, high = sizes
+
+    def slope(line: Line) -> Fraction:
+        return Fraction(sum(line[1]) - sum(line[0]), high - low)
+
+    def at(line: Line, size: Fraction) -> Fraction:
+        return sum(line[0]) + slope(line) * (size - low)
+
+    steepest: dict[Fraction, Line] = {}
+    for line in candidates:  # of one slope only the highest matters
+        known = steepest.get(slope(line))
+        if known is None or sum(known[0]) < sum(line[0]):
+            steepest[slope(line)] = line
+    # walk from size 1 upwards: the highest line there, then each that overtakes first
+    here = Fraction(1)
+    top = max(steepest.values(), key=lambda line: (at(line, here), slope(line)))
+    found = [top]
+    while steeper := [line for s, line in steepest.items() if s > slope(top)]:
+        gap = {
+            id(line): (at(top, here) - at(line, here)) / (slope(line) - slope(top))
+            for line in steeper
+        }
+        top = min(steeper, key=lambda line: (gap[id(line)], -slope(line)))
+        here += gap[id(top)]
+        found.append(top)
+    return found, True
 
 
 def joined(
@@ -121,18 +204,3 @@ def joined(
             notes.append(f"{' '.join(kind)}: {known['count']} calls, by micro-batch size")
         known["count"] = max(known["count"])
     return list(found.values())
-
-
-def _summary(spec: Spec, stack: Stack, calls: Sequence[Call]) -> list[dict[str, Any]]:
-    axes = meshes.axis_names(stack.mesh)
-    everything = [*calls, *ddp_calls(spec, stack)]
-    return summarize(everything, axes, [str(x) for x in overlaps(everything, axes)])
-
-
-def _notes(spec: Spec, *, has_buckets: bool) -> list[str]:
-    notes = [DDP_NOTE] if has_buckets else []
-    if spec.optimizer == "adamw_8bit":
-        notes.append("temporaries: torchao's compiled step is not run; what it makes is counted")
-    if spec.device == "cuda":
-        notes.append("cuda: followed on fake CPU tensors with foreach optimizers")
-    return notes

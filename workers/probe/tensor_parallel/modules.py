@@ -1,29 +1,117 @@
-"""The modules that take the places of a decoder's embedding and linears.
+"""The modules and the loss that take the places of a decoder's own, and their parameters.
 
-Parameters keep their names, so that optimizers and state dicts see the same model.
+All parameters are DTensors on the one tensor-parallel axis, split or replicated, so that FSDP2
+(``fully_shard``, ``replicate``) adds its own axes to each and an optimizer sees one mesh. They keep
+their names, so that optimizers and state dicts see the same model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard
-
-from workers.probe.tensor_parallel.parameters import (
-    distribute,
-    replicated_weight,
-    split_weight,
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
 )
+
 from workers.probe.tensor_parallel.sequence import Axis, GatherLinears, ReduceScatterSequence
 
 
-class VocabParallelEmbedding(nn.Module):
-    """Looks up the tokens of this rank's part of the vocabulary; zeros for all others.
+def distribute(parameter: Tensor, axis: Axis, placement: Placement) -> nn.Parameter:
+    """This rank's part of a parameter that all ranks hold alike; no communication."""
+    part = distribute_tensor(parameter.detach(), axis.mesh, [placement], src_data_rank=None)
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
 
-    The sum over ranks is left to ``shard_sequence`` at the first layer, because Hugging Face
-    builds the causal mask and the positions from the shape that comes out here.
+
+def split_weight(parameter: Tensor) -> Tensor:
+    """The local tensor of a split parameter; its gradient is this rank's part, complete."""
+    # taken from the attribute at each call: FSDP2 puts another parameter there before each forward
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def replicated_weight(parameter: Tensor) -> Tensor:
+    """The local tensor of a parameter that each rank applies to other tokens or heads."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    # Its gradient is this rank's summand, so that the sum over ranks is taken once where gradients
+    # are reduced and not once per micro-batch: FSDP2 takes it before its own reduction, elsewhere
+    # ``reduce_partial_gradients`` does.
+    return parameter.to_local(grad_placements=[Partial()])
+
+
+def reduce_partial_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum the gradients of replicated parameters over the tensor-parallel axis, in place.
+
+    To be called once per optimizer step, after its last backward and before gradients are
+    read. Under FSDP2 it finds nothing left to do: gradients are reduced there by then.
+    One all-reduce for each replicated parameter.
     """
+    for parameter in parameters:
+        grad = parameter.grad
+        if not isinstance(grad, DTensor) or not any(p.is_partial() for p in grad.placements):
+            continue
+        assert grad.device_mesh.ndim == 1, f"partial over more than one axis: {grad.placements}"
+        local = grad.to_local().contiguous()
+        dist.all_reduce(local, group=grad.device_mesh.get_group())
+        parameter.grad = DTensor.from_local(local, grad.device_mesh, [Replicate()], run_check=False)
+
+
+def replicate(module: nn.Module, axis: Axis) -> None:
+    """Replicate all parameters below ``module``, which runs on a part of the work."""
+    for child in module.modules():
+        for name, parameter in list(child.named_parameters(recurse=False)):
+            child.register_parameter(name, distribute(parameter, axis, Replicate()))
+    forward: Any = module.forward
+
+    @wraps(forward)
+    def local_forward(*args: Any, **kwargs: Any) -> Any:
+        # local tensors in the place of parameters, as ``torch.func.functional_call`` puts them
+        replaced = [
+            (child._parameters, name, parameter)
+            for child in module.modules()
+            for name, parameter in child._parameters.items()
+            if parameter is not None
+        ]
+        entries: Any
+        try:
+            for entries, name, parameter in replaced:
+                entries[name] = replicated_weight(parameter)
+            return forward(*args, **kwargs)
+        finally:
+            for entries, name, parameter in replaced:
+                entries[name] = parameter
+
+    set_forward(module, local_forward)
+
+
+def set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Replace the forward of one module, inside of all hooks on it."""
+    module.__dict__["forward"] = forward
+
+
+def first_token(vocab_size: int, axis: Axis) -> int:
+    return min(-(-vocab_size // axis.size) * axis.rank, vocab_size)
+
+
+def shard_sequence(partial: Tensor, axis: Axis) -> Tensor:
+    apply: Any = ReduceScatterSequence.apply
+    shard: Tensor = apply(partial, axis)
+    return shard
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Looks up the tokens of this rank's part of the vocabulary; zeros for all others."""
+
+    # The sum over ranks is left to ``shard_sequence`` at the first layer, because Hugging Face
+    # builds the causal mask and the positions from the shape that comes out here.
 
     def __init__(self, weight: nn.Parameter, padding_idx: int | None, axis: Axis) -> None:
         super().__init__()
@@ -35,32 +123,18 @@ class VocabParallelEmbedding(nn.Module):
         """(batch, sequence) to this rank's summand of (batch, sequence, hidden)."""
         weight = split_weight(self.weight)
         local = tokens - self._first_token
-        elsewhere = (local < 0) | (local >= weight.shape[0])
-        local = local.masked_fill(elsewhere, 0)
-        found = nn.functional.embedding(local, weight, self._local_padding_idx(weight))
-        return found.masked_fill(elsewhere.unsqueeze(-1), 0)
-
-    def _local_padding_idx(self, weight: Tensor) -> int | None:
-        if self._padding_idx is None:
-            return None
-        local = self._padding_idx - self._first_token
-        return local if 0 <= local < weight.shape[0] else None
-
-
-def first_token(vocab_size: int, axis: Axis) -> int:
-    """The first token of this rank's part, split as ``torch.chunk`` splits."""
-    return min(-(-vocab_size // axis.size) * axis.rank, vocab_size)
-
-
-def shard_sequence(partial: Tensor, axis: Axis) -> Tensor:
-    """Sum summands of (batch, sequence, features) over ranks into each rank's sequence part."""
-    apply: Any = ReduceScatterSequence.apply
-    shard: Tensor = apply(partial, axis)
-    return shard
+        of_others = (local < 0) | (local >= weight.shape[0])
+        local = local.masked_fill(of_others, 0)
+        padding_idx = None
+        if self._padding_idx is not None:
+            padding_idx = self._padding_idx - self._first_token
+            padding_idx = padding_idx if 0 <= padding_idx < weight.shape[0] else None
+        found = nn.functional.embedding(local, weight, padding_idx)
+        return found.masked_fill(of_others.unsqueeze(-1), 0)
 
 
 class Projected:
-    """What the linears after one all-gather have computed, passed in the activation's place.
+    """The outputs of the linears after one all-gather, passed in the activation's place.
 
     The model's own code reads ``shape`` and calls its linears; each takes out its result.
     """
@@ -117,22 +191,88 @@ def gather_linears(
     """All-gather (batch, sequence / size, in_features) once and apply all the linears."""
     weights = [split_weight(linear.weight) for linear in linears]
     biases = [None if x.bias is None else split_weight(x.bias) for x in linears]
-    shard, *parameters = _autocast(shard, *weights, *biases)
+    tensors = [shard, *weights, *biases]
+    # Cast as autocast does for a linear, outside the function, so that autograd casts back. What is
+    # gathered, saved and scattered is then in the lower precision too.
+    if torch.is_autocast_enabled(shard.device.type):
+        dtype = torch.get_autocast_dtype(shard.device.type)
+        tensors = [None if t is None else t.to(dtype) for t in tensors]
+    first, *parameters = tensors
     apply: Any = GatherLinears.apply
-    outputs = apply(shard, axis, recompute_allgather, *parameters)
+    outputs = apply(first, axis, recompute_allgather, *parameters)
     batch, length, features = shard.shape
     shape = torch.Size((batch, axis.size * length, features))
     return Projected(shape, dict(zip(linears, outputs, strict=True)))
 
 
-def _autocast(shard: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """Cast as autocast does for a linear, outside the function, so that autograd casts back.
+class VocabParallelCrossEntropy(torch.autograd.Function):
+    """Cross-entropy of each token; two all-reduces of vectors of tokens, none in backward.
 
-    What is gathered, saved and scattered is then in the lower precision too.
+    Megatron-LM's (megatron/core/tensor_parallel/cross_entropy.py): the largest logit and
+    the sum of exponentials are reduced, the whole logits are nowhere.
+
+    Inputs: logits (tokens, vocabulary / size), float32; targets (tokens), counted from the
+    first token of this rank, so that those of other ranks are out of range; the axis.
+    Output: (tokens), of no meaning for targets that are in no rank's range.
     """
-    tensors = (shard, *others)
-    device = shard.device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(None if t is None else t.to(dtype) for t in tensors)
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: Axis) -> Tensor:
+        highest = logits.amax(-1)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=axis.group)
+        shifted = logits - highest.unsqueeze(-1)
+        of_others = (targets < 0) | (targets >= logits.shape[-1])
+        local = targets.masked_fill(of_others, 0).unsqueeze(-1)
+        of_target = shifted.gather(-1, local).squeeze(-1).masked_fill_(of_others, 0)
+        exponentials = shifted.exp_()  # in place: logits are the largest tensors of a step
+        sums = torch.stack((exponentials.sum(-1), of_target))
+        dist.all_reduce(sums, group=axis.group)
+        probabilities = exponentials.div_(sums[0].unsqueeze(-1))
+        ctx.save_for_backward(probabilities, local, of_others)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, local, of_others = ctx.saved_tensors
+        of_logits = probabilities * grad.unsqueeze(-1)
+        here = grad.masked_fill(of_others, 0).neg_().unsqueeze(-1)
+        return of_logits.scatter_add_(-1, local, here), None, None
+
+
+class VocabParallelLoss:
+    """The loss of transformers' ``ForCausalLMLoss``, from this rank's logits."""
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
+
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor | None,
+        vocab_size: int,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = -100,
+        shift_labels: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """The mean over tokens, or the sum over ``num_items_in_batch``; the same on all ranks.
+
+        Args:
+            logits: (batch, sequence, vocabulary / size).
+            labels: (batch, sequence), of the whole vocabulary.
+            vocab_size: of the whole vocabulary.
+            num_items_in_batch: divides the sum.
+            ignore_index: label of tokens that do not count.
+            shift_labels: labels that are shifted already.
+        """
+        if shift_labels is None:
+            assert labels is not None
+            shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        targets = shift_labels.reshape(-1)
+        ignored = targets == ignore_index
+        cross_entropy: Any = VocabParallelCrossEntropy.apply
+        local_targets = targets - first_token(vocab_size, self._axis)
+        losses = cross_entropy(logits.flatten(0, 1).float(), local_targets, self._axis)
+        total: Tensor = losses.masked_fill(ignored, 0).sum()
+        return total / ((~ignored).sum() if num_items_in_batch is None else num_items_in_batch)

@@ -1,4 +1,4 @@
-"""Which part of a Hugging Face decoder is split how, and which decoders this is known for."""
+"""The plan by which a Hugging Face decoder is split, and the decoders it is known for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,27 +7,29 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from workers.probe.tensor_parallel.loss import VocabParallelLoss
 from workers.probe.tensor_parallel.modules import (
     ColumnParallelLinear,
     Projected,
     RowParallelLinear,
     VocabParallelEmbedding,
+    VocabParallelLoss,
+    distribute,
     gather_linears,
+    replicate,
+    set_forward,
     shard_sequence,
 )
-from workers.probe.tensor_parallel.parameters import distribute, replicate, set_forward
 from workers.probe.tensor_parallel.sequence import Axis
 
+# Model types whose training was seen equal to that of one process.
 VERIFIED_MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"})
-"""Model types whose training was seen equal to that of one process."""
 
+# Configuration fields that must be zero or false, and why.
 _REFUSED: Mapping[str, str] = {
     "attention_dropout": "each rank would need a random stream of its own",
     "router_jitter_noise": "each rank would need a random stream of its own",
     "output_router_logits": "the router's auxiliary loss is not linear in the tokens of a rank",
 }
-"""Configuration fields that must be zero or false, and why."""
 
 
 class UnsupportedByTensorParallel(ValueError):  # noqa: N818  (reads as a sentence where raised)
@@ -91,42 +93,39 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool
     config = parts.config
     check(config.model_type, config)
     axis = Axis.of(mesh)
-    _check_divisible(parts, axis.size)
-    _split_ends(parts, axis, recompute_allgather)
+    sizes = {f: getattr(config, f) for f in ("num_attention_heads", "num_key_value_heads")}
+    for layer in parts.model.layers:
+        if hasattr(layer.mlp, "gate_proj"):  # not of experts
+            sizes["intermediate_size"] = layer.mlp.gate_proj.out_features
+    for field, value in sizes.items():
+        if value % axis.size:
+            raise UnsupportedByTensorParallel(
+                f"{field} is {value}, which {axis.size} does not divide"
+            )
+    # the embedding and lm_head, which may share their weight, and the norm before lm_head
+    embedding, head = parts.model.embed_tokens, parts.lm_head
+    embedding_weight = distribute(embedding.weight, axis, Shard(0))
+    tied = config.tie_word_embeddings or head.weight is embedding.weight
+    head_weight = embedding_weight if tied else distribute(head.weight, axis, Shard(0))
+    parts.model.embed_tokens = VocabParallelEmbedding(embedding_weight, embedding.padding_idx, axis)
+    parts.lm_head = ColumnParallelLinear(head, head_weight, axis)
+    _gather_before(parts.lm_head, [parts.lm_head], axis, recompute_allgather)
+    replicate(parts.model.norm, axis)
     for layer in parts.model.layers:
         _split_layer(layer, axis, recompute_allgather)
-    _shard_sequence_before(parts.model.layers[0], axis)
+
+    def shard_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (shard_sequence(args[0], axis), *args[1:])
+
+    # A hook, unlike the others: a layer's class, and so its forward, is changed by FSDP2. Where
+    # transformers checkpoints the layer's ``forward`` (5.23) the hook is outside of the checkpoint,
+    # where it checkpoints ``__call__`` (5.17) inside, and runs once more.
+    parts.model.layers[0].register_forward_pre_hook(shard_input)
     parts.loss_function = VocabParallelLoss(axis)
     parts._tp_size = axis.size  # what transformers and accelerate ask for
-    _check_complete(model)
-
-
-def _check_divisible(model: Any, size: int) -> None:
-    sizes = {f: getattr(model.config, f) for f in ("num_attention_heads", "num_key_value_heads")}
-    dense = [layer.mlp.gate_proj for layer in model.model.layers if hasattr(layer.mlp, "gate_proj")]
-    for linear in dense:
-        sizes["intermediate_size"] = linear.out_features
-    for field, value in sizes.items():
-        if value % size:
-            raise UnsupportedByTensorParallel(f"{field} is {value}, which {size} does not divide")
-
-
-def _check_complete(model: nn.Module) -> None:
     left = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
     if left:
         raise UnsupportedByTensorParallel(f"parameters without a place in the plan: {left}")
-
-
-def _split_ends(model: Any, axis: Axis, recompute_allgather: bool) -> None:
-    """The embedding and lm_head, which may share their weight, and the norm before lm_head."""
-    embedding, head = model.model.embed_tokens, model.lm_head
-    embedding_weight = distribute(embedding.weight, axis, Shard(0))
-    tied = model.config.tie_word_embeddings or head.weight is embedding.weight
-    head_weight = embedding_weight if tied else distribute(head.weight, axis, Shard(0))
-    model.model.embed_tokens = VocabParallelEmbedding(embedding_weight, embedding.padding_idx, axis)
-    model.lm_head = ColumnParallelLinear(head, head_weight, axis)
-    _gather_before(model.lm_head, [model.lm_head], axis, recompute_allgather)
-    replicate(model.model.norm, axis)
 
 
 def _split_layer(layer: Any, axis: Axis, recompute_allgather: bool) -> None:
@@ -170,16 +169,3 @@ def _gather_before(
         return forward(**{**kwargs, "hidden_states": project(kwargs["hidden_states"])})
 
     set_forward(block, gathering_forward)
-
-
-def _shard_sequence_before(layer: nn.Module, axis: Axis) -> None:
-    """A hook, unlike the others: a layer's class, and so its forward, is changed by FSDP2.
-
-    Where transformers checkpoints the layer's ``forward`` (5.23) the hook is outside of the
-    checkpoint, where it checkpoints ``__call__`` (5.17) inside, and runs once more.
-    """
-
-    def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (shard_sequence(args[0], axis), *args[1:])
-
-    layer.register_forward_pre_hook(before)

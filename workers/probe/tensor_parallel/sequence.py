@@ -6,7 +6,6 @@ the whole sequence and a part of the features. An all-gather leads in, a reduce-
 out, and each is the other's backward.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,14 +83,16 @@ class GatherLinears(torch.autograd.Function):
 
     Backward needs the gathered activation for the gradients of the weights. It is kept, or,
     with ``recompute_allgather``, only this rank's shard is and the all-gather is done once
-    more; nothing else differs. It must be one function: hooks on saved tensors train
-    wrongly under activation checkpointing, which runs forward twice.
+    more; nothing else differs.
 
     Inputs: the shard (batch, sequence / size, in_features), the axis, recompute_allgather,
     then the weights (out_features, in_features) of this rank, then as many biases
     (out_features) or ``None``. All are of one dtype.
     Outputs: for each weight (batch, sequence, out_features).
     """
+
+    # It must be one function: hooks on saved tensors train wrongly under activation checkpointing,
+    # which runs forward twice.
 
     @staticmethod
     def forward(
@@ -106,10 +107,8 @@ class GatherLinears(torch.autograd.Function):
         gathered = all_gather_sequence(shard, axis)
         ctx.axis, ctx.recompute_allgather = axis, recompute_allgather
         ctx.save_for_backward(shard if recompute_allgather else gathered, *weights)
-        return tuple(
-            torch.nn.functional.linear(gathered, _present(w), b)
-            for w, b in zip(weights, biases, strict=True)
-        )
+        linear: Any = torch.nn.functional.linear
+        return tuple(linear(gathered, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     @once_differentiable
@@ -130,20 +129,9 @@ class GatherLinears(torch.autograd.Function):
         del gathered  # before as much again is allocated
         of_shard = None
         if needs_shard:
-            of_shard = reduce_scatter_sequence(
-                _input_gradient(by_token, weights).view(shape), ctx.axis
-            )
+            # the sum over linears of (tokens, out_features) times (out_features, in_features)
+            total = by_token[0] @ weights[0]
+            for grad, weight in zip(by_token[1:], weights[1:], strict=True):
+                total.addmm_(grad, weight)
+            of_shard = reduce_scatter_sequence(total.view(shape), ctx.axis)
         return of_shard, None, None, *of_weights, *of_biases
-
-
-def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """The sum over linears of (tokens, out_features) times (out_features, in_features)."""
-    total = grads[0] @ weights[0]
-    for grad, weight in zip(grads[1:], weights[1:], strict=True):
-        total.addmm_(grad, weight)
-    return total
-
-
-def _present(weight: Tensor | None) -> Tensor:
-    assert weight is not None
-    return weight

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.workers.preloaded import Preloaded
+from tests.process.preloaded import Preloaded
 
 pytestmark = pytest.mark.xdist_group("dry_program")
 

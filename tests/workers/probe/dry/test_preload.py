@@ -5,7 +5,7 @@ import sys
 
 PRELOAD = """
 import sys
-from workers.probe.dry.preload import preload
+from workers.probe.dry.__main__ import preload
 preload()
 assert "workers.probe.dry.run" in sys.modules
 print(sorted({"torchao", "tuner", "pandas", "scipy"} & set(sys.modules)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.preloaded import Preloaded
+from tests.process.preloaded import Preloaded
 
 pytestmark = pytest.mark.xdist_group("dry_program")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.preloaded import Preloaded
-from workers.probe.dry.request import class_of, id_of
+from tests.process.preloaded import Preloaded
+from workers.probe.dry.request import id_and_class
 
 ANSWERS = """
 import json, os, sys, time
@@ -161,7 +161,6 @@ def test_nothing_is_left_when_nobody_reads_the_answers() -> None:
 
 
 def test_a_wrong_line_keeps_its_id_if_it_has_one() -> None:
-    assert id_of('{"id": "x", "spec": 3}') == "x"
-    assert id_of("{") == id_of("[1]") == ""
-    assert class_of('{"id": "x", "class": "c"}') == "c"
-    assert class_of('{"id": "x", "spec": 3}') == "x"
+    assert id_and_class('{"id": "x", "spec": 3}') == ("x", "x")
+    assert id_and_class('{"id": "x", "class": "c"}') == ("x", "c")
+    assert id_and_class("{") == id_and_class("[1]") == ("", "")

@@ -1,0 +1,126 @@
+"""Paths, queries, headers and bodies, read strictly: a misspelled parameter must not be left out
+without a word, and where something is there twice it must not be guessed which was meant."""
+
+import base64
+import json
+import re
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from api.pages.paths import is_page
+from api.problems import ProblemCode, ProblemError
+from api.schemas import STUDY_ID
+from tuner.errors import UsageError
+from tuner.store import StudySummary
+from tuner.text import DoubledNameError, read_json
+
+PRINTABLE = r"^[ -~]*$"
+# Routes for balancers, which may add something of their own.
+PROBED = frozenset({"/healthz", "/readyz"})
+# Headers that a request may have once. RFC 9110 lets ``If-None-Match`` come in parts; here its
+# entity tags belong into one header.
+ONCE = ("content-type", "idempotency-key", "if-none-match", "last-event-id")
+# Characters of a name that an error repeats.
+LONGEST_SHOWN = 80
+
+
+async def single_headers(request: Request) -> None:
+    """Refuses headers that are there twice, of those of which one would be read.
+
+    Raises:
+        ProblemError: 400.
+    """
+    for name in ONCE:
+        if len(request.headers.getlist(name)) > 1:
+            allowed = "may be there once"
+            raise ProblemError(400, f"{name}: is there twice", field=name, allowed=allowed)
+
+
+async def known_query(request: Request) -> None:
+    """Refuses parameters that the document does not tell of, and those that are there twice.
+
+    It does not tell of pages, which leave out what somebody's link has added.
+
+    Raises:
+        ProblemError: 422.
+    """
+    path = request.url.path
+    if not request.query_params or path in PROBED or is_page(path):
+        return
+    operations = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
+    parameters = operations.get(request.method.lower(), {}).get("parameters", ())
+    known = [each["name"] for each in parameters if each["in"] == "query"]
+    for name in request.query_params:
+        shown = name[:LONGEST_SHOWN]
+        if name not in known:
+            allowed = f"there are {', '.join(known)}" if known else "there are none here"
+            detail = f"{shown}: no such query parameter; {allowed}"
+            raise ProblemError(422, detail, field=shown, allowed=allowed)
+        if len(request.query_params.getlist(name)) > 1:
+            allowed = "may be there once"
+            raise ProblemError(422, f"{name}: is there twice", field=name, allowed=allowed)
+
+
+async def unique_names(request: Request) -> None:
+    """Refuses a JSON body with an object that has a name twice; readers of JSON take the last one.
+
+    Raises:
+        ProblemError: 422, with the path of the name.
+    """
+    body = await request.body()
+    try:
+        read_json(body.decode(json.detect_encoding(body), "surrogatepass"))
+    except DoubledNameError as error:
+        # JSON can escape halves of characters, which no answer can hold.
+        path = error.path[:LONGEST_SHOWN].encode("utf-8", "replace").decode()
+        detail = f"{path}: is there twice in one object of the body"
+        allowed = "may be there once in an object"
+        raise ProblemError(422, detail, field=path, allowed=allowed) from error
+    except (ValueError, RecursionError):
+        pass  # no JSON, or of another media type: refused where it is read
+
+
+def unknown_study(study_id: str) -> ProblemError:
+    """The problem of a study that there is not."""
+    detail = f"there is no study {study_id[:LONGEST_SHOWN]}"
+    return ProblemError(404, detail, code=ProblemCode.STUDY_NOT_FOUND)
+
+
+def _study_id(
+    study_id: Annotated[
+        str,
+        Path(description="Such as st-0123456789ab.", json_schema_extra={"pattern": STUDY_ID}),
+    ],
+) -> str:
+    # Not a pattern of the parameter: 422 would tell of a regular expression, and not of a study.
+    if not re.fullmatch(STUDY_ID, study_id):
+        raise unknown_study(study_id)
+    return study_id
+
+
+# The id of a study in a path.
+StudyId = Annotated[str, Depends(_study_id)]
+
+
+def cursor_of(summary: StudySummary) -> str:
+    """The place after a study in a list of studies, as one opaque word."""
+    text = json.dumps([summary.asked_at, summary.id])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> tuple[str, str]:
+    """The moment and the id of :func:`cursor_of`.
+
+    Raises:
+        UsageError: it is no cursor of ours.
+    """
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        asked_at, study_id = json.loads(text)
+        if datetime.fromisoformat(asked_at).tzinfo and re.fullmatch(STUDY_ID, study_id):
+            return asked_at, study_id
+    except (TypeError, ValueError, RecursionError):
+        pass  # somebody made it up
+    raise UsageError("cursor", cursor, "must be the next of a page")

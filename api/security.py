@@ -1,0 +1,415 @@
+"""Keys: who calls, what their key allows, and how much of the service they may have.
+
+Every path needs a key but :data:`OPEN_PATHS` and those of :func:`api.pages.paths.is_open`,
+whether there is a route or not: a middleware asks for it, so that no route can forget to. Routes
+name the scope that they need, by :func:`require`. Whoever signed in has a cookie instead.
+"""
+
+import asyncio
+import logging
+import math
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import Annotated, TypeVar, TypeVarTuple, Unpack
+
+import anyio
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import make_url
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as Connection
+
+from api.limits import Buckets, address_of, is_loopback, network_of
+from api.pages.paths import is_open, is_page
+from api.problems import ProblemCode, ProblemError, problem_of
+from api.sessions import formed, session_token
+from api.settings import Settings
+from tuner.errors import TunerError, UsageError
+from tuner.store.access import Keys, Sessions, includes, key_id
+from tuner.store.audit import LOCAL
+from tuner.store.tables import Scope
+
+# Paths for load balancers, which have no key.
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+# Headers of a request that a proxy passed on.
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+# Keys that are remembered as good, to count their requests by key before it is looked up.
+MOST_KNOWN = 1000
+# Threads that look keys up; of their own, so that slow requests do not keep keys waiting.
+CHECKS_AT_ONCE = 4
+# Seconds between two looks whether the keys and sessions of open requests still hold.
+LOOK_S = 2.0
+# One key's requests have one in so many of the threads.
+SHARE = 4
+# Methods for which a session's cookie is enough, since they change nothing.
+SAFE = ("GET", "HEAD")
+BEARER = HTTPBearer(scheme_name="key", auto_error=False, description="Made by `tuner keys create`")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+log = logging.getLogger("api.security")
+
+
+class KeysNeeded(StrEnum):
+    """Callers who need a key."""
+
+    ALWAYS = "always"  # everybody
+    FROM_OTHERS = "from_others"  # who comes through a proxy; whoever is on this machine does not
+    NEVER = "never"  # nobody: this was asked for, on a loopback address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The sender of a request."""
+
+    owner: str
+    """The key's id; empty where none was needed. Idempotency keys are each owner's own."""
+    scope: Scope
+    """The scope of the key."""
+    address: str
+    """IP address; empty when the server does not say."""
+    name: str = ""
+    """The key's name, for people; empty where none was needed."""
+    signed_in: bool = False
+    """True where a session's cookie stood for the key."""
+    proof: str = ""
+    """Id of the session, or of the key where it was given itself: what is open ends with it."""
+
+    @property
+    def id(self) -> str:
+        """The caller's name in the audit: the key's id, or ``local``."""
+        return self.owner or LOCAL
+
+
+# -- at start ---------------------------------------------------------------------------------
+
+
+def keys_needed(settings: Settings) -> KeysNeeded:
+    """Tells who needs a key: everybody, unless the service is for this machine only.
+
+    It is for others as soon as it is bound to an address that they reach, may be called by a name
+    that is not this machine's loopback, or has a proxy in front of it.
+
+    Raises:
+        UsageError: others reach it, and it is to need no keys.
+    """
+    bound_to_others = not is_loopback(settings.host)
+    if settings.require_keys is False:
+        if bound_to_others:
+            allowed = "must be true unless the service is bound to a loopback address"
+            raise UsageError("require_keys", settings.require_keys, allowed)
+        return KeysNeeded.NEVER
+    named_for_others = not all(map(is_loopback, settings.allowed_hosts))
+    for_others = bound_to_others or named_for_others or bool(settings.proxies)
+    return KeysNeeded.ALWAYS if settings.require_keys or for_others else KeysNeeded.FROM_OTHERS
+
+
+def check_bind(settings: Settings, keys: Keys) -> None:
+    """Refuses to start a service that needs keys where there is none.
+
+    Raises:
+        UsageError: with how to make one; or the settings contradict each other.
+    """
+    if keys_needed(settings) is KeysNeeded.ALWAYS and not keys.any():
+        how = "make one first: tuner keys create NAME --scope submit"
+        if settings.db:
+            shown = make_url(settings.db).render_as_string(hide_password=True)
+            how += f" --db {shlex.quote(shown)}"
+        raise UsageError("host", settings.host, f"keys are needed there, and there is none; {how}")
+
+
+# -- at each request --------------------------------------------------------------------------
+
+
+class Gate:
+    """Lets requests in by their keys, and no more of each caller than is allowed.
+
+    It leaves ``caller``, ``actor`` and ``address`` in the request's state; nobody is the
+    ``caller`` of what is open to all.
+    """
+
+    def __init__(self, app: ASGIApp, *, needed: KeysNeeded, settings: Settings, keys: Keys) -> None:
+        self.app = app
+        self.needed = needed
+        self.keys = keys
+        self.sessions = Sessions(keys.transactions)
+        self.revocation = Revocation(keys, self.sessions)
+        self.buckets = Buckets(settings.rate_per_s, settings.rate_burst)
+        self.most_open = settings.max_concurrent
+        self._open: Counter[str] = Counter()
+        self._known: dict[bytes, str] = {}
+        self._threads = anyio.CapacityLimiter(CHECKS_AT_ONCE)
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        """Serves one request, or refuses it."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        key = _presented(scope)
+        token = _session(scope) if key is None else None
+        address = address_of(scope)
+        who = self._known.get(_digest(key or token or ""), network_of(address))
+        try:
+            self._check_share(who)
+        except ProblemError as error:
+            await error.response()(scope, receive, send)
+            return
+        scope.setdefault("state", {}).update(caller=None, actor="", address=address)
+        self._open[who] += 1
+        try:
+            await self._serve(scope, receive, send, key, token)
+        finally:
+            self._open[who] -= 1
+            if not self._open[who]:
+                del self._open[who]
+
+    def _check_share(self, who: str) -> None:
+        """Refuses a caller who sends too much."""
+        if self._open[who] >= self.most_open:
+            detail = f"{self.most_open} requests are open already"
+            raise ProblemError(429, detail, {"Retry-After": "1"})
+        # On this machine alone nobody is kept from the service by anybody else.
+        wait_s = self.buckets.take(who) if self.needed is KeysNeeded.ALWAYS else 0.0
+        if wait_s:
+            detail = f"at most {self.buckets.rate_per_s:g} requests per second"
+            raise ProblemError(429, detail, {"Retry-After": str(math.ceil(wait_s))})
+
+    async def _serve(
+        self, scope: Connection, receive: Receive, send: Send, key: str | None, token: str | None
+    ) -> None:
+        answer: ASGIApp = self.app
+        try:
+            caller = await self._caller(scope, key, token)
+        except ProblemError as error:
+            if not is_open(scope["path"]):
+                answer = error.response()
+        except TunerError as error:  # the database, which knows the keys
+            answer = problem_of(error)
+        else:
+            scope["state"].update(caller=caller, actor=caller.id)
+            await self.revocation.serve(caller.proof, self.app, scope, receive, send)
+            return
+        await answer(scope, receive, send)
+
+    async def _caller(self, scope: Connection, text: str | None, token: str | None) -> Caller:
+        """The caller by the key, else by the session, else whoever needs neither.
+
+        Raises:
+            ProblemError: 401.
+        """
+        address: str = scope["state"]["address"]
+        if text is not None:
+            key = await self._in_thread(self.keys.check, text)
+            if key is None:
+                note_refused(text, address)
+                detail = "this key is not known, or was revoked"
+                raise _unauthorized(detail, ProblemCode.KEY_REFUSED)
+            self._remember(text, key.id)
+            return Caller(
+                owner=key.id, scope=key.scope, address=address, name=key.name, proof=key.id
+            )
+        found = None if token is None else await self._in_thread(self.sessions.check, token)
+        if token is not None and found is not None:
+            self._remember(token, found.key_id)
+            if (visit := scope["state"].get("visit")) is not None:
+                visit.by_session = True
+            return Caller(
+                owner=found.key_id,
+                scope=found.scope,
+                address=address,
+                name=found.name,
+                signed_in=True,
+                proof=found.session_id,
+            )
+        if self.needed is KeysNeeded.ALWAYS:
+            raise _unauthorized("a key is needed: Authorization: Bearer tuner_...")
+        headers = Headers(scope=scope)
+        if self.needed is KeysNeeded.FROM_OTHERS and any(name in headers for name in FORWARDED):
+            raise _unauthorized("a proxy passed this on, so a key is needed")
+        return Caller(owner="", scope=Scope.ADMIN, address=address)
+
+    async def _in_thread(self, check: Callable[[str], T], text: str) -> T:
+        return await anyio.to_thread.run_sync(check, text, limiter=self._threads)
+
+    def _remember(self, text: str, number: str) -> None:
+        """Has its requests counted by key from now on; whether it is good is asked each time."""
+        digest = _digest(text)
+        self._known.pop(digest, None)
+        self._known[digest] = number
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+
+def note_refused(text: str, address: str) -> None:
+    """Logs a key that is not good, by its id. Not in the audit, which anybody could fill then."""
+    log.warning("key refused", extra={"key": key_id(text), "client": address})
+
+
+def _presented(scope: Connection) -> str | None:
+    """The text that was given as a key; ``None`` for nothing, empty when it cannot be one."""
+    given = Headers(scope=scope).getlist("authorization")
+    if not given:
+        return None
+    scheme, _, text = given[0].partition(" ")
+    return text.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
+
+
+def _session(scope: Connection) -> str | None:
+    """The token of a session that may stand for a key here: to read, or to send a page's form."""
+    path = scope["path"]
+    if is_page(path) or (scope["method"] in SAFE and not is_open(path)):
+        return session_token(scope)
+    return None
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode()).digest()
+
+
+def _unauthorized(detail: str, code: ProblemCode = ProblemCode.KEY_NEEDED) -> ProblemError:
+    more = "" if code is ProblemCode.KEY_NEEDED else ', error="invalid_token"'
+    return ProblemError(401, detail, {"WWW-Authenticate": f'Bearer realm="tuner"{more}'}, code=code)
+
+
+class Revocation:
+    """Serves requests, and ends those whose key was revoked or whose session is over.
+
+    Both are checked at the beginning of each request, and a stream may be open for days after
+    that. Two queries every two seconds, however many are open. Only what changes nothing is
+    ended: a question or a cancelling that has begun gets its answer. For one event loop.
+    """
+
+    def __init__(self, keys: Keys, sessions: Sessions, *, look_s: float = LOOK_S) -> None:
+        self._keys = keys
+        self._sessions = sessions
+        self._look_s = look_s
+        self._open: dict[anyio.CancelScope, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._thread = anyio.CapacityLimiter(1)  # its own, so that slow requests hold nothing up
+
+    async def serve(
+        self, proof: str, app: ASGIApp, scope: Connection, receive: Receive, send: Send
+    ) -> None:
+        """Has ``app`` answer a request while its proof holds; empty where none is needed."""
+        if not proof or scope["method"] not in SAFE:
+            await app(scope, receive, send)
+            return
+        has_begun = is_over = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun, is_over
+            has_begun = True
+            is_over = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        with anyio.CancelScope() as until:
+            self._open[until] = proof
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._run(), name="revocation")
+            try:
+                await app(scope, receive, noting)
+            finally:
+                del self._open[until]
+        if not until.cancelled_caught or is_over:
+            return
+        if has_begun:  # a client that comes again is told why
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            detail = "this key was revoked, or the session is over"
+            refusal = _unauthorized(detail, ProblemCode.KEY_REFUSED).response()
+            await refusal(scope, receive, send)
+
+    async def _run(self) -> None:
+        while self._open:
+            await asyncio.sleep(self._look_s)
+            looked_for = dict(self._open)  # before the look, so that it knows of their proofs
+            if not looked_for:
+                return
+            try:
+                good = await anyio.to_thread.run_sync(self._good, limiter=self._thread)
+            except TunerError as error:
+                log.warning("%s; which keys and sessions still hold is not known", error)
+                continue
+            for until, proof in looked_for.items():
+                if proof not in good:
+                    until.cancel()
+
+    def _good(self) -> set[str]:
+        """Ids of the keys that are not revoked, and of the sessions that are not over."""
+        keys = {key.id for key in self._keys.list() if key.revoked_at is None}
+        return keys | self._sessions.open_ids()
+
+
+class Turns:
+    """Lets a share of each key's requests compute at a time; its others wait, and hold no thread.
+
+    Each may take seconds of computing. Whoever sends hundreds keeps only their own waiting.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """``threads`` are those that requests are worked at with."""
+        each = max(1, threads // SHARE)
+        # One for each key that asked, of which an administrator made few: none is ever removed.
+        self._limiters: defaultdict[str, anyio.CapacityLimiter]
+        self._limiters = defaultdict(lambda: anyio.CapacityLimiter(each))
+
+    @asynccontextmanager
+    async def taken(self, owner: str) -> AsyncIterator[None]:
+        """Waits for a turn of a key, and holds it while entered; empty is for who needs no key."""
+        if not owner:
+            yield
+            return
+        async with self._limiters[owner]:
+            yield
+
+    async def run(self, owner: str, work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
+        """Runs ``work`` in a thread, in a turn of a key."""
+        async with self.taken(owner):
+            return await anyio.to_thread.run_sync(work, *arguments)
+
+
+# -- at each route ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A dependency: the scope that a route needs."""
+
+    scope: Scope
+
+    async def __call__(
+        self,
+        request: Request,
+        documented: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)],
+    ) -> Caller:
+        """The caller.
+
+        Raises:
+            ProblemError: 403 when their key does not allow this; as :func:`api.sessions.formed`
+                where a page's form is sent.
+        """
+        if request.method not in SAFE and is_page(request.scope["path"]):
+            await formed(request)  # so that no route of a page can forget to
+        caller: Caller = request.state.caller  # the middleware has let nobody in without
+        if includes(caller.scope, self.scope):
+            return caller
+        challenge = f'Bearer realm="tuner", error="insufficient_scope", scope="{self.scope}"'
+        detail = f"this key allows {caller.scope}; this needs {self.scope}"
+        raise ProblemError(403, detail, {"WWW-Authenticate": challenge})
+
+
+def require(scope: Scope) -> Requirement:
+    """A dependency of a route that needs this scope; it gives the :class:`Caller`."""
+    return Requirement(scope)
+
+
+Reader = Annotated[Caller, Depends(require(Scope.READ))]
+Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
+Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]

@@ -1,0 +1,443 @@
+"""``/tune``: ask a question, see studies, follow, export and cancel one."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field
+
+from api import examples, schemas
+from api.answers import Answers, Body
+from api.context import Context, InContext
+from api.events import Feed, server_sent
+from api.inputs import (
+    PRINTABLE,
+    StudyId,
+    cursor_of,
+    read_cursor,
+    unique_names,
+    unknown_study,
+)
+from api.openapi import EVENT_ITEM, answer, links, problems, text_answer
+from api.problems import ProblemCode, ProblemError
+from api.questions import TuneRequest
+from api.security import Caller, Reader, Submitter
+from tuner.client.launch import exported
+from tuner.core.measurement import Outcome
+from tuner.core.study import StudyState, Terms
+from tuner.errors import UnknownNameError
+from tuner.launchfiles import FORMATS, why_not
+from tuner.planner.known import require_best
+from tuner.store import StudyStatus
+from tuner.store.audit import Action, AuditNote
+from tuner.store.requests import LONGEST_KEY
+
+LONGEST_WAIT_S = 60
+LONGEST_QUERY = 100
+LONGEST_CURSOR = 200
+LARGEST_EVENT = 2**63 - 1
+# An answer may be kept, if it is asked each time whether it still holds.
+REVALIDATED = {"Cache-Control": "private, no-cache"}
+
+ETags = Annotated[
+    str | None,
+    Header(
+        alias="If-None-Match",
+        max_length=1000,
+        pattern=PRINTABLE,
+        description="ETag of what is known already.",
+    ),
+]
+OfTerms = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[0-9a-f]{12}$",
+        description="`terms_id` of an answer: 409 when the study is on other terms.",
+        examples=[examples.TERMS_ID],
+    ),
+]
+STUDY_HEADERS = {"ETag": "Of this answer."}
+
+router = APIRouter(tags=["studies"])
+
+
+@router.post(
+    "/tune",
+    dependencies=[Depends(unique_names)],
+    status_code=202,
+    summary="Ask for the fastest settings that fit",
+    responses={
+        202: {
+            **answer(
+                schemas.Submitted,
+                "The study that answers, with the best that is known now.",
+                Location="The study's path.",
+                **STUDY_HEADERS,
+            ),
+            "links": links(
+                "show_study", "show_probes", "stream_events", "export_study", "cancel_study"
+            ),
+        },
+        **problems(409, 413, 415, 422),
+    },
+)
+async def submit_question(
+    context: InContext,
+    caller: Submitter,
+    body: TuneRequest,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=LONGEST_KEY,
+            pattern=PRINTABLE,
+            description="A word of yours for this request: sent again within a day with the same"
+            " body, it asks nothing new.",
+        ),
+    ] = None,
+) -> Response:
+    """The same question on the same terms is asked once: who asks again joins, or gets its answer.
+
+    While its study is open on other terms it is refused (409), unless ``replace`` puts it on these.
+    Versions that are not stated are those of the living workers. Where nothing is known yet,
+    ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs.
+    """
+    given: object = body  # as it came in
+    if isinstance(given, bytes):  # what FastAPI hands on where the media type is not JSON
+        raise ProblemError(415, "the body must be application/json")
+
+    submit = context.submissions.submit
+    asking = partial(submit, given, owner=caller.owner, key=idempotency_key, address=caller.address)
+    done = await context.turns.run(caller.owner, asking)
+    return Response(
+        done.body.with_notes(done.notes),
+        202,
+        {"Location": f"/tune/{done.body.standing.id}", "ETag": done.body.etag, **REVALIDATED},
+        "application/json",
+    )
+
+
+class ListedStudy(BaseModel):
+    """A study in a list."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    study_id: str = Field(validation_alias="id")
+    model: str = Field(validation_alias="model_name")
+    cluster: str = Field(validation_alias="cluster_name")
+    state: StudyState
+    reason: str
+    pool: str
+    revision: int
+    probes: dict[Outcome, int]
+    created_at: str
+    asked_at: str
+
+
+class StudyList(BaseModel):
+    """A page of studies, the one asked last first."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.STUDIES]})
+
+    studies: list[ListedStudy]
+    next: str | None = Field(description="Give it as cursor for the next page; null on the last.")
+
+
+@router.get(
+    "/tune",
+    summary="Studies, the one asked last first",
+    response_description="A page of studies.",
+    responses=problems(422),
+)
+def list_studies(
+    context: InContext,
+    caller: Reader,
+    limit: Annotated[int, Query(ge=1, le=200, description="Studies at most.")] = 50,
+    cursor: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=LONGEST_CURSOR,
+            pattern=PRINTABLE,
+            description="``next`` of a page.",
+        ),
+    ] = None,
+    state: Annotated[StudyState | None, Query(description="Only studies in this state.")] = None,
+    query: Annotated[
+        str,
+        Query(
+            max_length=LONGEST_QUERY,
+            pattern=PRINTABLE,
+            description="Only studies with this in their id, or in the name of their model or"
+            " cluster.",
+        ),
+    ] = "",
+) -> StudyList:
+    """Pages do not shift when studies are asked meanwhile."""
+    before = None if cursor is None else read_cursor(cursor)
+    found = context.store.studies(before=before, limit=limit + 1, state=state, query=query)
+    page = found[:limit]
+    return StudyList(
+        studies=[ListedStudy.model_validate(one) for one in page],
+        next=cursor_of(page[-1]) if len(found) > limit else None,
+    )
+
+
+@router.get(
+    "/tune/{study_id}",
+    summary="A study: its question, where it stands, its suggestion",
+    responses={
+        200: answer(schemas.Study, "The study.", **STUDY_HEADERS),
+        304: {"description": "Nothing has changed."},
+        **problems(404, 409, 422),
+    },
+)
+async def show_study(
+    context: InContext,
+    caller: Reader,
+    study_id: StudyId,
+    wait: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=LONGEST_WAIT_S,
+            description="Seconds to wait until the study is at its end; with If-None-Match, until"
+            " it has changed.",
+        ),
+    ] = None,
+    terms: OfTerms = None,
+    if_none_match: ETags = None,
+) -> Response:
+    """Waiting costs the service nothing: ask with ``wait=30`` again and again."""
+    known = _tags(if_none_match)
+    if wait is None:
+        standing = await anyio.to_thread.run_sync(context.store.status, study_id)
+        found = _required(standing, study_id)
+        if kept := context.answers.fresh(found):
+            body = kept
+        else:
+            body = await context.turns.run(caller.owner, context.answers.of, found)
+    else:
+        body = await _waited(context, caller, study_id, known, wait, terms)
+    check_terms(study_id, body.terms, terms)
+    headers = {"ETag": body.etag, **REVALIDATED}
+    if _tag(body) in known or "*" in known:
+        return Response(None, 304, headers)
+    return Response(body.content, 200, headers, "application/json")
+
+
+@router.get(
+    "/tune/{study_id}/probes",
+    summary="A study's probes, oldest first",
+    responses={200: answer(schemas.ProbeList, "The probes."), **problems(404, 422)},
+)
+async def show_probes(context: InContext, caller: Reader, study_id: StudyId) -> Response:
+    """What was tried and measured, and what is queued or running."""
+    standing = _required(await anyio.to_thread.run_sync(context.store.status, study_id), study_id)
+    content = await context.turns.run(caller.owner, context.answers.probes, standing)
+    return Response(content, media_type="application/json")
+
+
+@router.delete(
+    "/tune/{study_id}",
+    summary="Cancel a study",
+    responses={
+        200: answer(schemas.Study, "The study, cancelled.", **STUDY_HEADERS),
+        **problems(404, 409, 422),
+    },
+)
+async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId) -> Response:
+    """Its running probe ends within seconds; what was measured is kept."""
+
+    def cancelled() -> Body:
+        cancel(context, caller, study_id)
+        return context.answers.of(_required(context.store.status(study_id), study_id))
+
+    body = await context.turns.run(caller.owner, cancelled)
+    return Response(body.content, 200, {"ETag": body.etag, **REVALIDATED}, "application/json")
+
+
+def cancel(context: Context, caller: Caller, study_id: str) -> None:
+    """Cancels a study, and notes who did, both or neither.
+
+    Raises:
+        ProblemError: 404 when there is none of this id, 409 when it has ended.
+    """
+    note = AuditNote(actor=caller.id, action=Action.CANCEL, data={"address": caller.address})
+    _required(context.store.status(study_id), study_id)
+    why = "cancelled through the service"
+    if not context.store.move(study_id, StudyState.CANCELLED, why, note=note):
+        state = _required(context.store.status(study_id), study_id).state
+        detail = f"study {study_id} is {state} already"
+        raise ProblemError(409, detail, code=ProblemCode.STUDY_ENDED)
+
+
+def check_terms(study_id: str, terms: Terms, wanted: str | None) -> None:
+    """Refuses to answer on other terms than were asked for.
+
+    Raises:
+        ProblemError: 409.
+    """
+    if wanted is not None and wanted != terms.id:
+        detail = f"study {study_id} was put on other terms meanwhile; ask the question again"
+        apart = {name: {"study": value} for name, value in terms.as_dict().items()}
+        code = ProblemCode.OTHER_LIMITS
+        raise ProblemError(409, detail, code=code, study_id=study_id, terms=apart)
+
+
+async def _waited(
+    context: Context,
+    caller: Caller,
+    study_id: str,
+    known: set[str],
+    wait_s: float,
+    terms: str | None,
+) -> Body:
+    """The study at its end or, if something is known of it, when it is another than that; or as
+    soon as it is on other terms."""
+    until = anyio.current_time() + wait_s
+    async with context.poller.listen(study_id) as feed:
+        if feed is None:
+            raise unknown_study(study_id)
+        if not known:
+            await context.poller.wait(
+                feed, lambda: feed.is_over or not _is_on(feed.standing, terms), wait_s
+            )
+            return await _soon(context, caller, feed.standing)
+        while True:
+            changed = feed.changed
+            body = await _soon(context, caller, feed.standing)
+            left_s = until - anyio.current_time()
+            if _tag(body) not in known or left_s <= 0 or context.poller.stopped:
+                return body
+            await context.poller.wait(feed, changed.is_set, left_s)
+
+
+async def _soon(context: Context, caller: Caller, standing: StudyStatus) -> Body:
+    """As :meth:`api.answers.Answers.soon`, in a turn of the caller's if it is to be computed."""
+    if body := context.answers.fresh(standing):
+        return body
+    async with context.turns.taken(caller.owner):
+        return await context.answers.soon(standing)
+
+
+def _is_on(standing: StudyStatus, terms: str | None) -> bool:
+    return terms is None or Terms.from_dict(standing.terms).id == terms
+
+
+def _required(standing: StudyStatus | None, study_id: str) -> StudyStatus:
+    if standing is None:
+        raise unknown_study(study_id)
+    return standing
+
+
+def _tag(body: Body) -> str:
+    return body.etag.removeprefix("W/")
+
+
+def _tags(header: str | None) -> set[str]:
+    """The entity tags of an ``If-None-Match``, without the mark of weak ones."""
+    tags = (tag.strip().removeprefix("W/") for tag in (header or "").split(","))
+    return {tag for tag in tags if tag}
+
+
+# -- events -----------------------------------------------------------------------------------
+
+
+async def listened(context: InContext, study_id: StudyId) -> AsyncIterator[Feed]:
+    """A dependency: the study's feed, kept up while the request is answered.
+
+    Raises:
+        ProblemError: 404.
+    """
+    async with context.poller.listen(study_id) as feed:
+        if feed is None:
+            raise unknown_study(study_id)
+        yield feed
+
+
+@router.get(
+    "/tune/{study_id}/events",
+    response_class=EventSourceResponse,
+    summary="What happened to a study, and what happens, until its end",
+    responses={
+        200: {
+            "description": "Server-sent events, until the study's end; their data is an Event.",
+            "content": {
+                "text/event-stream": {"itemSchema": EVENT_ITEM, "example": examples.EVENT_STREAM}
+            },
+        },
+        **problems(404, 422),
+    },
+)
+async def stream_events(
+    context: InContext,
+    caller: Reader,
+    feed: Annotated[Feed, Depends(listened)],
+    last_event_id: Annotated[
+        int,
+        Header(
+            ge=0,
+            le=LARGEST_EVENT,
+            description="Id of the last event that is known: later ones come.",
+        ),
+    ] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """Every event once and in order; a comment every 15 seconds while nothing happens."""
+    async for event in context.poller.events(feed, last_event_id):
+        yield server_sent(event)
+
+
+# -- exports ----------------------------------------------------------------------------------
+
+
+@router.get(
+    "/tune/{study_id}/export/{format_name}",
+    response_class=Response,
+    summary="A study's answer as the file that a launcher reads",
+    responses={200: text_answer(examples.EXPORTED, "The file."), **problems(404, 409, 422)},
+)
+async def export_study(
+    context: InContext,
+    caller: Reader,
+    study_id: StudyId,
+    format_name: Annotated[
+        str,
+        Path(
+            max_length=40,
+            pattern=r"^[a-z0-9_-]+$",
+            description=f"The launcher's: {', '.join(FORMATS)}.",
+            examples=list(FORMATS),
+        ),
+    ],
+    terms: OfTerms = None,
+) -> Response:
+    """409 while there is no answer, or one that the launcher cannot run, with the reason."""
+    if format_name not in FORMATS:
+        error = UnknownNameError("format", format_name, FORMATS)
+        code = ProblemCode.FORMAT_NOT_FOUND
+        raise ProblemError(404, str(error), code=code, field="format", nearest=error.nearest)
+    standing = _required(await anyio.to_thread.run_sync(context.store.status, study_id), study_id)
+    text = await context.turns.run(
+        caller.owner, _export, context.answers, standing, format_name, terms
+    )
+    found = FORMATS[format_name]
+    attachment = f'attachment; filename="{found.file_name}"'
+    return Response(text, media_type=found.media_type, headers={"Content-Disposition": attachment})
+
+
+def _export(answers: Answers, standing: StudyStatus, format_name: str, terms: str | None) -> str:
+    whole = answers.whole(standing)
+    study = whole.study
+    check_terms(study.id, study.terms, terms)
+    if whole.suggestion is None:
+        detail = f"study {study.id} has no suggestion yet"
+        raise ProblemError(409, detail, code=ProblemCode.NO_ANSWER)
+    best = require_best(study, whole.suggestion)
+    if reason := why_not(format_name, study.question, best.settings):
+        detail = f"{format_name}: {reason}"
+        raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
+    return exported(format_name, study.question, best, study.id)

@@ -1,0 +1,233 @@
+"""The service's command: where it may bind, what it says, and how it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question, Terms
+from tuner.core.workload import Workload
+from tuner.model import load_model
+from tuner.store import open_store
+from tuner.store.access import Keys
+from tuner.store.tables import Scope
+
+SERVE = [sys.executable, "-P", "-m", "api"]
+WITHIN_S = 120
+"""Seconds that anything may take on a busy machine."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Of a user of one's own, with a database and no other setting."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
+    return {
+        **kept,
+        "TUNER_DB": f"sqlite:///{tmp_path}/studies.db",
+        "XDG_DATA_HOME": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+    }
+
+
+@dataclass
+class Service:
+    """A running service."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=WITHIN_S)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it logged."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@contextmanager
+def serving(
+    environment: Mapping[str, str], folder: Path, *options: str, command: list[str] = SERVE
+) -> Iterator[Service]:
+    log = folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [*command, "--port", "0", "--json", *options],
+            env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            # a shell's background processes ignore it
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline() or f'{{"error": {log.read_text()!r}}}')
+            assert said["pid"] == process.pid
+            yield Service(process, said["url"], log)
+        finally:
+            process.kill()
+
+
+def run(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """The command, which must end by itself."""
+    return subprocess.run(
+        [*SERVE, *options], env=environment, capture_output=True, text=True, timeout=WITHIN_S
+    )
+
+
+def get(url: str, **headers: str) -> tuple[int, Any]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.fixture
+def study_id(environment: dict[str, str]) -> str:
+    """A study that nobody does."""
+    workload = Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8)
+    question = Question(
+        workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("torch", {})
+    )
+    with open_store(environment["TUNER_DB"]) as store:
+        return store.ask(question, Terms(max_probes=4)).id
+
+
+def test_serves_logs_and_ends_by_sigterm(environment: dict[str, str], tmp_path: Path) -> None:
+    with serving(environment, tmp_path) as service:
+        assert get(f"{service.url}/healthz") == (200, {"status": "ok"})
+        assert get(f"{service.url}/readyz") == (200, {"status": "ready"})
+        assert get(f"{service.url}/tune?limit=5&note=secret1", Cookie="secret2")[0] in (200, 422)
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        assert get(f"{service.url}/healthz", **upgrade) == (200, {"status": "ok"})
+        assert service.end() == 0
+        assert "secret" not in service.log.read_text()
+        assert "WebSocket" not in service.log.read_text(), "nobody is to install anything"
+        assert "Unsupported upgrade" not in service.log.read_text()
+        lines = service.lines()
+    assert {line["process"] for line in lines} == {"api"}
+    assert lines[0]["message"] == f"serving at {service.url}"
+    (request,) = [line for line in lines if line["message"] == "answered"]
+    assert request["route"] == "/tune"
+    assert len(request["request"]) == 16
+    assert lines[-1]["message"] == "ending"
+
+
+def test_the_command_line_becomes_the_service(environment: dict[str, str], tmp_path: Path) -> None:
+    """The process that was started is the service: signals and ``kill -9`` mean it."""
+    command = [sys.executable, "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
+    with serving(environment, tmp_path, command=[*command, "serve"]) as service:
+        assert get(f"{service.url}/healthz") == (200, {"status": "ok"})
+        assert service.end(signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize("path", ["/tune/{}/events", "/tune/{}?wait=60"])
+def test_who_waits_does_not_keep_it_from_ending(
+    environment: dict[str, str], tmp_path: Path, study_id: str, path: str
+) -> None:
+    with serving(environment, tmp_path) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=WITHIN_S) as waiting:
+            request = f"GET {path.format(study_id)} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            waiting.sendall(request.encode())
+            if path.endswith("events"):
+                assert waiting.recv(15) == b"HTTP/1.1 200 OK"
+            while get(f"{service.url}/healthz")[0] != 200:
+                pass
+            assert service.end() == 0
+            while waiting.recv(65536):
+                pass  # answered, and closed
+        assert not any("exceeded" in line["message"] for line in service.lines())
+
+
+def test_an_address_that_others_reach_needs_a_key(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = run(environment, "--host", "0.0.0.0", "--port", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tuner: error: host: ")
+    assert "tuner keys create" in done.stderr
+    with open_store(environment["TUNER_DB"]) as store:
+        _, secret = Keys(store.transactions).create("test", Scope.READ)
+    with serving(environment, tmp_path, "--host", "0.0.0.0") as service:
+        url = service.url.replace("0.0.0.0", "127.0.0.1")
+        assert get(f"{url}/readyz") == (200, {"status": "ready"})
+        assert get(f"{url}/tune")[0] == 401
+        assert get(f"{url}/tune", Authorization=f"Bearer {secret}")[0] == 200
+        assert service.end() == 0
+        assert secret not in service.log.read_text()
+
+
+def test_metrics_are_told(environment: dict[str, str], tmp_path: Path, study_id: str) -> None:
+    with serving(environment, tmp_path) as service:
+        get(f"{service.url}/tune/{study_id}")
+        with urllib.request.urlopen(f"{service.url}/metrics", timeout=WITHIN_S) as answer:
+            text = answer.read().decode()
+        assert 'tuner_studies{state="queued"} 1.0' in text
+        labels = 'method="GET",route="/tune/{study_id}",status="200"'
+        assert f"tuner_http_request_duration_seconds_count{{{labels}}} 1.0" in text
+
+
+def test_an_unusable_database_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run(environment, "--db", f"sqlite:///{tmp_path}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tuner: error: db: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_database_server_that_is_not_there_is_one_line(environment: dict[str, str]) -> None:
+    done = run(environment, "--db", "postgresql://user:secret@127.0.0.1:1/tuner")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+
+
+def test_an_address_that_is_taken_is_one_line(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(environment, "--port", str(port), "--json")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    error = json.loads(done.stdout)["error"]
+    assert (error["field"], error["exit_code"]) == ("host", 2)
+    assert f"127.0.0.1:{port}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("TUNER_PORT", "http", "TUNER_PORT"),
+        ("TUNER_THREADS", "0", "TUNER_THREADS"),
+        ("TUNER_LOG", "xml", "TUNER_LOG"),
+    ],
+)
+def test_a_bad_setting_is_one_line(
+    environment: dict[str, str], name: str, value: str, field: str
+) -> None:
+    done = run({**environment, name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tuner: error: {field}: got ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_settings_stand_in_a_file(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TUNER_HOST=127.0.0.9\nPOSTGRES_PASSWORD=x\n")
+    with serving(environment, tmp_path) as service:
+        assert service.url.startswith("http://127.0.0.9:")

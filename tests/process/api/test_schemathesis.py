@@ -1,0 +1,135 @@
+"""Requests made up from the OpenAPI document, one after another, as its links say.
+
+None may find a mistake of ours: no status, header or body that the document does not tell.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from schemathesis import Case, GenerationMode
+from schemathesis.specs.openapi import checks
+from sqlalchemy import delete, text
+
+from api.app import create_app
+from api.settings import Settings
+from tests.profiles import examples
+from tests.unit.api.studies import MEASURED, PREDICTED
+from tuner.store import open_store
+from tuner.store.access import Keys
+from tuner.store.tables import Base, KeyRow, Scope
+
+VALID = [PREDICTED, MEASURED, *({**PREDICTED, "cluster": f"{n}xa100-80gb"} for n in (1, 4, 8))]
+"""Questions: words that are made up hardly ever name a model."""
+NOT_LOOKED_AT = [
+    checks.positive_data_acceptance,  # what is a string may still name no model
+    checks.use_after_free,  # DELETE cancels a study, which stays to be seen
+]
+STEPS = 10
+"""Requests of one sequence, at most."""
+
+
+@dataclass
+class Sent:
+    """What was sent."""
+
+    count: int = 0
+    statuses: dict[int, int] | None = None
+
+
+@contextmanager
+def checked(folder: Path) -> Iterator[tuple[Any, str, Callable[[], None]]]:
+    """The document as schemathesis reads it, what a caller's key says, and how to empty the
+    database."""
+    with open_store(f"sqlite:///{folder}/studies.db") as store:
+        _, key = Keys(store.transactions).create("tests", Scope.ADMIN)
+        app = create_app(
+            store,
+            Settings(
+                _env_file=None,
+                require_keys=True,
+                allowed_hosts=("testserver",),
+                rate_per_s=1e6,
+                rate_burst=10**6,
+                max_open_studies=10**6,
+            ),
+        )
+        app.state.stopping()  # so that no stream and no long poll waits for what never happens
+        bearer = f"Bearer {key}"
+        schema = schemathesis.openapi.from_asgi(
+            "/openapi.json", app, headers={"Authorization": bearer}
+        )
+
+        def forget() -> None:
+            """Every sequence finds the same: an empty database."""
+            with store.transactions.write() as session:
+                for table in reversed(Base.metadata.sorted_tables):
+                    if table.name != KeyRow.__tablename__:
+                        session.execute(delete(table))
+                session.execute(text("DELETE FROM sqlite_sequence"))
+            answers = app.state.context.answers
+            for kept in (answers._whole, answers._bodies):
+                kept._found.clear()
+
+        yield schema, bearer, forget
+
+
+def explore(folder: Path, sequences: int) -> Sent:
+    """Sends sequences of requests; what was sent."""
+    sent = Sent(statuses={})
+    with checked(folder) as (schema, key, forget):
+
+        class Machine(schema.as_state_machine()):  # type: ignore[misc]
+            def setup(self) -> None:
+                forget()
+
+            def before_call(self, case: Case) -> None:
+                """Of the questions that were made up, most are replaced by some that make sense."""
+                assert case.meta is not None
+                number = len(repr(case.body))
+                is_valid = case.meta.generation.mode is GenerationMode.POSITIVE
+                if is_valid and case.method == "POST" and number % 4:
+                    case.body = VALID[number % len(VALID)]
+
+            def get_call_kwargs(self, case: Case) -> dict[str, Any]:
+                return {"headers": {"Authorization": key}}
+
+            def after_call(self, response: Any, case: Case) -> None:
+                sent.count += 1
+                sent.statuses[response.status_code] = sent.statuses.get(response.status_code, 0) + 1
+
+            def validate_response(self, response: Any, case: Case, **more: Any) -> None:
+                case.validate_response(
+                    response, excluded_checks=NOT_LOOKED_AT, transport_kwargs=more
+                )
+
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=examples(sequences),
+                stateful_step_count=STEPS,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    return sent
+
+
+@pytest.mark.hypothesis
+def test_two_hundred_requests_find_no_mistake(tmp_path: Path) -> None:
+    sent = explore(tmp_path, 32)
+    assert sent.count >= 200
+    assert sent.statuses is not None
+    assert sent.statuses.keys() >= {200, 202, 404, 422}
+
+
+@pytest.mark.hypothesis
+@pytest.mark.slow
+def test_two_thousand_requests_find_no_mistake(tmp_path: Path) -> None:
+    sent = explore(tmp_path, 250)
+    assert sent.count >= 2000

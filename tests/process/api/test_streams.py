@@ -1,0 +1,228 @@
+"""Event streams, from a service that really listens."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.events import EventSent
+from api.security import Revocation
+from api.sessions import SESSION
+from api.settings import Settings
+from tests.process.api.live import serving
+from tests.unit.api.studies import MEASURED, probe, question_of
+from tuner.core.study import StudyState, Terms
+from tuner.store import Store
+from tuner.store.access import Keys, Sessions
+from tuner.store.tables import Scope as Allows
+
+LOOK_S = 0.05
+WITHIN_S = 90
+
+
+@pytest.fixture
+def live(app: FastAPI) -> Iterator[str]:
+    with serving(app) as url:
+        yield url
+
+
+@pytest.fixture
+def study_id(store: Store) -> str:
+    return store.ask(question_of(MEASURED), Terms(max_probes=50)).id
+
+
+def blocks(response: httpx.Response) -> Iterator[dict[str, str]]:
+    """Events of a stream as they come in."""
+    block: dict[str, str] = {}
+    for line in response.iter_lines():
+        if not line and block:
+            yield block
+            block = {}
+        elif line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            block[name] = value
+
+
+def stream(url: str, study_id: str, **headers: str) -> Any:
+    path = f"{url}/tune/{study_id}/events"
+    return httpx.stream("GET", path, headers=headers, timeout=60)
+
+
+def test_events_come_as_they_happen_until_the_end(live: str, store: Store, study_id: str) -> None:
+    with stream(live, study_id) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-accel-buffering"] == "no"
+        coming = blocks(response)
+        first = next(coming)
+        assert first["event"] == "asked"
+        probe(store, study_id)
+        second = next(coming)
+        assert second["event"] == "study"
+        store.move(study_id, StudyState.CANCELLED)
+        rest = list(coming)
+    told = [first, second, *rest]
+    assert [int(one["id"]) for one in told] == [one.id for one in store.events(study_id)]
+    for one in told:
+        data = json.loads(one["data"])
+        EventSent.model_validate(data)
+        assert (str(data["id"]), data["kind"]) == (one["id"], one["event"])
+
+
+def test_a_stream_is_taken_up_where_it_broke(live: str, store: Store, study_id: str) -> None:
+    with stream(live, study_id) as response:
+        last = next(blocks(response))["id"]
+    probe(store, study_id)
+    store.move(study_id, StudyState.CANCELLED)
+    with stream(live, study_id, **{"Last-Event-ID": last}) as response:
+        rest = [int(one["id"]) for one in blocks(response)]
+    assert [int(last), *rest] == [one.id for one in store.events(study_id)]
+
+
+def test_what_is_no_stream_is_a_problem(live: str, study_id: str) -> None:
+    events = f"{live}/tune/{study_id}/events"
+    for last in ("x", "-1", "9" * 30):
+        response = httpx.get(events, headers={"Last-Event-ID": last})
+        assert response.status_code == 422
+        assert response.headers["content-type"] == "application/problem+json"
+    assert httpx.get(f"{live}/tune/st-000000000000/events").status_code == 404
+
+
+# -- of a key that is revoked, or a session that is over
+
+
+@pytest.fixture
+def keys(store: Store) -> Keys:
+    return Keys(store.transactions)
+
+
+@pytest.fixture
+def watches() -> list[Revocation]:
+    """What watches over the requests of the service."""
+    return []
+
+
+@pytest.fixture
+def service(
+    store: Store, watches: list[Revocation], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """A service that asks for keys."""
+
+    def watch(keys: Keys, sessions: Sessions) -> Revocation:
+        watches.append(Revocation(keys, sessions, look_s=LOOK_S))
+        return watches[-1]
+
+    monkeypatch.setattr("api.security.Revocation", watch)
+    settings = Settings(_env_file=None, poll_s=0.02, require_keys=True)
+    with serving(create_app(store, settings)) as address:
+        yield address
+
+
+def wait_until_open(watches: list[Revocation], count: int) -> None:
+    """Wait until so many requests were let in and are being answered."""
+    until = time.monotonic() + WITHIN_S
+    while sum(len(watch._open) for watch in watches) < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_streams_and_long_polls_of_a_revoked_key_end(
+    store: Store, keys: Keys, service: str, watches: list[Revocation]
+) -> None:
+    study_id = store.ask(question_of(MEASURED), Terms()).id
+    (lost, text), (_, other) = keys.create("a", Allows.READ), keys.create("b", Allows.READ)
+    heard, polled, kept = [], [], threading.Event()
+
+    def listen(key: str) -> list[str]:
+        headers = {"Authorization": f"Bearer {key}"}
+        path = f"{service}/tune/{study_id}/events"
+        with httpx.stream("GET", path, headers=headers, timeout=WITHIN_S) as answer:
+            return list(answer.iter_lines())
+
+    def poll() -> None:
+        headers = {"Authorization": f"Bearer {text}"}
+        polled.append(
+            httpx.get(f"{service}/tune/{study_id}?wait=60", headers=headers, timeout=WITHIN_S)
+        )
+
+    threads = [
+        threading.Thread(target=lambda: heard.append(listen(text))),
+        threading.Thread(target=poll),
+        threading.Thread(target=lambda: listen(other) and kept.set()),
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until_open(watches, 3)
+    keys.revoke(lost.id)
+    for thread in threads[:2]:
+        thread.join(timeout=WITHIN_S)
+        assert not thread.is_alive()
+    assert heard, "it ended as a stream does"
+    assert (polled[0].status_code, polled[0].json()["detail"]) == (
+        401,
+        "this key was revoked, or the session is over",
+    )
+    assert threads[2].is_alive(), "another key's goes on"
+    assert not kept.is_set()
+    store.move(study_id, StudyState.CANCELLED)
+    threads[2].join(timeout=WITHIN_S)
+    assert kept.is_set()
+
+
+def test_a_stream_of_a_session_ends_when_one_signs_out(
+    store: Store, keys: Keys, service: str, watches: list[Revocation]
+) -> None:
+    study_id = store.ask(question_of(MEASURED), Terms()).id
+    key, _ = keys.create("a", Allows.READ)
+    sessions = Sessions(keys.transactions)
+    mine, another = sessions.begin(key.id), sessions.begin(key.id)
+    assert sessions.open_ids() >= {id_of(sessions, mine), id_of(sessions, another)}
+
+    def listen(token: str) -> None:
+        headers = {"Cookie": f"{SESSION}={token}"}
+        path = f"{service}/tune/{study_id}/events"
+        with httpx.stream("GET", path, headers=headers, timeout=WITHIN_S) as answer:
+            answer.read()
+
+    threads = [threading.Thread(target=listen, args=(token,)) for token in (mine, another)]
+    for thread in threads:
+        thread.start()
+    wait_until_open(watches, 2)
+    sessions.end(mine)
+    threads[0].join(timeout=WITHIN_S)
+    assert not threads[0].is_alive()
+    assert threads[1].is_alive(), "the other browser's goes on"
+    keys.revoke(key.id)
+    threads[1].join(timeout=WITHIN_S)
+    assert not threads[1].is_alive()
+
+
+def id_of(sessions: Sessions, token: str) -> str:
+    found = sessions.check(token)
+    assert found is not None
+    return found.session_id
+
+
+# -- HEAD
+
+
+def test_a_server_sends_no_body_and_a_stream_ends(app: FastAPI, store: Store) -> None:
+    study_id = store.ask(question_of(MEASURED), Terms()).id
+    with serving(app) as url:
+        caller = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        for path in (f"/tune/{study_id}/events", f"/tune/{study_id}", "/healthz", "/nowhere"):
+            caller.request("HEAD", path)  # on one connection: nothing of a body stands between
+            found = caller.getresponse()
+            assert found.read() == b""
+            assert found.status == (404 if path == "/nowhere" else 200)
+            kind = "text/event-stream; charset=utf-8" if "events" in path else None
+            assert kind in (None, found.getheader("content-type"))
+        caller.close()
+        assert not app.state.context.poller._feeds, "nobody listens"

@@ -1,0 +1,90 @@
+"""``tuner suggest --script`` and ``tuner probe --script``."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.process.cli.test_end_to_end import LONGEST_S, PROGRAM
+from tests.unit.conftest import Cli
+
+SCRIPTS = Path(__file__).parents[1] / "workers" / "scripts"
+BATCH = ("--micro", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}")
+
+
+def asked(tiny: str | None, *more: str, script: str = "plain.py") -> tuple[str, ...]:
+    return (
+        *(("--model", tiny) if tiny else ()),
+        *("--cluster", "cpu:2", "--global-batch-size", "4"),
+        *("--sequence-length", "32", "--script", str(SCRIPTS / script), *more),
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--", "--micro", "{micro_batch}"), "script arguments: got '{micro_batch}'; no such"),
+        (("--", "--micro", "2"), "names neither {micro_batch_size} nor"),
+        (("--fidelity", "predicted", "--", *BATCH), "fidelity: got 'predicted'; a script is run"),
+        (("--launch", "mpirun", "--", *BATCH), "launch: got 'mpirun'; must be one of torchrun, ac"),
+        (("--launch", "accelerate", "--", *BATCH), "starts scripts with --framework accelerate"),
+        (("--template", "none.yaml", "--", *BATCH), "template: got 'none.yaml'; must be a file"),
+        (("--script-env", "X", "--", *BATCH), "script_env: got 'X'; must look like NAME="),
+        (("--server", "http://127.0.0.1:1", "--", *BATCH), "services take no scripts"),
+        (
+            ("--knob", "sharding=ddp,full_shard", "--", *BATCH),
+            "sharding: got 'ddp, full_shard'; {s",
+        ),
+    ],
+)
+def test_what_is_refused(cli: Cli, tiny: str, more: tuple[str, ...], said: str) -> None:
+    result = cli("suggest", *asked(tiny, *more))
+    assert result.code == 2, result
+    assert said in result.err
+    assert result.out == ""
+
+
+def test_what_belongs_to_a_script_needs_one(cli: Cli, tiny: str) -> None:
+    plain = asked(tiny)[:-2]
+    for option in ("launch", "script_env", "template"):
+        result = cli("suggest", *plain, f"--{option.replace('_', '-')}", "x")
+        assert result.code == 2
+        assert f"{option}: got" in result.err
+        assert "needs --script" in result.err
+
+
+@pytest.mark.slow
+def test_a_script_is_tuned_and_its_command_told(tiny: str, tmp_path: Path) -> None:
+    more = ("--max-probes", "2", "--db", f"sqlite:///{tmp_path / 'studies.db'}", "--json")
+    done = subprocess.run(
+        [*PROGRAM, "suggest", *asked(tiny, *more, "--", *BATCH)],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["best"]["provenance"] == "measured"
+    assert found["best"]["guard"]["verdict"] == "not_checked"
+    settings = found["best"]["settings"]
+    assert found["launch"]["argv"] == [
+        "torchrun", "--standalone", "--nproc-per-node", "2", str(SCRIPTS / "plain.py"),
+        "--micro", str(settings["micro_batch_size"]),
+        "--accumulation", str(settings["gradient_accumulation_steps"]),
+    ]  # fmt: skip
+    assert "{sharding} is used nowhere" in json.dumps(found["dead_knobs"])
+
+
+@pytest.mark.slow
+def test_one_settings_of_a_script_is_probed(tiny: str, tmp_path: Path) -> None:
+    more = ("--db", f"sqlite:///{tmp_path / 'studies.db'}", "--settings", "micro_batch_size=2")
+    done = subprocess.run(
+        [*PROGRAM, "probe", *asked(tiny, *more, "--json", "--", *BATCH)],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stderr
+    probe = json.loads(done.stdout)["probe"]
+    assert probe["outcome"] == "ok"

@@ -1,0 +1,165 @@
+"""The code in files for ``accelerate launch``: checked, executed, and launched."""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.launchfiles.launching import all_json, launched, save_tiny_llama
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.launchfiles import About, export
+from tuner.launchfiles.accelerate import configuration, script
+
+SCRIPT = Path(__file__).parent / "launched.py"
+
+
+def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> None:
+    knobs = itertools.product(
+        ("cpu:2", "2xl4", "l4"), ("ddp", "full_shard"), ("none", "full"), Precision, ReduceDtype
+    )
+    for number, (cluster, sharding, checkpointing, precision, reduce_dtype) in enumerate(knobs):
+        question, settings = case(
+            model="stories15m",
+            cluster=cluster,
+            sequence_length=8,
+            settings=f"sharding={sharding},activation_checkpointing={checkpointing}",
+            workload={
+                "precision": precision,
+                "reduce_dtype": reduce_dtype,
+                "optimizer": list(Optimizer)[number % len(Optimizer)],
+            },
+        ).parts()
+        file = tmp_path / f"script{number}.py"
+        file.write_text(script(question, settings) + "\n", encoding="utf-8")
+    own = 'builtins = ["MODEL", "DATASET", "LEARNING_RATE"]'
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--config", own]
+    checked = subprocess.run(
+        [*check, "--select=F,E9,E302,E303", "--preview", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("reduce_dtype", ReduceDtype)
+@pytest.mark.parametrize("sharding", ["ddp", "full_shard"])
+def test_number_formats_are_the_probes(
+    case: Any, precision: Precision, reduce_dtype: ReduceDtype, sharding: str
+) -> None:
+    question, settings = case(
+        model="llama-3.1-8b",
+        cluster="8xa100-80gb",
+        settings=f"sharding={sharding}",
+        workload={"precision": precision, "reduce_dtype": reduce_dtype},
+    ).parts()
+    code, dtype = script(question, settings), {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
+    own = "bf16" if precision is Precision.BF16 else "fp32"
+    assert f"from_pretrained(\n    MODEL, dtype={dtype[own]}," in code
+    hook = f"bucket.buffer().to({dtype[reduce_dtype]})"
+    policy = f"reduce_dtype={dtype[reduce_dtype]}"
+    mixed = precision is Precision.BF16_MIXED
+    assert (hook in code) is (sharding == "ddp" and reduce_dtype != own)
+    assert (policy in code) is (sharding != "ddp" and (mixed or reduce_dtype != own))
+    assert ("param_dtype=torch.bfloat16" in code) is (sharding != "ddp" and mixed)
+
+
+def test_checkpointing_is_said_once(cases: Mapping[str, Any]) -> None:
+    for name, in_file in (
+        ("checkpointing", True),
+        ("full_shard_cpu", True),
+        ("checkpointing_with_dropout", False),
+        ("one_gpu", False),
+    ):
+        question, settings = cases[name].parts()
+        fsdp = configuration(question, settings).get("fsdp_config", {})
+        assert fsdp.get("fsdp_activation_checkpointing", False) is in_file
+        assert ("gradient_checkpointing_enable" in script(question, settings)) is not in_file
+
+
+def test_sharded_code_stops_on_a_cpu(launched_environment: Any, cases: Mapping[str, Any]) -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    launched_environment("full_shard_cpu")
+    try:
+        with pytest.raises(AssertionError, match="on GPUs only"):
+            exec(script(*cases["full_shard_cpu"].parts()), {})
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+# ---- launched --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    """A checkpoint whose embedding is lm_head's too."""
+    return save_tiny_llama(tmp_path / "model", tied=True)
+
+
+@pytest.mark.slow
+def test_two_launched_processes_run_ddp_as_the_file_says(
+    case: Any, cases: Mapping[str, Any], about: About, tmp_path: Path, tiny_model: Path
+) -> None:
+    """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
+    other = case(
+        model="stories15m",
+        cluster="cpu:2",
+        sequence_length=8,
+        settings="sharding=ddp,gradient_accumulation_steps=4,sync_each_batch=true"
+        ",activation_checkpointing=full",
+        workload={"precision": Precision.FP32, "reduce_dtype": ReduceDtype.BF16},
+    )
+    files = []
+    for name, one in (("deferred", cases["ddp_cpu"]), ("each", other)):
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(export("accelerate", *one.parts(), about), encoding="utf-8")
+    deferred, each = _launch(files[0], tiny_model, *files)
+    same = {
+        "processes": 2,
+        "distributed_type": "MULTI_CPU",
+        "device": "cpu",
+        "mixed_precision": "no",
+        "gradient_accumulation_steps": 4,
+        "weights": "torch.float32",
+        "optimizer": "AdamW",
+        "optimizer_steps": 2,
+    }
+    assert {key: deferred[key] for key in same} == {key: each[key] for key in same} == same
+    assert (deferred["sync_each_batch"], each["sync_each_batch"]) == (False, True)
+    assert (deferred["checkpointed"], each["checkpointed"]) == (0, 2)
+    assert deferred["collectives"] == {"allreduce torch.float32": 2}
+    assert each["collectives"] == {"allreduce torch.bfloat16": 8}
+    assert each["loss"] == pytest.approx(deferred["loss"], rel=1e-3)
+
+
+def test_two_launched_processes_shard_as_the_file_says(written: Any, tiny_model: Path) -> None:
+    """16 sequences in 2 optimizer steps of 2 micro-batches; 2 layers and the rest are sharded."""
+    file = written("full_shard_cpu")
+    (found,) = _launch(file, tiny_model, "--fsdp-on-cpu", file)
+    expected = {
+        "processes": 2,
+        "distributed_type": "FSDP",
+        "mixed_precision": "bf16",
+        "gradient_accumulation_steps": 2,
+        "sync_each_batch": False,
+        "weights": "torch.float32",
+        "checkpointed": 2,
+        "optimizer_steps": 2,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert found["collectives"]["reduce_scatter_base torch.float32"] == 2 * 3
+    assert found["collectives"]["allgather_base torch.bfloat16"] == 4 * (3 + 2)
+    assert found["loss"] == pytest.approx(4.149, abs=0.01)
+
+
+def _launch(config: Path, model: Path, *arguments: object) -> list[dict[str, Any]]:
+    """Lines of JSON that the launched script printed."""
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+    command += ["--config_file", str(config), "--main_process_port", "0"]
+    return all_json(launched([*command, str(SCRIPT), str(model), *map(str, arguments)]))

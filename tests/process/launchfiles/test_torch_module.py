@@ -1,0 +1,179 @@
+"""The module for torch's own loop: its code, and that it trains what one process trains."""
+
+import ast
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.launchfiles.launching import ROOT, all_json, launched, save_tiny_llama
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.launchfiles import About, export, why_not
+from tuner.launchfiles.torch_module import module
+
+HERE = Path(__file__).parent
+
+
+def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> None:
+    knobs = itertools.product(
+        ("cpu:2", "2x2xl4", "l4"),
+        ("sharding=ddp", "sharding=hybrid_shard,cpu_offload=true", "sharding=full_shard,tp_size=2"),
+        ("sync_each_batch=true", "sync_each_batch=false"),
+        Precision,
+    )
+    number = 0
+    for cluster, sharding, sync, precision in knobs:
+        if cluster == "l4" and "tp_size" in sharding:
+            continue
+        question, settings = case(
+            model="stories15m",
+            cluster=cluster,
+            sequence_length=8,
+            settings=f"{sharding},{sync},gradient_accumulation_steps=2",
+            workload={
+                "precision": precision,
+                "reduce_dtype": list(ReduceDtype)[number % 2],
+                "optimizer": list(Optimizer)[number % len(Optimizer)],
+            },
+        ).parts()
+        if why_not("torch", question, settings) is None:
+            code = module(question, settings)
+            (tmp_path / f"module{number}.py").write_text(f"{code}\n", encoding="utf-8")
+            number += 1
+    assert number > 30
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--preview"]
+    checked = subprocess.run(
+        [*check, "--select=F,E302,E303,E305,E9,W", "--line-length=100", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_it_imports_nothing_of_ours_without_tensor_parallelism(case: Any) -> None:
+    for settings, ours in (("sharding=full_shard", set()), ("sharding=ddp,tp_size=2", {"workers"})):
+        parts = case(model="llama-3.2-1b", cluster="2xl4", settings=settings).parts()
+        nodes = ast.walk(ast.parse(module(*parts)))
+        found = {
+            n.module.split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom) and n.module
+        }
+        assert found & {"tuner", "workers", "api"} == ours
+
+
+def test_what_it_takes_of_the_probe_program_is_there(case: Any) -> None:
+    """Exported modules outlive versions of this program: these names and arguments are kept."""
+    import inspect
+
+    from workers.probe import tensor_parallel
+
+    parts = case(model="llama-3.2-1b", cluster="2xl4", settings="sharding=ddp,tp_size=2").parts()
+    assert 'parallelize(model, mesh["tp"], recompute_allgather=' in module(*parts)
+    assert "reduce_partial_gradients(model.parameters())" in module(*parts)
+    arguments = inspect.signature(tensor_parallel.parallelize).parameters
+    assert list(arguments) == ["model", "mesh", "recompute_allgather"]
+    assert list(inspect.signature(tensor_parallel.reduce_partial_gradients).parameters) == [
+        "parameters"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "settings", "reason"),
+    [
+        ("4xl4", "sharding=ddp,tp_size=2", "--knob sharding=shard_grad_op,full_shard"),
+        ("4xl4", "sharding=ddp,pp_size=2", "--framework torch"),
+        ("4xl4", "sharding=zero1", "--framework torch"),
+        ("2x2xl4", "sharding=hybrid_shard,tp_size=2", "has one data-parallel rank here"),
+        ("l4", "sharding=full_shard,cpu_offload=true", "only what it shards"),
+    ],
+)
+def test_what_torch_has_not_is_refused(case: Any, cluster: str, settings: str, reason: str) -> None:
+    parts = case(model="llama-3.2-1b", cluster=cluster, settings=settings).parts()
+    assert reason in str(why_not("torch", *parts))
+
+
+# ---- launched: the package's other tests see the calls, these that they train the same ---------
+
+ALONE = ("cpu:1", "sharding=ddp,micro_batch_size=8")
+DEFERRED = "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false"
+EACH = "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=true"
+
+
+def _trained(
+    case: Any, about: About, folder: Path, *kinds: tuple[str, str], **workload: Any
+) -> list[dict[str, Any]]:
+    """What was seen of each of some settings, on clusters of one size."""
+    paths = []
+    for number, (cluster, settings) in enumerate(kinds):
+        question, chosen = case(
+            model="stories15m",
+            cluster=cluster,
+            sequence_length=8,
+            settings=settings,
+            workload={"precision": Precision.FP32, **workload},
+        ).parts()
+        paths.append(folder / f"tuned{question.cluster.world_size}_{number}.py")
+        paths[-1].write_text(export("torch", question, chosen, about), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += [str(question.cluster.world_size), str(HERE / "trained.py"), str(folder / "model")]
+    return all_json(launched([*command, *map(str, paths)], PYTHONPATH=str(ROOT)))
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(case: Any, about: About, tmp_path: Path) -> None:
+    """Two optimizer steps of two micro-batches; sharded in 2 layers, the embedding and the rest."""
+    save_tiny_llama(tmp_path / "model", tied=False, std=0.2)
+    (alone,) = _trained(case, about, tmp_path, ALONE)
+    assert len(alone["losses"]) == 2
+    assert abs(alone["losses"][0] - alone["losses"][1]) > 1e-2
+    found = _trained(
+        case,
+        about,
+        tmp_path,
+        ("cpu:2", f"sharding=full_shard,{DEFERRED}"),
+        ("cpu:2", f"sharding=shard_grad_op,{EACH},activation_checkpointing=full"),
+        ("cpu:2", f"sharding=ddp,{DEFERRED}"),
+    )
+    assert len(found) == 3
+    for both in found:
+        assert both["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    counts = [both["collectives"] for both in found]
+    assert counts[0]["reduce_scatter_base torch.float32"] == 2 * 4
+    assert counts[1]["reduce_scatter_base torch.float32"] == 2 * 2 * 4
+    assert counts[2] == {"allreduce torch.float32": 2}
+
+
+@pytest.mark.slow
+def test_tensor_parallelism_trains_what_one_process_trains(
+    case: Any, about: About, tmp_path: Path
+) -> None:
+    save_tiny_llama(tmp_path / "model", tied=True, std=0.2)
+    (alone,) = _trained(case, about, tmp_path, ALONE)
+    full = "activation_checkpointing=full,tp_recompute_allgather=true"
+    found = _trained(
+        case, about, tmp_path, ("cpu:2", f"sharding=ddp,tp_size=2,micro_batch_size=8,{full}")
+    )
+    found += _trained(
+        case,
+        about,
+        tmp_path,
+        ("cpu:4", f"sharding=full_shard,tp_size=2,{DEFERRED}"),
+        ("2x2xcpu", "sharding=hybrid_shard,gradient_accumulation_steps=2,cpu_offload=true"),
+    )
+    assert len(found) == 3
+    for one in found:
+        assert one["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_are_reduced_in_the_format_that_was_asked_for(
+    case: Any, about: About, tmp_path: Path
+) -> None:
+    save_tiny_llama(tmp_path / "model", tied=False)
+    kinds = [("cpu:2", f"sharding={sharding},{DEFERRED}") for sharding in ("ddp", "full_shard")]
+    found = _trained(case, about, tmp_path, *kinds, reduce_dtype=ReduceDtype.BF16)
+    replicated, sharded = (one["collectives"] for one in found)
+    assert replicated["allreduce torch.bfloat16"] == 2
+    assert sharded["reduce_scatter_base torch.bfloat16"] == 2 * 4

@@ -1,0 +1,116 @@
+"""The norm of all gradients, layers that backward computes again, and what hides collectives."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from workers.probe.collectives import Call, overlaps
+from workers.probe.instruments import recomputing, total_gradient_norm
+from workers.probe.model import build_on_meta, decoder_layers
+from workers.probe.tracker import Phase
+
+
+def with_gradient(gradient: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    parameter.grad = gradient
+    return parameter
+
+
+@pytest.mark.parametrize(
+    ("gradients", "norm"),
+    [
+        ([torch.tensor([3.0]), None, torch.full((2, 2), 2.0)], 5.0),
+        ([torch.full((10_000,), 1.0, dtype=torch.bfloat16)], 100.0),  # bf16 is not rounded
+        ([None], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_the_norm_of_all_gradients_together(gradients: list[Tensor | None], norm: float) -> None:
+    """Of plain tensors; split ones are in test_tensor_parallel."""
+    parameters = [nn.Parameter(torch.ones(3)) if g is None else with_gradient(g) for g in gradients]
+    found = total_gradient_norm(parameter for parameter in parameters)
+    assert (found.dtype, found.shape) == (torch.float64, ())
+    assert found.item() == pytest.approx(norm, rel=1e-6)
+
+
+class Layer(nn.Module):
+    """Checkpoints what is in it; its own hooks are run once."""
+
+    def __init__(self, *, checkpoints: bool) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.first, self.last = nn.Linear(4, 4), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False) if self.checkpoints else self.inner(x)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def step(layers: list[Layer], phase: Phase) -> None:
+    phase.name, x = "forward", torch.ones(2, 4, requires_grad=True)
+    for layer in layers:
+        x = layer(x)
+    phase.name = "backward"
+    x.sum().backward()
+
+
+@pytest.mark.parametrize("checkpointed", [0, 1, 3])
+def test_each_layer_that_is_computed_again_counts(checkpointed: int) -> None:
+    layers = [Layer(checkpoints=number < checkpointed) for number in range(3)]
+    phase = Phase()
+    with recomputing(layers, phase) as found:
+        step(layers, phase)
+        step(layers, phase)
+    assert found.calls == 2 * checkpointed
+    step(layers, phase)  # no hooks are left
+    assert found.calls == 2 * checkpointed
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_transformers_checkpointing_is_seen(checkpoints: bool) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 32,
+    }  # fmt: skip
+    model, phase = build_on_meta(config, torch.float32), Phase()
+    if checkpoints:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model._apply(lambda t: torch.full(t.shape, 0.02) if t.is_meta else t)
+    tokens = torch.arange(8).view(1, 8)
+    with recomputing(decoder_layers(model), phase) as found:
+        phase.name = "forward"
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        phase.name = "backward"
+        loss.backward()
+    assert found.calls == (3 if checkpoints else 0)
+
+
+GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+SHARD, TENSOR, DATA = "0", "1", "2"
+E, P, B = "exposed", "prefetched", "behind_backward"
+
+
+@pytest.mark.parametrize(
+    ("calls", "hidden"),
+    [
+        # forward waits for the first gather of each micro-batch, also where backward, whose
+        # parameters stayed gathered, has no collectives between
+        ([(GATHER, "forward", m, SHARD) for m in (1, 1, 2, 2, 2)], [E, P, E, P, P]),
+        # backward hides all reductions but the last of each micro-batch
+        ([(REDUCE, "backward", m, DATA) for m in (1, 1, 2, 2)], [B, E, B, E]),
+        # kinds do not hide one another
+        ([(GATHER, "backward", 1, SHARD), (SCATTER, "backward", 1, SHARD),
+          (GATHER, "forward", 2, SHARD)], [P, E, E]),
+        # tensor parallelism waits for everything, and the optimizer hides nothing
+        ([(GATHER, "forward", 1, TENSOR)] * 3, [E] * 3),
+        ([(REDUCE, "optimizer", 1, SHARD)] * 2, [E] * 2),
+    ],
+)  # fmt: skip
+def test_what_hides_collectives(calls: list[tuple[str, str, int, str]], hidden: list[str]) -> None:
+    planted = [Call(op, group, phase, number, 1) for op, phase, number, group in calls]
+    found = overlaps(planted, {SHARD: "dp_shard", TENSOR: "tp", DATA: "dp"})
+    assert [str(overlap) for overlap in found] == hidden

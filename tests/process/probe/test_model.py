@@ -1,0 +1,159 @@
+"""Models are built without memory, and filled alike however they are cut."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.process.probe import specs
+from workers.probe.model import (
+    WeightFiller,
+    build_on_meta,
+    check_experts,
+    decoder_layers,
+    micro_batches,
+)
+from workers.probe.spec import Spec, parse_spec
+from workers.probe.stack import check_mesh
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 96,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS = {
+    "llama": {**SMALL, "tie_word_embeddings": True},
+    "mistral": SMALL,
+    "mixtral": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "head_dim": 8},
+    "qwen3_moe": {**SMALL, **EXPERTS, "head_dim": 8},
+    "gemma": {**SMALL, "head_dim": 8},
+    "gemma2": {**SMALL, "head_dim": 8},
+    "gemma3_text": {**SMALL, "head_dim": 8},
+    "phi3": {**SMALL, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+}
+
+
+def build(model_type: str) -> torch.nn.Module:
+    return build_on_meta({"model_type": model_type, **MODELS[model_type]}, torch.float32)
+
+
+def fill(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    filler = WeightFiller(model, seed=seed, device=torch.device("cpu"), shard_rank=0, shard_size=1)
+    buffers = dict(model.named_buffers())
+    model.to_empty(device="cpu")
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    model.tie_weights()
+    filler.fill(model, sharded=False)
+    return model
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_every_model_trains_a_step(model_type: str) -> None:
+    model = build(model_type)
+    assert all(p.is_meta for p in model.parameters())
+    assert not any(b.is_meta for b in model.buffers())
+    assert len(decoder_layers(model)) == 2
+    tokens = torch.randint(0, 96, (2, 16), generator=torch.Generator().manual_seed(0))
+    loss = fill(model)(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert 3 < loss.item() < 7  # random weights: about ln 96 = 4.6
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    model = fill(build("llama"))
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    first, again, other = fill(build("mistral")), fill(build("mistral")), fill(build("mistral"), 2)
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_an_unknown_model_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="no_such_model"):
+        build_on_meta({"model_type": "no_such_model"}, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "dtype", "refused"),
+    [
+        (36, 60, torch.float32, False),
+        (36, 60, torch.bfloat16, True),
+        (34, 64, torch.float32, True),
+        (36, 30, torch.float32, True),
+    ],
+)
+def test_experts_that_a_grouped_product_cannot_multiply_are_refused(
+    hidden: int, intermediate: int, dtype: torch.dtype, refused: bool
+) -> None:
+    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 8}
+    config = {"model_type": "mixtral", **MODELS["mixtral"], **sizes}
+    model = build_on_meta(config, dtype)
+    tokens = torch.zeros((1, 8), dtype=torch.int64)
+    if not refused:
+        check_experts(model, dtype)
+        return
+    with pytest.raises(ValueError, match="16 bytes"):
+        check_experts(model, dtype)
+    with pytest.raises(RuntimeError, match="16 bytes"):  # why: torch itself refuses it
+        filler = WeightFiller(model, seed=1, device=torch.device("cpu"), shard_rank=0, shard_size=1)
+        model.to_empty(device="cpu")
+        filler.fill(model, sharded=False)
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+
+
+def probe(**changes: Any) -> Spec:
+    config = {"model_type": "llama", "vocab_size": 50}
+    knobs = {"micro_batch_size": 2, "gradient_accumulation_steps": 3, "sharding": "full_shard"}
+    return parse_spec(specs.spec(config, 4, **knobs, **changes))
+
+
+def test_every_configuration_sees_the_same_global_batch() -> None:
+    def rows(spec: Spec) -> list[list[int]]:
+        ranks = {spec.data_parallel_rank(rank) for rank in range(spec.world_size)}
+        batches = [
+            batch
+            for data_rank in ranks
+            for batch in micro_batches(
+                spec, step=5, count=spec.accumulation_counts[-1], data_rank=data_rank
+            )
+        ]
+        return sorted(row for batch in batches for row in batch.tolist())
+
+    plain = rows(probe())
+    assert len(plain) == 24
+    for knobs in ({"micro_batch_size": 1}, {"tp_size": 2}):
+        values = specs.spec({"model_type": "llama", "vocab_size": 50}, 4, sharding="full_shard",
+                            gradient_accumulation_steps=6, **knobs)  # fmt: skip
+        assert rows(parse_spec(values)) == plain
+
+
+def test_tokens_of_a_rank_are_its_own_and_of_the_step() -> None:
+    spec, alone = probe(), probe(fidelity="emulated")
+    first, second = (micro_batches(spec, step=s, count=3, data_rank=1) for s in (0, 1))
+    assert first[0].tolist() != second[0].tolist()
+    assert all(batch.untyped_storage().nbytes() == batch.nbytes for batch in first)
+    drawn = micro_batches(alone, step=0, count=3, data_rank=0)
+    assert [batch.shape for batch in drawn] == [batch.shape for batch in first]
+
+
+def test_ddp_beside_tensor_parallelism_is_refused() -> None:
+    def mesh(tp_size: int) -> None:
+        config = {"model_type": "llama", "vocab_size": 50}
+        check_mesh(parse_spec(specs.spec(config, 4, sharding="ddp", tp_size=tp_size)))
+
+    with pytest.raises(ValueError, match="ddp with tp_size 2 and 2 data-parallel ranks"):
+        mesh(2)
+    mesh(4)

@@ -1,0 +1,168 @@
+"""What a rank notes when: the order of a run's parts."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from workers.probe import run
+from workers.probe.record import Record
+from workers.probe.run import Rank
+from workers.probe.tracker import Phase
+
+
+class Device:
+    """One on which every timed run of steps has a near miss."""
+
+    def __init__(self) -> None:
+        self.retries = 1
+        self.tracker = contextlib.nullcontext()
+        self.tracker.add = lambda tensor: None  # type: ignore[attr-defined]
+
+    def enter_phase(self) -> None:
+        """Nothing is counted by phase."""
+
+    def allocation_retries(self) -> int:
+        return self.retries
+
+
+def test_near_misses_of_timed_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, record = Device(), Record(rank=0)
+
+    def track(rank: Rank, stack: object) -> None:
+        rank.record.memory = {"allocation_retries": rank.device.allocation_retries()}
+
+    def time(rank: Rank, stack: object) -> None:
+        device.retries += 2
+
+    built = SimpleNamespace(model=nn.Linear(2, 2), optimizer_steps=0)
+    monkeypatch.setattr(run, "build_stack", lambda spec, place: built)
+    monkeypatch.setattr(Rank, "_track", track)
+    monkeypatch.setattr(Rank, "_time", time)
+    spec = SimpleNamespace(is_emulated=False)
+    Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record).run()  # type: ignore[arg-type]
+    assert record.memory == {"allocation_retries": 3}
+    assert record.outcome == "ok"
+
+
+class Peers:
+    """Another rank, whose steps are longer by some seconds."""
+
+    def __init__(self, more_s: float) -> None:
+        self.more_s = more_s
+        self.asked = 0
+
+    def all_reduce(self, seconds: torch.Tensor, op: object) -> None:
+        self.asked += 1
+        seconds += self.more_s
+
+
+class Steps(Rank):
+    """A rank whose steps take what they are told to, a second for each micro-batch."""
+
+    def _timed_step(self, stack: object, count: int, losses: list[torch.Tensor]) -> float:
+        self._step += 1
+        return float(count)
+
+
+def timed(
+    monkeypatch: pytest.MonkeyPatch, peers: Peers, counts: list[int], limit_s: float | None
+) -> Steps:
+    monkeypatch.setattr(run.dist, "all_reduce", peers.all_reduce)
+    spec = SimpleNamespace(
+        accumulation_counts=counts,
+        warmup_steps=3,
+        tracked_steps=2,
+        measured_steps=10,
+        minimum_steps=3,
+        time_budget_s=1e6,
+        world_size=2,
+        data_parallel_size=1,
+        give_up_above_s=limit_s,
+        settings=SimpleNamespace(gradient_accumulation_steps=16),
+    )
+    device = SimpleNamespace(torch_device=torch.device("cpu"))
+    rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))  # type: ignore[arg-type]
+    monkeypatch.setattr(rank.__class__, "_note_losses", lambda rank, losses: None)
+    rank._time(SimpleNamespace(set_accumulation=lambda count: None))  # type: ignore[arg-type]
+    return rank
+
+
+def lengths(rank: Rank) -> dict[str, int]:
+    return {count: len(times) for count, times in rank.record.step_times_s.items()}
+
+
+@pytest.mark.parametrize(
+    ("more_s", "limit_s", "steps"),
+    [
+        (0.0, None, 10),
+        (0.0, 16.5, 10),
+        (0.0, 15.5, 2),
+        (1.0, 16.5, 2),  # a peer is slower
+        (1.0, 17.5, 10),
+    ],
+)
+def test_the_slowest_rank_decides_whether_steps_are_too_slow(
+    monkeypatch: pytest.MonkeyPatch, more_s: float, limit_s: float | None, steps: int
+) -> None:
+    """A step of 16 micro-batches takes 16 s by the line through 2 and 4, and a peer's 1 s more."""
+    peers = Peers(more_s)
+    rank = timed(monkeypatch, peers, [2, 4], limit_s)
+    assert lengths(rank) == {"4": steps, "2": steps}
+    assert rank._gave_up is (steps == 2)
+    assert peers.asked == (2 if limit_s is None else 4)  # how many steps, and the look
+
+
+def test_steps_of_one_count_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lengths(timed(monkeypatch, Peers(0.0), [16], 15.0)) == {"16": 2}
+    assert lengths(timed(monkeypatch, Peers(0.0), [16], 17.0)) == {"16": 10}
+
+
+@pytest.mark.parametrize("limit_s", [None, 15.5], ids=["to the end", "gave up"])
+def test_clocks_are_noted_right_after_the_last_timed_step(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float | None
+) -> None:
+    seen: list[str] = []
+    step = Steps._timed_step
+
+    def see_step(rank: Steps, stack: object, count: int, losses: list[torch.Tensor]) -> float:
+        seen.append("step")
+        return step(rank, stack, count, losses)
+
+    monkeypatch.setattr(Steps, "_timed_step", see_step)
+    monkeypatch.setattr(Rank, "_note_clocks", lambda rank: seen.append("clocks"))
+    timed(monkeypatch, Peers(0.0), [2, 4], limit_s)
+    assert seen.index("clocks") == len(seen) - 1
+
+
+class AloneComputes:
+    """What a rank alone has noted: a tenth of its steps is computing."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, list[dict[str, float]]] = {2: [], 4: []}
+        self.asked = 0
+
+    def computing_s(self) -> dict[int, list[float]]:
+        self.asked += 1
+        return {2: [0.2, 0.2], 4: [0.4, 0.4]}
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "slow", "asked"), [(1.5, True, 1), (2.0, False, 1), (17.0, False, 0)]
+)
+def test_of_a_rank_alone_computing_alone_decides(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, slow: bool, asked: int
+) -> None:
+    rank = timed(monkeypatch, Peers(0.0), [2, 4], None)
+    rank.spec = SimpleNamespace(**{**vars(rank.spec), "give_up_above_s": limit_s})
+    retries = iter((3, 5))
+    rank.device = SimpleNamespace(
+        torch_device=torch.device("cpu"), allocation_retries=lambda: next(retries)
+    )
+    alone = AloneComputes()
+    rank._alone = alone  # type: ignore[assignment]
+    assert rank._is_too_slow() is slow
+    assert alone.asked == asked
+    assert rank._retries_of_copies == 2 * asked

@@ -1,0 +1,123 @@
+"""Jobs of small stand-in ranks, and a look at what is left of them."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.model import load_model
+from tuner.store import Store, open_store
+from workers.launchers.base import WATCH_FD, Job
+
+STAND_IN = Path(__file__).parent / "stand_in_rank.py"
+STAND_IN_WORKER = Path(__file__).parent / "stand_in_worker.py"
+
+MakeJob = Callable[..., Job]
+Started = subprocess.Popen[str]
+
+
+@pytest.fixture
+def stand_in_argv() -> Callable[..., tuple[str, ...]]:
+    """The argv of a stand-in rank: ``stand_in_argv(out, {"0": [...], "*": [...]})``."""
+
+    def argv(out: Path, script: dict[str, list[str]], silence_s: float = 120.0) -> tuple[str, ...]:
+        program = (sys.executable, "-P", str(STAND_IN), str(out))
+        return (*program, WATCH_FD, str(silence_s), json.dumps(script))
+
+    return argv
+
+
+@pytest.fixture
+def make_job(tmp_path: Path, stand_in_argv: Callable[..., tuple[str, ...]]) -> MakeJob:
+    """A job of two stand-in ranks: ``make_job({"0": [...]}, deadline_s=...)``.
+
+    Its folder is ``name`` in the test's own: a job that follows another one needs its own.
+    """
+
+    def job(
+        script: dict[str, list[str]], *, silence_s: float = 120.0, name: str = "", **fields: object
+    ) -> Job:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        known = {
+            "argv": stand_in_argv(folder, script, silence_s),
+            "directory": folder,
+            "ranks": 2,
+            "device": "cpu",
+            "deadline_s": 120.0,
+            "peer_grace_s": 0.3,
+            "term_grace_s": 0.3,
+        }
+        return Job(**{**known, **fields})
+
+    return job
+
+
+@pytest.fixture
+def alive() -> Callable[[str], list[psutil.Process]]:
+    """Living processes whose command line holds a text; ended ones that nobody reaped are not."""
+
+    def find(marker: str) -> list[psutil.Process]:
+        return [
+            process
+            for process in psutil.process_iter(["cmdline", "status"])
+            if marker in " ".join(process.info["cmdline"] or ())
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ]
+
+    return find
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Wait until a condition holds; fail after some seconds."""
+
+    def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, "it did not come to pass"
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def question() -> Question:
+    """Small: stories15m on two CPU ranks."""
+    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
+    cluster = parse_cluster("cpu:2")
+    return Question(workload=workload, cluster=cluster, framework=framework("torch"))
+
+
+@pytest.fixture
+def store(make_database: Callable[[Path], str], tmp_path: Path) -> Iterator[Store]:
+    """An empty database."""
+    with open_store(make_database(tmp_path / "tuner.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start_worker(store: Store, tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """Starts a worker process with stand-in ranks: ``start_worker(study_id, script)``."""
+    started: list[Started] = []
+
+    def start(study_id: str, script: dict[str, list[str]], *watch_fd: int) -> Started:
+        words = (store.url, study_id, str(tmp_path / "probes"), json.dumps(script))
+        argv = [sys.executable, "-P", str(STAND_IN_WORKER), *words, *map(str, watch_fd)]
+        process = subprocess.Popen(argv, pass_fds=watch_fd, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,59 @@
+"""Scripts for two ranks without torch, and a stand-in for the torchrun that starts them."""
+
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tuner.core.configuration import Settings
+from tuner.core.script import read_script
+from tuner.core.study import Question
+from tuner.script.launching import Command
+
+STAND_IN = Path(__file__).parent / "stand_in_torchrun.py"
+SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
+REPORTS = """
+    import os, signal, sys, time
+    from tuner.integrations import report_step
+    rank, micro = int(os.environ["RANK"]), int(sys.argv[1])
+    for step in range(100):
+        {step}
+        report_step(loss=1.0, sequences=micro)
+"""
+
+
+def as_torchrun(command: Command, logs: Path) -> tuple[str, ...]:
+    """The command of the stand-in."""
+    name, _, _, ranks, *script = command.argv
+    assert name == "torchrun"
+    return (sys.executable, str(STAND_IN), ranks, *script)
+
+
+def asking_script(
+    question: Question, folder: Path, step: str = "pass", *, whole: str = "", **more: Any
+) -> Question:
+    """The question about a script in a folder: one that does ``step`` in each, or the whole."""
+    text = textwrap.dedent(whole or REPORTS.format(step=step))
+    (folder / "train.py").write_text(text)
+    known = {"arguments": ("{micro_batch_size}",), **more}
+    return replace(question, script=read_script("train.py", folder=folder, **known))
+
+
+def left(folder: Path) -> list[psutil.Process]:
+    """Processes of the script in a folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if str(folder / "train.py") in (process.info["cmdline"] or ())
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def waiting(seconds: float) -> str:
+    """Nobody gives up."""
+    time.sleep(seconds)
+    return ""

@@ -1,0 +1,45 @@
+"""Locks of devices that processes hold or wait for which are killed."""
+
+import subprocess
+import sys
+
+from workers.devices import DeviceLocks
+
+ONE = ("GPU-1",)
+
+TAKE = """
+import sys, time
+from pathlib import Path
+from workers.devices import DeviceLocks
+assert DeviceLocks(Path(sys.argv[1]), ["GPU-1"]).acquire()
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
+
+
+def test_a_lock_ends_with_the_process_that_has_it(tmp_path) -> None:
+    argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"taken\n"
+        lock = DeviceLocks(tmp_path / "lock", ONE)
+        assert not lock.acquire()
+        holder.kill()
+        holder.wait()
+    assert lock.acquire()
+    lock.release()
+
+
+def test_a_waiter_that_dies_waits_no_more(tmp_path) -> None:
+    lock = DeviceLocks(tmp_path / "lock", ONE)
+    assert lock.acquire()
+    argv = [sys.executable, "-P", "-c", WAIT, str(tmp_path / "lock")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == b"waiting\n"
+        assert lock.wanted
+        waiter.kill()
+        waiter.wait()
+    assert not lock.wanted

@@ -1,0 +1,120 @@
+"""Emulated studies from asking to answer: one process plays rank 0 of a cluster."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.preloaded import Preloaded
+from tests.unit.cost.calibrations import calibration_of
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import ProbeRequest, Question, Study, StudyState, Terms
+from tuner.planner import answer
+from tuner.store import Store
+from workers.calibrate.plan import plan
+from workers.executor import WorkerOptions
+from workers.launchers.local import series_argv
+from workers.stop import StopRequest
+from workers.worker import Worker
+
+Emulate = Callable[..., Study]
+
+CLUSTER = {
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "gpu": {"name": "cpu", "device": "cpu", "memory_bytes": 2**30},
+    "intra_node": {"bytes_per_s": 2e9, "latency_s": 1e-5},
+    "inter_node": {"bytes_per_s": 1e9, "latency_s": 5e-5},
+}
+
+
+@pytest.fixture
+def asked(question: Question) -> Question:
+    workload = replace(question.workload, global_batch_size=16)
+    return replace(question, workload=workload, cluster=Cluster.from_dict(CLUSTER))
+
+
+@pytest.fixture
+def emulate(store: Store, preloaded: Preloaded, tmp_path: Path) -> Emulate:
+    """Probe some settings of a new study of a question, and nothing else."""
+
+    def argv(folder: Path) -> tuple[str, ...]:
+        return preloaded(series_argv(folder))
+
+    def run(asked: Question, *texts: str, **terms: Any) -> Study:
+        study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, **terms))
+        for text in texts:
+            request = ProbeRequest(settings=parse_settings(text), fidelity=Fidelity.EMULATED)
+            limit = study.terms.limit_bytes(asked.cluster)
+            assert store.enter_probe(study.id, store.study(study.id).revision, request, limit)
+        options = WorkerOptions(
+            queued_only=True,
+            fidelity=Fidelity.EMULATED,
+            folder=tmp_path / "probes",
+            lock=tmp_path / "probes.lock",
+            argv=argv,
+            replica_argv=argv,
+        )
+        assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+        return store.study(study.id)
+
+    return run
+
+
+def test_a_probe_of_eight_ranks_on_two_nodes(emulate: Emulate, asked: Question) -> None:
+    text = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=2"
+    study = emulate(asked, text)
+    assert study.state is StudyState.DONE
+    (probe,) = study.probes
+    found = probe.measurement
+    assert found is not None
+    assert found.outcome is Outcome.OK, found.detail
+    assert found.memory is not None
+    assert len(found.memory.per_rank_bytes) == 1
+    assert found.device_s == found.wall_s
+    assert found.emulation is not None
+    assert not found.emulation.stands_in
+    exposed = found.emulation.exposed_s[2]
+    compute = found.emulation.compute_s[2]
+    assert found.step_times_s[2] == pytest.approx([one + exposed.value_s for one in compute])
+    suggestion = answer(study)
+    assert suggestion.best is not None
+    assert suggestion.best.allocated_gib.provenance is Provenance.EMULATED
+    assert suggestion.best.step_time_s.provenance is Provenance.EMULATED
+    assert any(c.overlap == "prefetched" for c in found.collectives)
+
+
+def test_out_of_memory_is_an_answer(emulate: Emulate, asked: Question) -> None:
+    text = "sharding=ddp,micro_batch_size=2"
+    study = emulate(asked, text, memory_limit_bytes=150_000_000)
+    (probe,) = study.probes
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.OOM, probe.measurement.detail
+    assert probe.measurement.oom is not None
+    assert probe.measurement.oom.limit_bytes == 150_000_000
+
+
+def test_calibrated_links_of_cpu_ranks_have_a_price(
+    store: Store, emulate: Emulate, asked: Question
+) -> None:
+    """No cluster file states their rates: what was measured is predicted with, and says so."""
+    cluster = replace(parse_cluster("cpu:2"), gpu=asked.cluster.gpu)
+    question = replace(asked, cluster=cluster)
+    versions = question.framework.versions
+    store.keep_calibration(calibration_of(plan(cluster)["cases"], cluster, versions=versions))
+    text = "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=2"
+    study = emulate(question, text)
+    (probe,) = study.probes
+    assert probe.measurement is not None
+    found = probe.measurement.emulation
+    assert found is not None
+    assert found.unpriced == ""
+    assert 0 < found.exposed_s[2].low_s < found.exposed_s[2].value_s < found.exposed_s[2].high_s
+    best = answer(study).best
+    assert best is not None
+    assert best.step_time_s.provenance is Provenance.EMULATED

@@ -1,0 +1,143 @@
+"""Real ranks, of which one fails in mid-step while the other waits for it in a collective."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.process.preloaded import Preloaded
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.measurement import Outcome
+from tuner.core.study import Question
+from tuner.dryrun.plan import rank_spec
+from tuner.errors import ProbeError
+from workers.launchers.local import series_argv
+from workers.measuring.ranks import Kind, Probed, WarmRanks
+
+TWO = Kind(ranks=2, world_size=2, device="cpu")
+BREAKS = """
+import os, signal, time, torch
+from workers.probe import run
+from workers.probe.__main__ import main
+from workers.probe.tracker import MemoryLimitError
+usual, steps = run.optimizer_step, []
+def lose_device():
+    error = torch.AcceleratorError("CUDA error: unspecified launch failure")
+    error.error_code = 719
+    raise error
+def run_out():
+    raise MemoryLimitError(requested_bytes=2**30, allocated_bytes=2**20, limit_bytes=2**29)
+def hang():
+    time.sleep(3600)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def step(stack, batches, enter, **more):
+    steps.append(None)
+    def breaking(name):
+        enter(name)
+        if os.environ["RANK"] == "1" and len(steps) == 2 and name == "backward":
+            {fault}()
+    return usual(stack, batches, breaking, **more)
+run.optimizer_step = step
+main()
+"""
+"""The probe program, whose second rank fails in the second step's backward; the first waits."""
+GONE = """
+import torch
+from workers.probe import check
+from workers.probe.__main__ import main
+def no_device(*given, **named):
+    raise RuntimeError("No CUDA GPUs are available")
+check.torch.ones = no_device
+main()
+"""
+
+
+def in_place(argv: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """``argv`` of ``python -P -m workers.probe``, of a changed program."""
+    return (sys.executable, "-P", "-c", text, *argv[4:])
+
+
+@pytest.fixture
+def spec(question: Question) -> dict[str, Any]:
+    settings = parse_settings("sharding=full_shard,micro_batch_size=2")
+    return {
+        **rank_spec(question.workload, settings, parse_cluster("cpu:2")),
+        "memory_limit_bytes": None,
+        "seed": 0,
+        "accumulation_counts": [1],
+        "warmup_steps": 3,
+        "tracked_steps": 2,
+        "measured_steps": 2,
+        "minimum_steps": 2,
+        "time_budget_s": 5.0,
+        "fidelity": "measured",
+    }
+
+
+def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 600.0) -> Probed:
+    return ranks.measure(
+        TWO, spec, deadline_s=deadline_s, pause=lambda seconds: time.sleep(seconds) or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "deadline_s", "outcome", "detail"),
+    [
+        ("run_out", 600.0, Outcome.OOM, "rank 1 ran out of memory in backward: 1.00 GiB more"),
+        pytest.param("hang", 20.0, Outcome.TIMEOUT, "20 s", marks=pytest.mark.slow),
+        pytest.param(
+            "die", 600.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_rank_that_fails_while_the_other_waits(
+    tmp_path: Path,
+    spec: dict[str, Any],
+    alive: Callable[[str], list[psutil.Process]],
+    fault: str,
+    deadline_s: float,
+    outcome: Outcome,
+    detail: str,
+) -> None:
+    with WarmRanks(
+        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault=fault)),
+        folder=tmp_path,
+    ) as ranks:
+        found = measure(ranks, spec, deadline_s).measurement
+        assert found.outcome is outcome, found.detail
+        assert detail in found.detail
+        assert not ranks.alive
+        assert not alive(str(tmp_path))
+
+
+def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
+    tmp_path: Path,
+    spec: dict[str, Any],
+    preloaded: Preloaded,
+    alive: Callable[[str], list[psutil.Process]],
+) -> None:
+    programs = iter((BREAKS.format(fault="lose_device"), GONE))
+    with WarmRanks(
+        argv=lambda place: preloaded(in_place(series_argv(place), next(programs))),
+        folder=tmp_path,
+    ) as ranks:
+        found = measure(ranks, spec).measurement
+        assert found.outcome is Outcome.DEVICE_LOST, found.detail
+        assert found.detail.startswith(
+            "rank 1 in backward: AcceleratorError: CUDA error: unspecified launch failure"
+        )
+        assert not ranks.alive
+        assert not alive(str(tmp_path))
+        with pytest.raises(ProbeError) as raised:
+            measure(ranks, spec)
+        assert str(raised.value) == (
+            "a device was lost, and is not there again: RuntimeError: No CUDA GPUs are available"
+        )
+        assert not alive(str(tmp_path))
+    assert not list(tmp_path.iterdir())

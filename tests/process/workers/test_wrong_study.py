@@ -1,0 +1,235 @@
+"""Real ranks in a stack that trains something else: no answer, prediction or export says it."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from tests.process.preloaded import Preloaded
+from tests.process.workers.test_guard import argv_with
+from tests.unit.api.studies import question_of
+from tuner.cli import main
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import Question, StudyState, Terms
+from tuner.planner import Stop, answer, next_probe
+from tuner.store import Store
+from workers.executor import WorkerOptions
+from workers.stop import StopRequest
+from workers.worker import Worker
+
+ABOUT = {
+    "--model": "llama-3.1-8b",
+    "--cluster": "8xh100-80gb",
+    "--framework": "accelerate",
+    "--global-batch-size": "256",
+    "--sequence-length": "4096",
+}
+OPTIONS = [part for option in ABOUT.items() for part in option]
+ASK = ["suggest", *OPTIONS, "--fidelity", "predicted", "--max-probes", "1"]
+CASE = ["predict", *OPTIONS, "--dry-runs", "none", "--settings"]
+PRICED = {
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "gpu": {"name": "cpu", "device": "cpu", "memory_bytes": 2**30},
+    "intra_node": {"bytes_per_s": 2e9, "latency_s": 1e-5},
+    "inter_node": {"bytes_per_s": 1e9, "latency_s": 5e-5},
+}
+"""A cluster of CPU ranks whose links are stated, so that emulated steps have a price."""
+BUFFER = (
+    "what fits trains something else: tp_recompute_allgather=false trains something else with"
+    " activation_checkpointing=none: "
+)
+WRONG = "sync_each_batch=true trains something else: rank 0: the optimizer stepped "
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture
+def options(tmp_path: Path, preloaded: Preloaded) -> Callable[[str], WorkerOptions]:
+    """How a worker works whose ranks have a planted fault."""
+
+    def with_fault(fault: str) -> WorkerOptions:
+        def argv(directory: Path) -> tuple[str, ...]:
+            return preloaded(argv_with(fault)(directory))
+
+        return WorkerOptions(
+            folder=tmp_path / "probes", lock=tmp_path / "lock", argv=argv, replica_argv=argv
+        )
+
+    return with_fault
+
+
+@pytest.fixture
+def of_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """A service on the same database, which commands use too."""
+    monkeypatch.setenv("TUNER_DB", store.url)
+    app = create_app(store, Settings(_env_file=None))
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
+    store: Store,
+    question: Question,
+    options: Callable[[str], WorkerOptions],
+    of_store: TestClient,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2,), "tp_size": (1,)}
+    asked = replace(question, framework=framework("accelerate"), knobs=knobs)
+    study = store.ask(asked, Terms(max_probes=8))
+    fault = options("steps_on_every_micro_batch")
+    assert Worker(store, study.id, stop=StopRequest(), options=fault).run() == 0
+
+    study = store.study(study.id)
+    assert [p.measurement.outcome for p in study.probes] == [Outcome.WRONG_RESULT] * 2
+    assert len({p.request.settings.sharding for p in study.probes}) == 2
+    assert study.state is StudyState.FAILED
+    assert study.reason.startswith(f"what fits trains something else: {WRONG}")
+    assert answer(study).best is None
+
+    assert main(["export", study.id, "accelerate"]) == 4
+    assert WRONG in capsys.readouterr().err
+    refused = of_store.get(f"/tune/{study.id}/export/accelerate")
+    assert (refused.status_code, refused.json()["reason"]) == (409, "trains_wrongly")
+    assert WRONG in refused.json()["detail"]
+    shown = of_store.get(f"/tune/{study.id}").json()
+    assert (shown["state"], shown["no_answer"]["kind"]) == ("failed", "trains_wrongly")
+
+    # another model, another cluster, and nothing measured: the same program and versions
+    only = ["--knob", "sync_each_batch=true", "--knob", "gradient_accumulation_steps=16"]
+    assert main([*ASK, *only]) == 4
+    assert WRONG in capsys.readouterr().err
+    accumulates = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=32"
+    accumulates += ",activation_checkpointing=full"
+    assert main([*CASE, f"{accumulates},sync_each_batch=true"]) == 4
+    assert main([*CASE, f"{accumulates},sync_each_batch=false"]) == 0
+
+
+@pytest.mark.slow
+def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
+    store: Store,
+    question: Question,
+    options: Callable[[str], WorkerOptions],
+    of_store: TestClient,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rank 0 alone counts its optimizer's steps, with the others' losses unknown."""
+    knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2,), "tp_size": (1,)}
+    workload = replace(question.workload, global_batch_size=16)
+    asked = replace(
+        question,
+        workload=workload,
+        cluster=Cluster.from_dict(PRICED),
+        framework=framework("accelerate"),
+        knobs=knobs,
+    )
+    study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, max_probes=8))
+    fault = options("steps_on_every_micro_batch")
+    assert Worker(store, study.id, stop=StopRequest(), options=fault).run() == 0
+
+    study = store.study(study.id)
+    assert [p.measurement.outcome for p in study.probes] == [Outcome.WRONG_RESULT] * 2
+    assert {p.request.fidelity for p in study.probes} == {Fidelity.EMULATED}
+    assert study.state is StudyState.FAILED
+    assert study.reason.startswith(f"what fits trains something else: {WRONG}")
+    assert main(["export", study.id, "accelerate"]) == 4
+    assert WRONG in capsys.readouterr().err
+    refused = of_store.get(f"/tune/{study.id}/export/accelerate")
+    assert (refused.status_code, refused.json()["reason"]) == (409, "trains_wrongly")
+    for fidelity in Fidelity:  # what it was asked as before, and on other clusters
+        for cluster in (asked.cluster, parse_cluster("8xh100-80gb")):
+            again = store.ask(replace(asked, cluster=cluster), Terms(fidelity=fidelity))
+            end = next_probe(again)
+            assert isinstance(end, Stop)
+            assert end.failure.startswith(f"what fits trains something else: {WRONG}")
+
+
+@pytest.mark.slow
+def test_a_buffer_that_is_used_again_is_never_suggested(
+    store: Store,
+    question: Question,
+    options: Callable[[str], WorkerOptions],
+    of_store: TestClient,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its steps run, and no count shows it: what closes it are the twins of the finalists."""
+    knobs: dict[str, Any] = {
+        "tp_size": [2],
+        "tp_recompute_allgather": [False],
+        "activation_checkpointing": ["none"],
+        "gradient_accumulation_steps": [1],
+    }
+    alone = {
+        "workload": {
+            "model": "stories15m",
+            "sequence_length": 64,
+            "global_batch_size": 4,
+            "precision": "fp32",
+        },  # one twin shows it
+        "cluster": "cpu:2",
+        "framework": "torch",
+        "fidelity": "measured",
+        "knobs": knobs,
+        "budget": {"max_probes": 4},
+    }
+    both = {**alone, "knobs": {**knobs, "tp_recompute_allgather": [False, True]}}
+
+    def work_off(request: dict[str, Any]) -> str:
+        path = str(of_store.post("/tune", json=request).headers["location"])
+        fault = options("reuses_a_gathered_buffer")
+        study_id = path.removeprefix("/tune/")
+        assert Worker(store, study_id, stop=StopRequest(), options=fault).run() == 0
+        return path
+
+    path = work_off(alone)
+    study = store.study(path.removeprefix("/tune/"))
+    assert {p.measurement.outcome for p in study.probes} == {Outcome.OK}
+    assert study.state is StudyState.FAILED
+    shown = of_store.get(path).json()
+    assert (shown["state"], shown["no_answer"]["kind"]) == ("failed", "trains_wrongly")
+    assert "of one process's" in json.dumps(shown)
+    refused = of_store.get(f"{path}/export/json")
+    assert (refused.status_code, refused.json()["reason"]) == (409, "trains_wrongly")
+    assert main(["export", study.id, "json"]) == 4
+    capsys.readouterr()
+
+    path = work_off(both)
+    study = store.study(path.removeprefix("/tune/"))
+    assert all(p.request.settings.tp_recompute_allgather for p in study.probes)
+    suggested = of_store.get(path).json()["suggestion"]
+    for one in (suggested["best"], *suggested["alternatives"], *suggested["pareto"]):
+        assert one["settings"]["tp_recompute_allgather"] is True
+    assert suggested["best"]["guard"]["verdict"] == "passed"
+    assert main(["export", study.id, "json"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["settings"]["tp_recompute_allgather"] is True
+    assert of_store.get(f"{path}/export/json").text == printed
+
+    # the value alone, at every fidelity, of this model and of another on GPUs
+    workload = {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 64}
+    wide = {**alone, "workload": workload, "cluster": "8xh100-80gb"}
+    wide["knobs"] = {name: knobs[name] for name in list(knobs)[:3]}
+    for request in (alone, wide):
+        for fidelity in Fidelity:
+            study = store.ask(question_of(request), Terms(fidelity=fidelity))
+            end = next_probe(study)
+            assert isinstance(end, Stop)
+            assert end.failure.startswith(BUFFER)
+            assert answer(study).best is None
+            assert of_store.get(f"/tune/{study.id}/export/json").status_code == 409
+    wide["knobs"] = {}
+    path = of_store.post("/tune", json={**wide, "fidelity": "predicted"}).headers["location"]
+    suggestion = answer(store.study(path.removeprefix("/tune/")))
+    assert suggestion.best is not None
+    for found in (suggestion.best, *suggestion.alternatives, *suggestion.pareto):
+        assert found.settings.tp_size == 1 or found.settings.tp_recompute_allgather

@@ -1,0 +1,192 @@
+"""Pictures of the pages, of studies that are run for them, for the documentation.
+
+    python -m tests.system.browser.screenshots docs/images
+
+It takes some minutes: a real model is trained on two CPU processes, and again under a memory limit
+that some of its settings exceed.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, FloatRect, Page
+
+from api.app import create_app
+from api.settings import Settings
+from tests.process.api.live import serving
+from tests.system.browser.chromium import WITHIN_MS, chromium, find_chromium
+from tests.system.browser.tabs import NARROW, WIDE
+from tests.system.browser.working import working
+from tuner.store import open_store
+
+MOST_BYTES = 250_000
+"""Of a picture: they are in the repository."""
+ENDS_WITHIN_S = 1200
+PAPER_PX = 32
+"""Left and right of a part that is shown alone."""
+MEASURED: dict[str, Any] = {
+    "workload": {"model": "stories15m", "sequence_length": 128, "global_batch_size": 8},
+    "cluster": "cpu:2",
+    "framework": "accelerate",
+    "fidelity": "measured",
+    "budget": {"max_probes": 6},
+    "tolerance": 0.001,
+}
+LIMITED: dict[str, Any] = {**MEASURED, "memory_limit_gib": 0.28, "budget": {"max_probes": 9}}
+"""The same question once more, under a limit that some of what was measured then exceeds."""
+PREDICTED: Sequence[dict[str, Any]] = (
+    {
+        "workload": {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 256},
+        "cluster": "8xh100-80gb",
+        "fidelity": "predicted",
+    },
+    {
+        "workload": {"model": "mixtral-8x7b", "sequence_length": 4096, "global_batch_size": 1024},
+        "cluster": "8x8xh100-80gb",
+        "fidelity": "predicted",
+    },
+    {
+        "workload": {"model": "llama-3.1-70b", "sequence_length": 8192, "global_batch_size": 512},
+        "cluster": "1xh100-80gb",
+        "fidelity": "predicted",
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One of them."""
+
+    name: str
+    """Of the file."""
+    path: str
+    """Of the page."""
+    width: int = WIDE
+    """Of the window, in CSS pixels."""
+    height: int = 900
+    """Of the window."""
+    theme: str = "light"
+    """``light`` or ``dark``."""
+    of: str = ""
+    """A selector of the part that is shown; empty for the window."""
+
+
+def main() -> int:
+    """Run the studies and write the pictures; the exit code."""
+    found = find_chromium()
+    if found is None:
+        print("there is no Chromium on this machine: install Debian's chromium", file=sys.stderr)
+        return 1
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    with tempfile.TemporaryDirectory() as made:
+        database = f"sqlite:///{made}/studies.db"
+        with open_store(database) as store:
+            app = create_app(store, Settings(_env_file=None))
+            with serving(app) as url, chromium(found) as browser:
+                for picture in _pictures(browser, url, database, Path(made), folder):
+                    print(picture)
+    return 0
+
+
+def _pictures(
+    browser: Browser, url: str, database: str, made: Path, folder: Path
+) -> Sequence[Path]:
+    with working(database, made):
+        ids = [_asked(browser, url, body) for body in (*PREDICTED, MEASURED)]
+        live = _until(browser, url, ids[-1], "Best so far")
+        written = [_taken(live, Picture(name="live", path=""), folder)]
+        _until(browser, url, ids[-1], "")
+        assert _asked(browser, url, LIMITED) == ids[-1]
+        for study in ids:
+            _until(browser, url, study, "")
+    for picture in (*_wanted(*ids), _evidence(browser, url, ids[-1])):
+        page = _opened(browser, picture)
+        page.goto(url + picture.path)
+        written.append(_taken(page, picture, folder))
+        page.context.close()
+    return written
+
+
+def _wanted(llama: str, mixtral: str, large: str, measured: str) -> Sequence[Picture]:
+    return (
+        Picture(name="studies", path="/", height=720),
+        Picture(name="study", path=f"/studies/{measured}", height=1290),
+        Picture(name="study-dark", path=f"/studies/{measured}", height=980, theme="dark"),
+        Picture(name="study-narrow", path=f"/studies/{measured}", width=NARROW, height=980),
+        Picture(name="scatter", path=f"/studies/{measured}", of="#scatter-part"),
+        Picture(name="knobs", path=f"/studies/{llama}", of="#knobs-part", theme="dark"),
+        Picture(name="what-if", path=f"/studies/{llama}/settings", height=960, theme="dark"),
+        Picture(name="compare", path=f"/compare?ids={llama},{mixtral},{measured}", height=1200),
+    )
+
+
+def _evidence(browser: Browser, url: str, study: str) -> Picture:
+    """The probe behind the answer."""
+    found = _got(browser, f"{url}/tune/{study}")
+    best = found["suggestion"]["best"]["settings"]
+    probes = _got(browser, f"{url}/tune/{study}/probes")["probes"]
+    number = next(one["id"] for one in probes if one["settings"] == best)
+    return Picture(name="evidence", path=f"/studies/{study}?probe={number}", height=980)
+
+
+def _opened(browser: Browser, picture: Picture) -> Page:
+    viewport = {"width": picture.width, "height": picture.height}
+    page = browser.new_context(viewport=viewport, color_scheme=picture.theme).new_page()
+    page.set_default_timeout(WITHIN_MS)
+    return page
+
+
+def _taken(page: Page, picture: Picture, folder: Path) -> Path:
+    path = folder / f"page-{picture.name}.png"
+    page.evaluate("document.activeElement.blur()")
+    clip = _around(page, picture.of) if picture.of else None
+    page.screenshot(path=path, animations="disabled", clip=clip, full_page=clip is not None)
+    size = path.stat().st_size
+    assert size <= MOST_BYTES, (path, size)
+    return path
+
+
+def _around(page: Page, selector: str) -> FloatRect:
+    """A part of the page, with some paper around it."""
+    box = page.locator(selector).bounding_box()
+    assert box is not None, selector
+    return {
+        "x": box["x"] - PAPER_PX,
+        "y": box["y"] + 2,  # below the line that divides it from the part above
+        "width": box["width"] + 2 * PAPER_PX,
+        "height": box["height"] - 2,
+    }
+
+
+def _asked(browser: Browser, url: str, body: Any) -> str:
+    return str(_got(browser, f"{url}/tune", method="POST", data=body)["study_id"])
+
+
+def _got(browser: Browser, address: str, **more: Any) -> Any:
+    context = browser.new_context()
+    answer = context.request.fetch(address, **more)
+    assert answer.ok, answer.text()
+    found = answer.json()
+    context.close()
+    return found
+
+
+def _until(browser: Browser, url: str, study: str, title: str) -> Page:
+    """The study's page once its answer is so titled, or the study has ended."""
+    page = _opened(browser, Picture(name="", path=""))
+    page.goto(f"{url}/studies/{study}")
+    answer, is_open = page.locator("#answer-title"), page.locator("#study[data-live]")
+    until = time.monotonic() + ENDS_WITHIN_S
+    while is_open.count() and answer.all_inner_texts() != [title]:
+        assert time.monotonic() < until, page.locator(".status").all_inner_texts()
+        page.wait_for_timeout(500)
+    return page
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What holds of every page: nothing inaccessible, nothing too wide, fit for paper."""
+
+import pytest
+
+from tests.system.browser.conftest import OpenTab, Service
+from tests.system.browser.prepared import NAMES, Prepared
+from tests.system.browser.tabs import HUGE, NARROW, THEMES, WIDE
+from tests.system.browser.views import BODY_PX, MOST_LINE_EM, longest_line_em
+
+PAGES = {
+    "studies": "/",
+    "filtered": "/?query=nothing+is+called+so",
+    "new": "/new?workload.model=llama-3.1-8b",
+    "study": "/studies/{done}",
+    "many": "/studies/{many}?outcome=oom",
+    "running": "/studies/{running}",
+    "failed": "/studies/{failed}",
+    "probe": "/studies/{done}?probe={probe}",
+    "what_if": "/studies/{done}/settings",
+    "choose": "/compare",
+    "compare": "/compare?ids={done},{other}",
+    "compare_many": "/compare?ids={done},{other},{many},{failed}",
+    "hostile_study": "/studies/{markup}",
+    "hostile_compare": "/compare?ids={long},{right_to_left},{emoji}",
+    "nothing": "/studies/st-000000000000",
+}
+
+
+@pytest.fixture
+def paths(prepared: Prepared, service: Service) -> dict[str, str]:
+    """The pages' addresses."""
+    probe = service.store.study(prepared.done).probes[1].id
+    ids = {name: getattr(prepared, name) for name in ("done", "other", "many", "failed", "running")}
+    known = {**ids, **prepared.hostile, "probe": probe}
+    return {name: path.format(**known) for name, path in PAGES.items()}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_accessible_and_as_wide_as_its_window(
+    open_tab: OpenTab, paths: dict[str, str], name: str
+) -> None:
+    tab = open_tab()
+    tab.expected |= {404} if name == "nothing" else set()
+    page = tab.go(paths[name])
+    for theme in THEMES:
+        page.emulate_media(color_scheme=theme)
+        assert tab.violations() == [], theme
+    for width in (NARROW, HUGE, WIDE):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert tab.overflow_px <= 0, width
+        assert longest_line_em(page) < MOST_LINE_EM, width
+    assert page.locator("h1").count() == 1
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("nav:visible, button:visible").count() == 0
+    assert page.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("name", ["studies", "study", "what_if", "compare_many", "hostile_compare"])
+def test_narrow_pages_are_accessible(open_tab: OpenTab, paths: dict[str, str], name: str) -> None:
+    tab = open_tab(paths[name], width=NARROW)
+    assert tab.violations() == []
+
+
+def test_text_grows_with_the_window(open_tab: OpenTab, paths: dict[str, str]) -> None:
+    tab = open_tab(paths["study"], width=NARROW)
+    sizes = []
+    for width in (NARROW, WIDE, HUGE):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        sizes.append(tab.page.evaluate(BODY_PX))
+    assert sizes[0] >= 16
+    assert sizes == sorted(sizes)
+    assert sizes[2] >= 20
+
+
+@pytest.mark.parametrize("bad", NAMES)
+def test_names_are_text(open_tab: OpenTab, prepared: Prepared, bad: str) -> None:
+    tab = open_tab("/", width=NARROW)
+    row = tab.page.locator(f"#{prepared.hostile[bad]}")
+    shown = row.locator("h2").inner_text().rstrip("…")
+    assert NAMES[bad].startswith(shown)
+    row.locator("h2 a").click()
+    assert NAMES[bad].startswith(tab.page.locator("h1 bdi").first.inner_text().rstrip("…"))
+    assert tab.page.locator("h1 img, h1 script, main b").count() == 0
+    assert "49" not in tab.page.title()
+
+
+def test_what_turns_text_around_turns_nothing(open_tab: OpenTab, prepared: Prepared) -> None:
+    page = open_tab(f"/studies/{prepared.done}").page
+    sentence = page.locator("#why li", has_text="ended as crashed")
+    assert "desrever <b>bold</b>" in sentence.inner_text()
+    assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in sentence.inner_text()

@@ -1,0 +1,59 @@
+"""The list of studies, and studies side by side."""
+
+from playwright.sync_api import expect
+
+from tests.system.browser.conftest import OpenTab
+from tests.system.browser.prepared import Prepared
+from tests.system.browser.tabs import NARROW
+
+
+def test_studies_are_found(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab("/")
+    tab.page.get_by_label("Search").fill(prepared.failed)
+    tab.page.get_by_label("Search").press("Enter")
+    expect(tab.page.locator(".study")).to_have_count(1)
+    expect(tab.page.locator(".state-failed")).to_be_visible()
+    tab.page.get_by_role("link", name="Show all").click()
+    tab.page.get_by_label("State").select_option("failed")
+    tab.page.get_by_role("button", name="Show").click()
+    expect(tab.page.locator(f"#{prepared.failed}")).to_be_visible()
+    expect(tab.page.locator(".state-done")).to_have_count(0)
+
+
+def test_two_studies_are_ticked_and_compared(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab("/")
+    button = tab.page.locator("#compare-button")
+    expect(button).to_be_disabled()
+    for study in (prepared.done, prepared.other):
+        tab.page.locator(f"#{study} input").check()
+    expect(button).to_have_text("Compare these 2")
+    button.click()
+    expect(tab.page.locator("h1")).to_have_text("Compare")
+    tab.page.wait_for_load_state()
+    rows = tab.page.locator("tr.same:visible")
+    assert rows.count() > 3
+    tab.page.get_by_label("Only what differs").check()
+    expect(rows).to_have_count(0)
+    expect(tab.page.locator("tr.differs:visible").first).to_be_visible()
+
+
+def test_no_more_than_four_are_ticked(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab("/compare")
+    boxes = tab.page.locator("input[name=ids]")
+    for place in range(4):
+        boxes.nth(place).check()
+    expect(boxes.nth(4)).to_be_disabled()
+    boxes.nth(0).uncheck()
+    expect(boxes.nth(4)).to_be_enabled()
+    tab.page.get_by_role("button", name="Compare these 3").click()
+    expect(tab.page.locator("thead .compared-name")).to_have_count(3)
+
+
+def test_without_scripts_studies_are_compared(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab("/", java_script_enabled=False, width=NARROW)
+    for study in (prepared.done, prepared.many):
+        tab.page.locator(f"#{study} input").check()
+    tab.page.get_by_role("button", name="Compare those ticked").click()
+    expect(tab.page.locator("thead .compared-name")).to_have_count(2)
+    tab.page.get_by_label("Only what differs").check()
+    expect(tab.page.locator("tr.same:visible")).to_have_count(0)

@@ -1,0 +1,110 @@
+"""An open study's page moves while somebody looks, and keeps what they have opened and chosen."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.system.browser.conftest import OpenTab, Service
+from tests.system.browser.prepared import running
+from tests.unit.api.studies import finish, probe
+from tuner.core.study import OPEN
+
+BATCHES = iter(range(32, 4096, 32))
+PLACES = """() => {
+  const top = document.getElementById("why-title").getBoundingClientRect().top;
+  return { window: top, document: top + window.scrollY };
+}"""
+"""Pixels from the top of the window, and of the page, to a heading."""
+
+
+@pytest.fixture
+def study(service: Service) -> Iterator[str]:
+    """A study that is open, of this test only."""
+    study_id = running(service.store, batch=next(BATCHES))
+    yield study_id
+    if service.store.study(study_id).state in OPEN:
+        finish(service.store, study_id)
+
+
+def test_a_page_follows_its_study_to_the_end(
+    open_tab: OpenTab, service: Service, study: str
+) -> None:
+    tab = open_tab(f"/studies/{study}")
+    page = tab.page
+    expect(page.locator("#answer-title")).to_have_text("Best so far")
+    expect(page.locator("#status-title ~ .budgets label")).to_have_text("1 of 4 probes")
+    page.locator("#knobs-table summary").click()
+    page.locator("label[for=tab-settings]").click()
+    page.locator("#probes-scroll").focus()
+
+    probe(service.store, study)
+    expect(page.locator("#status-title ~ .budgets label")).to_have_text("2 of 4 probes")
+    expect(page.locator("#probes-table tbody tr")).to_have_count(2)
+    expect(page.locator("#knobs-table")).to_have_attribute("open", "")
+    expect(page.locator("#text-settings")).to_be_visible()
+    expect(page.locator("#probes-scroll")).to_be_focused()
+    assert page.locator("#said").inner_text()
+
+    finish(service.store, study)
+    expect(page.locator("#answer-title")).to_have_text("Run this")
+    expect(page.locator(".state-done")).to_be_visible()
+    expect(page.locator("#cancel")).to_have_count(0)
+    expect(page.locator("[data-live]")).to_have_count(0)
+    assert tab.violations() == []
+
+
+def test_what_is_read_does_not_move(open_tab: OpenTab, service: Service, study: str) -> None:
+    page = open_tab(f"/studies/{study}").page
+    page.evaluate("document.getElementById('why-title').scrollIntoView()")
+    before = page.evaluate(PLACES)
+    probe(service.store, study)
+    expect(page.locator("#probes-table tbody tr")).to_have_count(2)
+    after = page.evaluate(PLACES)
+    assert after["document"] > before["document"], "something above it has grown"
+    assert abs(after["window"] - before["window"]) <= 2
+
+
+def test_text_that_is_selected_stays_selected(
+    open_tab: OpenTab, service: Service, study: str
+) -> None:
+    page = open_tab(f"/studies/{study}").page
+    select = "document.getSelection().selectAllChildren(document.querySelector('.settings'))"
+    page.evaluate(select)
+    chosen = page.evaluate("document.getSelection().toString()")
+    probe(service.store, study)
+    expect(page.locator("#probes-table tbody tr")).to_have_count(2)
+    assert page.evaluate("document.getSelection().toString()") == chosen
+
+
+def test_a_study_is_cancelled(open_tab: OpenTab, service: Service, study: str) -> None:
+    watcher = open_tab(f"/studies/{study}").page
+    page = open_tab(f"/studies/{study}").page
+    button = page.get_by_role("button", name="Yes, cancel it")
+    expect(button).to_be_hidden()
+    page.get_by_text("Cancel this study").click()
+    button.click()
+    expect(page.locator(".state-cancelled")).to_be_visible()
+    expect(watcher.locator(".state-cancelled")).to_be_visible()
+
+
+def test_the_list_follows_too(open_tab: OpenTab, service: Service, study: str) -> None:
+    page = open_tab("/").page
+    row = page.locator(f"#{study}")
+    expect(row.locator(".state-running")).to_be_visible()
+    finish(service.store, study)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(row.locator(".state-done")).to_be_visible()
+
+
+def test_without_scripts_the_page_is_loaded_again(
+    open_tab: OpenTab, service: Service, study: str
+) -> None:
+    tab = open_tab(f"/studies/{study}", java_script_enabled=False)
+    tab.page.get_by_role("link", name="load it again every 10 s").click()
+    expect(tab.page.locator("noscript").first).to_be_attached()
+    assert tab.path.endswith("?refresh=10")
+    assert tab.page.locator("meta[http-equiv=refresh]").get_attribute("content") == "10"
+    tab.page.get_by_text("Cancel this study").click()
+    tab.page.get_by_role("button", name="Yes, cancel it").click()
+    expect(tab.page.locator(".state-cancelled")).to_be_visible()

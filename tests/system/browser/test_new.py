@@ -1,0 +1,109 @@
+"""The form: a question is asked, mended, and put in the place of another's terms."""
+
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+from tests.system.browser.conftest import OpenTab, Service
+from tests.system.browser.views import focused
+
+
+def fill(page: Page, **more: Any) -> None:
+    """A question that is right."""
+    values = {"Model": "stories15m", "GPU": "cpu", "Nodes": "1", "GPUs per node": "2"}
+    values |= {"Sequence length": "128", "Global batch size": "8", **more}
+    for label, text in values.items():
+        field(page, label).fill(text)
+
+
+def field(page: Page, label: str) -> Locator:
+    """A field by its label, which a part of the form may have too."""
+    return page.get_by_label(label, exact=True).and_(page.locator("input"))
+
+
+def start(page: Page) -> None:
+    """Sends it."""
+    page.get_by_role("button", name="Start the study").click()
+
+
+def test_a_study_is_started_and_what_was_decided_is_told_once(open_tab: OpenTab) -> None:
+    page = open_tab("/new").page
+    fill(page)
+    expect(page.locator("#size")).to_have_text("2 CPU ranks, 1,024 tokens in each optimizer step")
+    start(page)
+    expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
+    expect(page.locator("#told")).to_contain_text("not stated")
+    page.reload()
+    expect(page.locator("#told")).to_have_count(0)
+
+
+def test_errors_have_the_focus_and_lead_to_their_fields(open_tab: OpenTab) -> None:
+    tab = open_tab("/new")
+    tab.expected.add(422)
+    fill(tab.page, **{"Sequence length": "many", "Global batch size": "-1"})
+    start(tab.page)
+    expect(tab.page.locator("#errors")).to_be_focused()
+    assert tab.violations() == []
+    tab.page.locator("#errors a").first.click()
+    expect(tab.page.get_by_label("Sequence length")).to_be_focused()
+    assert tab.page.get_by_label("Sequence length").get_attribute("aria-invalid") == "true"
+    assert tab.page.get_by_label("Sequence length").input_value() == "many"
+    tab.page.keyboard.press("Tab")
+    assert focused(tab.page)["id"] == "f-workload-global-batch-size"
+
+
+def test_an_open_study_is_put_on_these_terms(open_tab: OpenTab, service: Service) -> None:
+    tab = open_tab("/new")
+    tab.expected.add(409)
+    page = tab.page
+    fill(page, **{"Global batch size": "12", "Probes at most": "3"})
+    start(page)
+    expect(page.locator("h1")).to_contain_text("stories15m")
+    study_id = tab.path.rpartition("/")[2]
+
+    tab.go("/new")
+    fill(page, **{"Global batch size": "12", "Probes at most": "5"})
+    start(page)
+    expect(page.locator("#errors")).to_contain_text("See that study")
+    assert tab.violations() == []
+    assert page.get_by_label("Probes at most").input_value() == "5"
+    page.get_by_label(f"Put {study_id} on these terms").check()
+    start(page)
+    expect(page.locator("h1")).to_contain_text("stories15m")
+    assert service.store.study(study_id).terms.max_probes == 5
+
+
+def test_a_study_is_started_by_keyboard_alone(open_tab: OpenTab) -> None:
+    page = open_tab("/new").page
+    wanted = {
+        "f-workload-model": "stories15m",
+        "f-cluster-gpu": "cpu",
+        "f-cluster-nodes": "1",
+        "f-cluster-gpus-per-node": "2",
+        "f-workload-sequence-length": "128",
+        "f-workload-global-batch-size": "20",
+    }
+    for name, text in wanted.items():
+        page.keyboard.press("Tab")
+        while (at := focused(page))["id"] != name:
+            assert at["tag"] != "BODY", name
+            page.keyboard.press("Tab")
+        page.keyboard.press("ControlOrMeta+A")
+        page.keyboard.type(text)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
+
+
+def test_without_scripts_a_study_is_started(open_tab: OpenTab) -> None:
+    page = open_tab("/new", java_script_enabled=False).page
+    fill(page, **{"Global batch size": "16"})
+    start(page)
+    expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
+
+
+def test_a_configuration_is_chosen_from_a_file(open_tab: OpenTab) -> None:
+    page = open_tab("/new").page
+    page.get_by_text("Or paste its config.json").click()
+    file = {"name": "config.json", "mimeType": "application/json", "buffer": b'{"a": "<b>"}'}
+    page.get_by_label("Choose a config.json to paste").set_input_files(file)  # type: ignore[arg-type]
+    expect(page.locator("#f-config")).to_have_value('{"a": "<b>"}')

@@ -1,0 +1,225 @@
+"""A study's page under somebody's hands: sorting, choosing, copying, and looking at evidence."""
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.system.browser.conftest import OpenTab
+from tests.system.browser.prepared import Prepared
+from tests.system.browser.tabs import NARROW, Tab
+from tests.system.browser.views import focused
+
+
+@pytest.fixture
+def many(open_tab: OpenTab, prepared: Prepared) -> Tab:
+    """The page of the study with many probes."""
+    return open_tab(f"/studies/{prepared.many}")
+
+
+def column(page: Page, key: str) -> list[str]:
+    """Texts of a column of the table of probes, of the rows that are shown."""
+    keys = [head.get_attribute("data-key") for head in page.locator("#probes th[data-key]").all()]
+    place = keys.index(key) + 1
+    cells = page.locator(f"#probes tbody tr:visible > :nth-child({place})")
+    return [text.strip() for text in cells.all_inner_texts()]
+
+
+def numbers(texts: list[str]) -> list[float]:
+    """Those that are numbers, of which ``>`` is no part."""
+    return [float(text.lstrip("> ").replace(",", "")) for text in texts if text != "-"]
+
+
+def head(page: Page, key: str) -> Locator:
+    """A column's head."""
+    return page.locator(f'#probes th[data-key="{key}"]')
+
+
+def test_the_table_sorts_in_place(many: Tab) -> None:
+    page = many.page
+    assert numbers(column(page, "speed")) == sorted(numbers(column(page, "speed")), reverse=True)
+    head(page, "memory").locator("a").click()
+    expect(head(page, "memory")).to_have_attribute("aria-sort", "descending")
+    found = numbers(column(page, "memory"))
+    assert found == sorted(found, reverse=True)
+    head(page, "memory").locator("a").click()
+    expect(head(page, "memory")).to_have_attribute("aria-sort", "ascending")
+    assert numbers(column(page, "memory")) == sorted(found)
+    assert "sort=memory" in many.path
+    assert page.evaluate("performance.getEntriesByType('navigation').length") == 1
+
+
+def test_the_server_sorts_as_the_script_does(open_tab: OpenTab, prepared: Prepared) -> None:
+    first = open_tab(f"/studies/{prepared.many}").page
+    for key in ("memory", "id", "step", "outcome"):
+        head(first, key).locator("a").click()
+        expect(head(first, key)).to_have_attribute("aria-sort", re.compile("ending"))
+        down = head(first, key).get_attribute("aria-sort") == "descending"
+        path = f"/studies/{prepared.many}?sort={'-' if down else ''}{key}"
+        again = open_tab(path, java_script_enabled=False).page
+        assert column(again, "id") == column(first, "id"), key
+
+
+def test_the_table_shows_one_outcome(many: Tab) -> None:
+    page = many.page
+    total = len(column(page, "id"))
+    page.locator('#probes [data-outcome="oom"]').click()
+    expect(page.locator('#probes [data-outcome="oom"]')).to_have_attribute("aria-current", "true")
+    chosen = column(page, "outcome")
+    assert set(chosen) == {"out of memory"}
+    assert len(chosen) == total / 5
+    head(page, "id").locator("a").click()
+    assert set(column(page, "outcome")) == {"out of memory"}
+    page.reload()
+    assert set(column(page, "outcome")) == {"out of memory"}
+
+
+def test_tabs_show_what_is_copied(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}", permissions=["clipboard-read", "clipboard-write"])
+    page = tab.page
+    page.get_by_text("command", exact=True).click()
+    shown = page.locator("#text-launch")
+    expect(shown).to_be_visible()
+    panel = page.locator(".tab", has=shown)
+    panel.get_by_role("button", name="Copy").click()
+    expect(page.locator("#copied")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == shown.text_content()
+
+
+def test_an_export_is_downloaded(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.other}")
+    tab.page.locator("label[for=tab-accelerate]").click()
+    shown = tab.page.locator("#text-accelerate")
+    with tab.page.expect_download() as waited:
+        tab.page.locator(".tab", has=shown).get_by_role("link", name="Download").click()
+    assert waited.value.suggested_filename.endswith(".yaml")
+    assert waited.value.path().read_text().strip() == (shown.text_content() or "").strip()
+
+
+def test_a_mark_leads_to_its_evidence(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}")
+    mark = tab.page.locator(".chart-scatter .chart-is-other a").first
+    before = mark.evaluate("one => getComputedStyle(one).color")
+    mark.hover()
+    expect(mark).not_to_have_css("color", before)
+    assert "tokens/s" in (mark.locator("title").first.text_content() or "")
+    mark.focus()
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.locator("h1")).to_contain_text("Probe #")
+    tab.page.get_by_role("link", name="What is predicted of these settings").click()
+    expect(tab.page.locator("h1")).to_have_text("What if?")
+
+
+def test_evidence_of_failures_is_text(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}", width=NARROW)
+    trouble = tab.page.locator("#trouble details", has_text="out of memory").first
+    trouble.locator("summary").click()
+    expect(trouble.locator("pre")).to_contain_text("<b>CUDA</b> out of memory")
+    assert tab.overflow_px <= 0
+    trouble.get_by_role("link", name="All of its evidence").click()
+    expect(tab.page.locator("h1")).to_contain_text("out of memory")
+    assert tab.overflow_px <= 0
+    tab.page.locator("a[rel=next]").click()
+    expect(tab.page.locator("h1")).to_contain_text("crashed")
+
+
+def test_a_study_is_asked_again_like_this(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}")
+    tab.page.get_by_role("link", name="Ask like this").click()
+    expect(tab.page.get_by_label("Global batch size")).to_have_value("256")
+
+
+# -- without a mouse --------------------------------------------------------------------------
+
+
+def test_the_first_tab_stop_skips_to_the_content(many: Tab) -> None:
+    many.page.keyboard.press("Tab")
+    skip = many.page.locator(".skip")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    many.page.keyboard.press("Enter")
+    expect(many.page.locator("main")).to_be_focused()
+
+
+def test_all_of_a_page_is_reached_by_keyboard_and_is_seen(
+    open_tab: OpenTab, prepared: Prepared
+) -> None:
+    page = open_tab(f"/studies/{prepared.done}").page
+    seen = []
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        found = focused(page)
+        if found["tag"] == "BODY":
+            break
+        assert found["outline"] >= 2, found
+        assert found["width"] > 0, found
+        seen.append(found)
+    ids = {one["id"] for one in seen}
+    texts = {one["text"] for one in seen}
+    assert "probes-scroll" in ids
+    assert sum(one.startswith("tab-") for one in ids) == 1, "arrows change tabs"
+    assert {"Studies", "What if…", "Compare", "Ask like this", "JSON", "Copy"} <= texts
+    assert sum(one["tag"] == "SUMMARY" for one in seen) == page.locator("summary").count()
+
+
+def test_tabs_and_disclosures_work_by_keyboard(open_tab: OpenTab, prepared: Prepared) -> None:
+    page = open_tab(f"/studies/{prepared.done}").page
+    radios = page.locator(".tabs > input")
+    radios.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(radios.nth(1)).to_be_checked()
+    expect(page.locator(".tab").nth(1)).to_be_visible()
+    expect(page.locator(".tab").nth(0)).to_be_hidden()
+    page.locator("#knobs-table summary").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#knobs-table table")).to_be_visible()
+    head(page, "memory").locator("a").focus()
+    page.keyboard.press("Enter")
+    expect(head(page, "memory")).to_have_attribute("aria-sort", "descending")
+    assert focused(page)["text"].startswith("memory")
+
+
+# -- motion and paper -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
+def test_what_moves_stands_still_where_that_is_wanted(
+    open_tab: OpenTab, prepared: Prepared, motion: str, moves: bool
+) -> None:
+    tab = open_tab(f"/studies/{prepared.running}", reduced_motion=motion)
+    expect(tab.page.locator(".state-running").first).to_be_visible()
+    assert (tab.page.evaluate("document.getAnimations().length") > 0) == moves
+
+
+def test_paper_has_the_answer_and_the_evidence(open_tab: OpenTab, prepared: Prepared) -> None:
+    page = open_tab(f"/studies/{prepared.done}").page
+    page.emulate_media(media="print")
+    expect(page.locator(".site-nav")).to_be_hidden()
+    expect(page.locator(".figure-hero")).to_be_visible()
+    expect(page.locator("#probes-table")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll-tall')).maxHeight") == (
+        "none"
+    )
+
+
+# -- without scripts --------------------------------------------------------------------------
+
+
+def test_without_scripts_links_do_what_scripts_do(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.many}", width=NARROW, java_script_enabled=False)
+    page = tab.page
+    page.locator('#probes [data-outcome="oom"]').click()
+    expect(page.locator('#probes [data-outcome="oom"]')).to_have_attribute("aria-current", "true")
+    page.wait_for_load_state()
+    assert set(column(page, "outcome")) == {"out of memory"}
+    head(page, "id").locator("a").click()
+    expect(head(page, "id")).to_have_attribute("aria-sort", "ascending")
+    page.wait_for_load_state()
+    found = [int(text.lstrip("#")) for text in column(page, "id")]
+    assert found == sorted(found)
+    assert set(column(page, "outcome")) == {"out of memory"}
+    page.locator("label[for=tab-launch]").click()
+    expect(page.locator("#text-launch")).to_be_visible()
+    expect(page.get_by_role("button", name="Copy")).to_have_count(0)
+    page.locator("#probes tbody a").first.click()
+    expect(page.locator("h1")).to_contain_text(f"Probe #{found[0]}")

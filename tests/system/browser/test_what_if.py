@@ -1,0 +1,54 @@
+"""Knobs that are moved, and what the page says then, with scripts and without."""
+
+from playwright.sync_api import expect
+
+from tests.system.browser.conftest import OpenTab
+from tests.system.browser.prepared import Prepared
+from tests.system.browser.tabs import NARROW
+
+
+def test_a_slider_is_moved_by_keys(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}/settings")
+    page = tab.page
+    slider = page.locator('input[type="range"]').first
+    before, address = page.locator("#result h2").inner_text(), tab.path
+    slider.focus()
+    page.keyboard.press("End")
+    expect(page.locator("#result h2")).not_to_have_text(before)
+    expect(page.locator("#result")).to_have_attribute("aria-busy", "false")
+    assert tab.path != address
+    assert slider.get_attribute("aria-valuetext")
+    assert page.locator("#said").inner_text()
+    chosen = page.locator("#result h2").inner_text()
+    page.reload()
+    expect(page.locator("#result h2")).to_have_text(chosen)
+    page.locator("#to-best").click()
+    expect(page.locator("#result h2")).to_contain_text("the best settings")
+
+
+def test_what_gives_way_is_told(open_tab: OpenTab, prepared: Prepared) -> None:
+    page = open_tab(f"/studies/{prepared.done}/settings").page
+    segment = page.locator(".segment.is-moving").first
+    wanted = segment.locator("input").get_attribute("value")
+    segment.click()
+    expect(page.locator("#result .notice").first).to_be_visible()
+    expect(page.locator(f'.segment input[value="{wanted}"]:checked').first).to_be_attached()
+
+
+def test_narrow_the_sum_stays_in_sight(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}/settings", width=NARROW)
+    expect(tab.page.locator("#sum")).to_be_in_viewport()
+    before = tab.page.locator("#sum").inner_text()
+    tab.page.locator('input[type="range"]').first.focus()
+    tab.page.keyboard.press("End")
+    expect(tab.page.locator("#sum")).not_to_have_text(before)
+
+
+def test_without_scripts_the_form_is_sent(open_tab: OpenTab, prepared: Prepared) -> None:
+    tab = open_tab(f"/studies/{prepared.done}/settings", java_script_enabled=False)
+    page = tab.page
+    before = page.locator("#result h2").inner_text()
+    page.locator(".segment", has_text="full").last.click()
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#result h2")).not_to_have_text(before)
+    assert "?" in tab.path

@@ -1,0 +1,80 @@
+"""A service over a database of its own, questions, and studies made by hand."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from api.app import create_app
+from api.settings import Settings
+from tests.unit.api.studies import classes_of, question_of
+from tests.unit.conftest import make_dry_run
+from tuner.dryrun import dry_run_versions
+from tuner.store import Store, open_store
+
+GIB = 2.0**30
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock for what is kept for a while."""
+    return Clock()
+
+
+@pytest.fixture
+def url(make_database: Callable[[Path], str], tmp_path: Path) -> str:
+    """The address of an empty database."""
+    return make_database(tmp_path / "studies.db")
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """It, opened."""
+    with open_store(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def settings() -> Settings:
+    """As a service on this machine runs, but for its haste."""
+    return Settings(_env_file=None, poll_s=0.02)
+
+
+@pytest.fixture
+def app(store: Store, settings: Settings) -> FastAPI:
+    """The application over the store."""
+    return create_app(store, settings)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    """A caller on this machine."""
+    with TestClient(
+        app, base_url="http://localhost", raise_server_exceptions=False, follow_redirects=False
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def keep_dry_runs(store: Store) -> Callable[[Any], None]:
+    """Keeps dry runs of all classes of a request's question, as if a worker had made them."""
+
+    def keep(body: Any) -> None:
+        question = question_of(body)
+        for settings in classes_of(question):
+            versions = dry_run_versions()
+            store.keep_dry_run(make_dry_run(question, settings, GIB, GIB, versions=versions))
+
+    return keep

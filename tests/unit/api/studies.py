@@ -1,0 +1,76 @@
+"""Requests, the questions that they ask, and what a worker would do to their studies."""
+
+from typing import Any
+
+from tests.models import TINY
+from tuner.client.tune_request import read_request
+from tuner.core.configuration import Settings
+from tuner.core.framework import installed_versions
+from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
+from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.planner import Stop, Wait, next_probe
+from tuner.planner.estimates import forecast
+from tuner.store import Store, WorkerIdentity
+
+WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}
+PREDICTED: dict[str, Any] = {"workload": WORKLOAD, "cluster": "2xa100-80gb"}
+"""Of a cluster that is not here."""
+MEASURED: dict[str, Any] = {
+    "workload": WORKLOAD,
+    "cluster": "cpu:2",
+    "framework": "accelerate",
+    "fidelity": "measured",
+    "budget": {"max_probes": 4},
+}
+
+
+def question_of(body: Any) -> Question:
+    """What a request asks, in the versions that are installed."""
+    return read_request(body).question(installed_versions())
+
+
+def classes_of(question: Question) -> set[Settings]:
+    """The classes of its settings."""
+    study = Study(
+        id="st-1",
+        question=question,
+        terms=Terms(fidelity=Fidelity.PREDICTED),
+        state=StudyState.QUEUED,
+    )
+    return {settings.settings_class for settings in forecast(study).space.legal}
+
+
+def ok(seconds: float, count: int, size: int = 3 * 10**8) -> Measurement:
+    """A probe whose steps took ``seconds``."""
+    memory = Memory(
+        allocated_bytes=size,
+        allocated_low_bytes=size,
+        reserved_bytes=size,
+        device_bytes=2 * size,
+        overhead_bytes=0,
+        by_phase={"forward": size},
+        by_category={"parameters": size // 4},
+        per_rank_bytes=(size, size),
+    )
+    times = {count: (seconds,) * 10}
+    return Measurement(outcome=Outcome.OK, memory=memory, step_times_s=times, wall_s=2.0)
+
+
+def probe(store: Store, study_id: str, found: Measurement | None = None) -> Study:
+    """What a worker does: plan a probe, claim it, and record what it found."""
+    store.move(study_id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
+    study = store.study(study_id)
+    request = next_probe(study)
+    assert not isinstance(request, Stop | Wait)
+    assert store.enter_probe(study_id, study.revision, request, 10**12)
+    claim = store.claim(study_id, WorkerIdentity.of_this_process())
+    assert claim is not None
+    count = request.settings.gradient_accumulation_steps
+    assert store.record(claim, found or ok(1.0, count))
+    return store.study(study_id)
+
+
+def finish(store: Store, study_id: str, reason: str = "the budget is spent") -> None:
+    """Ends a study."""
+    store.move(study_id, StudyState.RUNNING)
+    assert store.move(study_id, StudyState.DONE, reason)

@@ -1,0 +1,238 @@
+"""Studies as they are sent: kept until something happens to them."""
+
+import json
+import threading
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
+from tests.unit.api.conftest import Clock
+from tests.unit.api.studies import MEASURED, finish, probe, question_of
+from tuner.core.quantity import Provenance
+from tuner.core.study import StudyState, Terms
+from tuner.errors import StoreError
+from tuner.store import Store, StudyStatus
+
+
+@pytest.fixture
+def answers(store: Store, clock: Clock) -> Answers:
+    return Answers(store, clock)
+
+
+@pytest.fixture
+def study_id(store: Store) -> str:
+    return store.ask(question_of(MEASURED), Terms(max_probes=4)).id
+
+
+def standing(store: Store, study_id: str) -> StudyStatus:
+    found = store.status(study_id)
+    assert found is not None
+    return found
+
+
+def test_an_answer_is_made_once_until_something_happens(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    first = answers.of(standing(store, study_id))
+    assert answers.of(standing(store, study_id)) is first
+    assert len(reads) == 1
+    store.move(study_id, StudyState.CANCELLED)
+    second = answers.of(standing(store, study_id))
+    assert json.loads(second.content)["state"] == "cancelled"
+    assert second.etag != first.etag
+    assert answers.of(first.standing) is second  # one who saw it earlier gets no older one
+
+
+def test_an_answer_is_made_anew_after_a_while(
+    store: Store, answers: Answers, clock: Clock, study_id: str
+) -> None:
+    """What calibrations and other studies add, no event of this one tells."""
+    first = answers.of(standing(store, study_id))
+    clock.now += FRESH_S + 1
+    again = answers.of(standing(store, study_id))
+    assert again is not first
+    assert again.etag == first.etag
+
+
+def test_nobody_waits_for_what_is_only_old(
+    store: Store, answers: Answers, clock: Clock, study_id: str
+) -> None:
+    """While another thread computes, what is a little old is good enough."""
+    first = answers.of(standing(store, study_id))
+
+    def found_while_another_computes(within_s: float) -> list[Body]:
+        found: list[Body] = []
+        asking = threading.Thread(target=lambda: found.append(answers.of(first.standing)))
+        with answers.computing() as mine:
+            assert mine
+            asking.start()
+            asking.join(timeout=within_s)
+            seen = list(found)
+        asking.join(timeout=60)
+        assert len(found) == 1
+        return seen
+
+    clock.now += FRESH_S + 1
+    assert found_while_another_computes(60) == [first]
+    clock.now += OLDEST_S
+    assert found_while_another_computes(1) == []
+
+
+def test_what_is_made_of_the_whole_study_reads_it_once(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    found = answers.whole(standing(store, study_id))
+    assert answers.of(found.standing).standing is found.standing
+    assert answers.whole(found.standing) is found
+    assert (found.study.id, reads) == (study_id, [study_id])
+
+
+def test_one_thread_computes_for_all(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    one = standing(store, study_id)
+    threads = [threading.Thread(target=answers.of, args=(one,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1
+
+
+def test_notes_go_with_the_answer(store: Store, answers: Answers, study_id: str) -> None:
+    body = answers.of(standing(store, study_id))
+    found = json.loads(body.with_notes(["a", 'b "quoted"']))
+    assert found.pop("notes") == ["a", 'b "quoted"']
+    assert found == json.loads(body.content)
+
+
+def test_whether_asking_again_finds_more(store: Store, answers: Answers, study_id: str) -> None:
+    assert not answers.of(standing(store, study_id)).answered
+    probe(store, study_id)
+    finish(store, study_id)
+    assert answers.of(standing(store, study_id)).answered
+
+
+def test_who_waits_takes_no_thread_of_those_who_ask(
+    store: Store, answers: Answers, study_id: str
+) -> None:
+    """All of theirs are taken, and hundreds are woken."""
+    here = standing(store, study_id)
+    held = threading.Event()
+
+    async def wake() -> None:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 1
+        async with anyio.create_task_group() as others:
+            others.start_soon(anyio.to_thread.run_sync, held.wait)
+            await anyio.sleep(0.05)
+            found: list[Body] = []
+
+            async def woken() -> None:
+                found.append(await answers.soon(here))
+
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as waiting:
+                    for _ in range(300):
+                        waiting.start_soon(woken)
+            assert len(found) == 300
+            assert len({id(body) for body in found}) == 1, "it was made once"
+            assert limiter.borrowed_tokens == 1
+            held.set()
+
+    anyio.run(wake)
+
+
+def test_what_is_kept_is_given_without_a_thread(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = answers.of(standing(store, study_id))
+    monkeypatch.setattr(anyio.to_thread, "run_sync", None)
+    assert anyio.run(answers.soon, body.standing) is body
+
+
+def test_what_is_kept_is_not_read_again(
+    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes, answers and exports of one standing are made of one reading, and once."""
+    reads: list[str] = []
+    whole = store.study
+    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
+    here = standing(store, study_id)
+    for _ in range(3):
+        answers.of(here)
+        assert json.loads(answers.probes(here))["study_id"] == study_id
+        assert answers.whole(here).study.id == study_id
+    assert len(reads) == 1
+    probe(store, study_id)
+    assert len(json.loads(answers.probes(standing(store, study_id)))["probes"]) == 1
+
+
+def test_the_headline_is_kept_with_the_answer(
+    store: Store, answers: Answers, study_id: str
+) -> None:
+    first = standing(store, study_id)
+    answers.of(first)
+    kept = store.summaries([study_id])[study_id]
+    assert kept.newest_event == first.newest_event
+    assert kept.content["probes"] == 0
+    probe(store, study_id)
+    finish(store, study_id)
+    answers.of(standing(store, study_id))
+    kept = store.summaries([study_id])[study_id]
+    assert kept.content["state"] == "done"
+    assert kept.content["provenance"] == Provenance.MEASURED
+    assert kept.content["probes"] == 1
+
+
+def test_an_answer_is_given_though_its_headline_cannot_be_kept(
+    store: Store,
+    answers: Answers,
+    study_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> bool:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(store, "keep_summary", fails)
+    assert json.loads(answers.of(standing(store, study_id)).content)["study_id"] == study_id
+    assert f"the headline of {study_id} was not kept: the disk is full" in caplog.text
+
+
+def test_of_studies_those_asked_for_last_are_kept(
+    store: Store, clock: Clock, study_id: str
+) -> None:
+    made: list[str] = []
+    turn, here = threading.RLock(), standing(store, study_id)
+    kept = Kept(lambda one: made.append(one.id) or one.id, turn, most=2, clock=clock)
+    one, two, three = (replace(here, id=f"st-{n}") for n in (1, 2, 3))
+    for wanted in (one, two, one, three, one, two):
+        kept.of(wanted)
+    assert len(kept) == 2
+    assert made == ["st-1", "st-2", "st-3", "st-2"]
+
+
+def test_what_cannot_be_made_is_tried_again(store: Store, clock: Clock, study_id: str) -> None:
+    made: list[str] = []
+
+    def fail(one: StudyStatus) -> str:
+        made.append(one.id)
+        raise ValueError(one.id)
+
+    kept = Kept(fail, threading.RLock(), most=2, clock=clock)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=study_id):
+            kept.of(standing(store, study_id))
+    assert (len(kept), len(made)) == (0, 2)

@@ -1,0 +1,332 @@
+"""One look for all who wait: what they get, in which order, and what it costs."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from api import events as module
+from api.events import Poller
+from tests.unit.api.studies import MEASURED, probe, question_of
+from tuner.core.study import StudyState, Terms
+from tuner.errors import StoreError
+from tuner.store import Store
+
+WITHIN_S = 60
+
+
+@pytest.fixture
+def study_id(store: Store) -> str:
+    """A study that was asked, and nothing more."""
+    return store.ask(question_of(MEASURED), Terms(max_probes=50)).id
+
+
+@pytest.fixture
+def statements(store: Store) -> Iterator[list[str]]:
+    """What is sent to the database from now on."""
+    seen: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        seen.append(statement)
+
+    engine = store.transactions.engine
+    event.listen(engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def new_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Queue[None]]:
+    """Makes a queue: from then on a poller looks when something is put there, and not before."""
+
+    def make() -> asyncio.Queue[None]:
+        looks: asyncio.Queue[None] = asyncio.Queue()
+        monkeypatch.setattr(module.asyncio, "sleep", lambda pause_s: looks.get())
+        return looks
+
+    return make
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Runs ``work`` in an event loop, and not for ever."""
+
+    async def limited() -> Any:
+        return await asyncio.wait_for(work(), WITHIN_S)
+
+    return asyncio.run(limited())
+
+
+async def ids_of(
+    poller: Poller, study_id: str, after: int = 0, most: int = 10**9, seen: list[int] | None = None
+) -> list[int]:
+    """Ids of events as one listener gets them; ``seen`` has them at once."""
+    found: list[int] = [] if seen is None else seen
+    async with poller.listen(study_id) as feed:
+        assert feed is not None
+        async for one in poller.events(feed, after):
+            found.append(one.id)
+            if len(found) == most:
+                break
+    return found
+
+
+def test_what_happened_and_what_happens_comes_once_and_in_order(
+    store: Store, study_id: str
+) -> None:
+    poller = Poller(store, 0.01)
+
+    async def work() -> list[list[int]]:
+        listening = [asyncio.create_task(ids_of(poller, study_id)) for _ in range(20)]
+        for _ in range(3):
+            await asyncio.to_thread(probe, store, study_id)
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        return await asyncio.gather(*listening)
+
+    found = run(work)
+    everything = [one.id for one in store.events(study_id)]
+    assert len(everything) > 9
+    assert found == [everything] * 20
+
+
+def test_one_reads_on_where_one_stopped(store: Store, study_id: str) -> None:
+    poller = Poller(store, 0.01)
+    probe(store, study_id)
+    store.move(study_id, StudyState.CANCELLED)
+    everything = [one.id for one in store.events(study_id)]
+
+    async def work() -> list[int]:
+        first = await ids_of(poller, study_id, most=3)
+        return first + await ids_of(poller, study_id, after=first[-1])
+
+    assert run(work) == everything
+
+
+@pytest.mark.parametrize("after", [10**6, 2**62])
+def test_a_place_that_nobody_was_at_is_the_end(store: Store, study_id: str, after: int) -> None:
+    store.move(study_id, StudyState.CANCELLED)
+    assert run(lambda: ids_of(Poller(store, 0.01), study_id, after)) == []
+
+
+def test_a_long_history_is_read_in_pages(
+    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE", 2)
+    monkeypatch.setattr(module, "MOST_KEPT", 1)
+    poller = Poller(store, 0.01)
+    probe(store, study_id)
+
+    async def work() -> list[int]:
+        listening = asyncio.create_task(ids_of(poller, study_id))
+        await asyncio.to_thread(probe, store, study_id)
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        return await listening
+
+    assert run(work) == [one.id for one in store.events(study_id)]
+
+
+def test_a_study_that_is_asked_again_goes_on(
+    store: Store, study_id: str, new_looks: Callable[[], asyncio.Queue[None]]
+) -> None:
+    """The end and the asking are read at one look."""
+    poller, looks, seen = Poller(store, 60.0), new_looks(), list[int]()
+
+    async def work() -> None:
+        listening = asyncio.create_task(ids_of(poller, study_id, seen=seen))
+        while not seen:
+            await asyncio.wait([listening], timeout=0.01)
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        await asyncio.to_thread(store.ask, question_of(MEASURED), Terms(max_probes=51))
+        looks.put_nowait(None)
+        happened = [one.id for one in store.events(study_id)]
+        while seen != happened:
+            await asyncio.wait([listening], timeout=0.01)
+            assert not listening.done()
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        looks.put_nowait(None)
+        await listening
+
+    run(work)
+    assert seen == [one.id for one in store.events(study_id)]
+
+
+def test_queries_do_not_grow_with_listeners(
+    store: Store,
+    study_id: str,
+    statements: list[str],
+    new_looks: Callable[[], asyncio.Queue[None]],
+) -> None:
+    """Exactly the same ones for one and for a hundred, of whom each gets all that happens."""
+    changes, states = 6, cycle([StudyState.RUNNING, StudyState.QUEUED])
+
+    def queries(listeners: int) -> list[str]:
+        """All that are made while things happen, with one look after each."""
+        poller, looks = Poller(store, 60.0), new_looks()
+        before = store.events(study_id)[-1].id
+
+        async def work() -> list[str]:
+            wanted = [ids_of(poller, study_id, before, changes) for _ in range(listeners)]
+            listening = [asyncio.create_task(one) for one in wanted]
+            while sum(feed.listeners for feed in poller._feeds.values()) < listeners:
+                await asyncio.wait(listening, timeout=0.01)
+            statements.clear()
+            for _ in range(changes):
+                assert await asyncio.to_thread(store.move, study_id, next(states))
+                changed = poller._feeds[study_id].changed
+                looks.put_nowait(None)
+                await changed.wait()
+            found = await asyncio.gather(*listening)
+            seen = list(statements)
+            happened = [one.id for one in store.events(study_id, before)]
+            assert found == [happened] * listeners
+            assert len(happened) == changes
+            return seen
+
+        return list(run(work))
+
+    one, many = queries(1), queries(100)
+    assert sum("FROM events" in each and "ORDER BY" in each for each in one) == changes
+    assert many == one
+
+
+def test_a_look_is_one_transaction(store: Store, study_id: str, statements: list[str]) -> None:
+    poller = Poller(store, 60.0)
+    probe(store, study_id)
+    statements.clear()
+    [(standing, events)] = poller._read({study_id: 0, "st-000000000000": 0}).values()
+    assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT", "SELECT"]
+    assert standing.newest_event == events[-1].id
+    assert events == store.events(study_id)
+    statements.clear()
+    assert poller._read({study_id: events[-1].id}) == {}
+    assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT"]
+
+
+def test_nobody_listens_and_nothing_is_asked(
+    store: Store, study_id: str, statements: list[str]
+) -> None:
+    poller = Poller(store, 0.01)
+
+    async def work() -> None:
+        await ids_of(poller, study_id, most=1)
+        assert poller._task is not None
+        await poller._task  # it ends after the look that it may be about to have
+        statements.clear()
+        await asyncio.sleep(0.2)
+
+    run(work)
+    assert statements == []
+    assert poller._feeds == {}
+
+
+def test_an_unknown_study_has_no_feed(store: Store) -> None:
+    async def work() -> None:
+        async with Poller(store, 0.01).listen("st-000000000000") as feed:
+            assert feed is None
+
+    run(work)
+
+
+def test_who_comes_is_told_that_the_database_is_away(
+    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poller = Poller(store, 0.01)
+
+    def fail(name: str) -> None:
+        raise StoreError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(poller._store, "status", fail)
+        with pytest.raises(StoreError):
+            run(lambda: ids_of(poller, study_id, most=1))
+    assert len(run(lambda: ids_of(poller, study_id, most=1))) == 1, "they may come again"
+
+
+def test_a_database_that_is_away_is_waited_for(
+    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poller = Poller(store, 0.01)
+    read, failures = poller._read, []
+
+    def fail(known: Any) -> Any:
+        if len(failures) < 3:
+            failures.append(known)
+            raise StoreError("gone")
+        return read(known)
+
+    monkeypatch.setattr(poller, "_read", fail)
+
+    async def work() -> list[int]:
+        listening = asyncio.create_task(ids_of(poller, study_id))
+        while len(failures) < 3:
+            await asyncio.wait([listening], timeout=0.01)
+            assert not listening.done()
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        return await listening
+
+    assert run(work) == [one.id for one in store.events(study_id)]
+    assert len(failures) == 3
+
+
+def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
+    store: Store,
+    study_id: str,
+    new_looks: Callable[[], asyncio.Queue[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look was for what the first one did not know, and is late."""
+    poller, looks = Poller(store, 60.0), new_looks()
+    read, begun, late = poller._read, threading.Event(), threading.Event()
+
+    def slow(known: Any) -> Any:
+        found = read(known)
+        begun.set()
+        assert late.wait(WITHIN_S)
+        return found
+
+    async def listen(seen: list[int], until: Callable[[], bool]) -> asyncio.Task[list[int]]:
+        listening = asyncio.create_task(ids_of(poller, study_id, seen=seen))
+        while not until():
+            await asyncio.wait([listening], timeout=0.01)
+        return listening
+
+    async def work() -> list[list[int]]:
+        first: list[int] = []
+        one = await listen(first, lambda: len(first) == 1)
+        await asyncio.to_thread(store.move, study_id, StudyState.RUNNING)
+        monkeypatch.setattr(poller, "_read", slow)
+        looks.put_nowait(None)
+        assert await asyncio.to_thread(begun.wait, WITHIN_S)
+        one.cancel()
+        await asyncio.wait([one])
+        second: list[int] = []
+        another = await listen(second, lambda: len(second) == 2)
+        monkeypatch.setattr(poller, "_read", read)
+        late.set()
+        looks.put_nowait(None)
+        while not looks.empty():  # it is taken when the late look is over
+            await asyncio.wait([another], timeout=0.01)
+        third: list[int] = []
+        last = await listen(third, lambda: len(third) >= 2)
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
+        looks.put_nowait(None)
+        return [await another, await last]
+
+    assert run(work) == [[one.id for one in store.events(study_id)]] * 2
+
+
+def test_all_waiting_ends_when_the_service_does(store: Store, study_id: str) -> None:
+    poller = Poller(store, 0.01)
+
+    async def work() -> list[list[int]]:
+        seen: list[list[int]] = [[], [], []]
+        listening = [asyncio.create_task(ids_of(poller, study_id, seen=one)) for one in seen]
+        while not all(seen):
+            await asyncio.wait(listening, timeout=0.01)
+        poller.stop()
+        return await asyncio.gather(*listening)
+
+    assert [len(found) for found in run(work)] == [1, 1, 1]

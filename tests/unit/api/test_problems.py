@@ -1,0 +1,84 @@
+"""Errors in the product's own words."""
+
+import logging
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+from starlette.testclient import TestClient
+
+from tests.unit.api.studies import MEASURED, PREDICTED, question_of
+from tuner.core.study import Terms
+from tuner.store import Store
+from tuner.store.tables import StudyRow
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("path", "detail"),
+    [
+        ("/tune?limit=0", "limit: got '0'; must be at least 1"),
+        ("/tune?limit=201", "limit: got '201'; must be at most 200"),
+        ("/tune?limit=many", "limit: got 'many'; must be an integer"),
+        (f"/tune?query={'x' * 101}", "must have 100 characters or fewer"),
+        (f"/audit?before={2**63}", f"must be below {2**63}"),
+        ("/tune?state=gone", "state: got 'gone'; must be 'queued', 'running',"),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_was_given(
+    client: TestClient, path: str, detail: str
+) -> None:
+    body = client.get(path).json()
+    assert body["status"] == 422
+    assert detail in body["detail"]
+    assert body["allowed"] in body["detail"]
+
+
+@pytest.mark.parametrize("path", ["/tune/nope", "/tune/st-0", "/studies/nope"])
+def test_what_is_no_id_is_no_study(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    body, name = response.json(), path.rpartition("/")[2]
+    assert (response.status_code, body["code"]) == (404, "study_not_found")
+    assert body["detail"] == f"there is no study {name}"
+
+
+def test_a_key_of_idempotency_may_not_be_empty(client: TestClient) -> None:
+    body = client.post("/tune", json={}, headers={"Idempotency-Key": ""}).json()
+    assert body["detail"] == "idempotency-key: got ''; must have 1 characters or more"
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "9" * 5_000])
+def test_json_that_cannot_be_read_is_told_so(client: TestClient, text: str) -> None:
+    response = client.post("/tune", content=text, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["detail"].startswith("the body is JSON too deep, or with a number")
+
+
+def test_a_request_without_a_body_is_told_so(client: TestClient) -> None:
+    body = client.post("/tune", headers=JSON).json()
+    assert (body["status"], body["detail"]) == (422, "body: got nothing; is required")
+
+
+def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(
+    client: TestClient, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = (store.ask(question_of(body), Terms()).id for body in (PREDICTED, MEASURED))
+    question = store.study(bad).question.as_dict()
+    question["workload"]["precision"] = "fp4"
+    with Session(store.transactions.writer) as session, session.begin():
+        session.execute(update(StudyRow).where(StudyRow.id == bad).values(question=question))
+    with caplog.at_level(logging.ERROR, "api"):
+        responses = [client.get(f"/tune/{bad}{more}") for more in ("", "/probes", "?wait=1")]
+    for response in responses:
+        assert response.status_code == 500
+        assert "retry-after" not in response.headers
+        assert "fp4" not in response.text
+        detail = response.json()["detail"]
+        assert detail == "this version cannot read the study, and its log says why"
+    assert f"study {bad} cannot be read by this version" in caplog.text
+    assert client.get(f"/tune/{good}").status_code == 200
+    listed = client.get("/tune").json()["studies"]
+    assert {one["study_id"] for one in listed} == {bad, good}
+    client.delete(f"/tune/{bad}")  # it can be got rid of
+    assert client.get("/tune?state=cancelled").json()["studies"][0]["study_id"] == bad

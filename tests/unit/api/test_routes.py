@@ -1,0 +1,208 @@
+"""Every route of the service, pages too: a key is needed, and a scope is declared."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+from api.app import create_app
+from api.middleware import SECURITY_HEADERS
+from api.pages.paths import is_open, is_page
+from api.pages.people import PAGE_HEADERS
+from api.security import OPEN_PATHS, SAFE, Requirement
+from api.sessions import formed
+from api.settings import Settings
+from tests.unit.api.browsers import PAGE, Browser
+from tuner.store import Store, open_store
+from tuner.store.access import Keys, Sessions
+from tuner.store.tables import Scope
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+VALUES = {"study_id": "st-0123456789ab", "format_name": "accelerate", "probe_id": "1"}
+"""Of parameters of paths."""
+SCOPES = {
+    ("GET", "/tune"): Scope.READ,
+    ("POST", "/tune"): Scope.SUBMIT,
+    ("GET", "/tune/{study_id}"): Scope.READ,
+    ("DELETE", "/tune/{study_id}"): Scope.SUBMIT,
+    ("GET", "/tune/{study_id}/probes"): Scope.READ,
+    ("GET", "/tune/{study_id}/events"): Scope.READ,
+    ("GET", "/tune/{study_id}/export/{format_name}"): Scope.READ,
+    ("GET", "/openapi.json"): Scope.READ,
+    ("GET", "/metrics"): Scope.READ,
+    ("GET", "/audit"): Scope.ADMIN,
+}
+"""The scope of each route for tools. A new route belongs here."""
+PAGES = {
+    ("GET", "/"): Scope.READ,
+    ("GET", "/new"): Scope.SUBMIT,
+    ("POST", "/new"): Scope.SUBMIT,
+    ("GET", "/compare"): Scope.READ,
+    ("GET", "/studies/{study_id}"): Scope.READ,
+    ("GET", "/studies/{study_id}/live"): Scope.READ,
+    ("GET", "/studies/{study_id}/probes/{probe_id}"): Scope.READ,
+    ("GET", "/studies/{study_id}/settings"): Scope.READ,
+    ("POST", "/studies/{study_id}/cancel"): Scope.SUBMIT,
+}
+"""The same of pages."""
+OPEN = {
+    ("GET", "/sign-in"),
+    ("POST", "/sign-in"),
+    ("POST", "/sign-out"),
+    ("GET", "/static/{version}/{name}"),
+    ("GET", "/favicon.ico"),
+}
+"""Routes that need no key, beside OPEN_PATHS."""
+NOWHERE = {"/docs", "/redoc", "/nowhere"}
+WRONG = {"Authorization": f"Bearer tuner_{'0' * 16}_{'A' * 43}"}
+STALE = {"Cookie": f"tuner_session={'A' * 43}"}
+FORGED: tuple[dict[str, str], ...] = ({}, {"csrf_token": "0" * 128}, {"csrf_token": "0" * 64})
+REFUSED = (303, 401, 403)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("routes")
+    with open_store(f"sqlite:///{folder}/studies.db") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def app(store: Store) -> FastAPI:
+    return create_app(store, Settings(_env_file=None, require_keys=True, rate_burst=100_000))
+
+
+@pytest.fixture(scope="module")
+def client(app: FastAPI) -> TestClient:
+    return TestClient(app, base_url="http://localhost", follow_redirects=False)
+
+
+def path_of(template: str) -> str:
+    for name, value in VALUES.items():
+        template = template.replace(f"{{{name}}}", value)
+    return template
+
+
+def below(dependant: Any) -> Iterator[Any]:
+    """All that a route depends on."""
+    yield dependant.call
+    for each in dependant.dependencies:
+        yield from below(each)
+
+
+def declared(app: FastAPI) -> dict[tuple[str, str], Any]:
+    """Every route but those of OPEN_PATHS, by method and path."""
+    return {
+        (method, route.path or ""): route.dependant
+        for route in iter_route_contexts(app.routes)
+        for method in route.methods or ()
+        if method != "HEAD" and route.path not in OPEN_PATHS
+    }
+
+
+def allows(scope: Scope, needed: Scope) -> bool:
+    return list(Scope).index(scope) >= list(Scope).index(needed)
+
+
+def test_every_route_declares_its_scope_and_every_form_is_checked(app: FastAPI) -> None:
+    found, unchecked = {}, []
+    for (method, template), dependant in declared(app).items():
+        calls = list(below(dependant))
+        scopes = {call.scope for call in calls if isinstance(call, Requirement)}
+        found[method, template] = scopes
+        # By the scope's requirement also where a route forgets; tests of sessions show that.
+        if is_page(path_of(template)) and method not in SAFE and not scopes and formed not in calls:
+            unchecked.append(template)
+    expected = {key: {scope} for key, scope in (SCOPES | PAGES).items()}
+    assert found == expected | {key: set() for key in OPEN}
+    assert unchecked == ["/sign-out"]  # it reads the form where there is a session to end
+
+
+def test_every_path_is_known_as_what_it_is(app: FastAPI) -> None:
+    for method, template in declared(app):
+        path = path_of(template)
+        assert is_page(path) == ((method, template) in PAGES or path.startswith("/sign-"))
+        assert is_open(path) == ((method, template) in OPEN)
+    document = app.openapi()["paths"]
+    assert set(document) == {path for _, path in SCOPES} | OPEN_PATHS, "which tells of no page"
+    assert {route.path for route in iter_route_contexts(app.routes)} >= OPEN_PATHS
+
+
+def test_every_route_needs_a_key(client: TestClient) -> None:
+    for template in {path for _, path in SCOPES | PAGES} | NOWHERE:
+        for method in METHODS:
+            for headers in ({}, WRONG, {"Authorization": "Basic YTpi"}, STALE):
+                answer = client.request(method, path_of(template), headers=headers, content=b"{")
+                where = (method, template, headers)
+                assert answer.status_code == 401, where
+                assert answer.headers["www-authenticate"].startswith("Bearer"), where
+                for name, value in SECURITY_HEADERS.items():
+                    assert answer.headers[name] == value, where
+
+
+def test_every_page_needs_a_key(client: TestClient) -> None:
+    for template in {path for _, path in PAGES} | {"/nowhere"}:
+        for method in METHODS:
+            for headers in ({}, WRONG, STALE):
+                given = {**PAGE, **headers}
+                answer = client.request(method, path_of(template), headers=given, content=b"a=1")
+                where = (method, template, headers)
+                if method in SAFE and headers is not WRONG:
+                    assert answer.status_code == 303, where
+                    assert answer.headers["location"].startswith("/sign-in"), where
+                else:
+                    assert answer.status_code == 401, where
+                    for name, value in PAGE_HEADERS.items():
+                        assert answer.headers[name] == value, where
+
+
+def test_a_key_opens_what_its_scope_allows(client: TestClient, store: Store) -> None:
+    for scope in Scope:
+        headers = {"Authorization": f"Bearer {Keys(store.transactions).create('a', scope)[1]}"}
+        for (method, template), needed in SCOPES.items():
+            answer = client.request(method, path_of(template), headers=headers, json={})
+            where = (scope, method, template)
+            assert (answer.status_code not in REFUSED) == allows(scope, needed), where
+
+
+def test_a_session_opens_what_its_key_does(app: FastAPI, store: Store) -> None:
+    for scope in Scope:
+        browser = signed_in(app, store, scope)
+        for (method, template), needed in PAGES.items():
+            form = {"csrf_token": browser.token("/")} if method == "POST" else None
+            answer = browser.request(method, path_of(template), data=form)
+            where = (scope, method, template)
+            assert (answer.status_code not in REFUSED) == allows(scope, needed), where
+
+
+def signed_in(app: FastAPI, store: Store, scope: Scope) -> Browser:
+    browser = Browser(app)
+    key, _ = Keys(store.transactions).create("a", scope)
+    browser.cookies.set("tuner_session", Sessions(store.transactions).begin(key.id))
+    return browser
+
+
+def test_no_page_is_sent_a_form_of_another_site(app: FastAPI, store: Store) -> None:
+    on_this_machine = create_app(store, Settings(_env_file=None))
+    for browser in (signed_in(app, store, Scope.ADMIN), Browser(on_this_machine)):
+        for method, template in PAGES:
+            if method != "POST":
+                continue
+            path, good = path_of(template), {"csrf_token": browser.token("/new")}
+            evil = {"Origin": "https://evil.example"}
+            assert browser.post(path, data=good, headers=evil).status_code == 403
+            for form in FORGED:
+                assert browser.post(path, data={"x": "1", **form}).status_code == 403
+            assert browser.post(path, data=good).status_code not in REFUSED
+
+
+def test_the_description_says_that_keys_are_needed(app: FastAPI) -> None:
+    document = app.openapi()
+    schemes = document["components"]["securitySchemes"]
+    assert {scheme["scheme"] for scheme in schemes.values()} == {"bearer"}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert bool(operation.get("security")) == (path not in OPEN_PATHS), path

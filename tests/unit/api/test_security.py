@@ -1,0 +1,519 @@
+"""Who is let in, for how long, and with how much of the service."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from api.app import create_app, protect
+from api.problems import add_problems
+from api.security import (
+    SHARE,
+    Admin,
+    KeysNeeded,
+    Reader,
+    Revocation,
+    Submitter,
+    Turns,
+    check_bind,
+    keys_needed,
+)
+from api.settings import Settings
+from tests.unit.api.asgi import HOST, Answer, body_of, connection, send_to
+from tests.unit.api.studies import PREDICTED, question_of
+from tuner.core.study import Terms
+from tuner.errors import StoreError, UsageError
+from tuner.store import Store
+from tuner.store.access import Key, Keys, Sessions
+from tuner.store.tables import Scope
+
+
+def settings(**given: Any) -> Settings:
+    """Settings that no environment or file changes."""
+    return Settings(_env_file=None, **given)
+
+
+@pytest.fixture
+def keys(store: Store) -> Keys:
+    return Keys(store.transactions)
+
+
+def app_of(store: Store, **given: Any) -> FastAPI:
+    """A service with one route for each scope, and the paths that are open."""
+    app = FastAPI(openapi_url=None)
+
+    @app.get("/healthz")
+    def healthz() -> str:
+        return "ok"
+
+    @app.get("/read")
+    def read(caller: Reader) -> dict[str, str]:
+        return {"id": caller.id, "owner": caller.owner, "scope": caller.scope}
+
+    @app.post("/submit")
+    def submit(caller: Submitter, body: dict[str, Any]) -> str:
+        return caller.id
+
+    @app.get("/admin")
+    def admin(caller: Admin) -> str:
+        return caller.id
+
+    @app.get("/forgotten")
+    def forgotten() -> str:
+        return "no scope was declared"
+
+    add_problems(app)
+    protect(app, settings(**given), Keys(store.transactions))
+    return app
+
+
+@pytest.fixture
+def client(store: Store) -> Callable[..., TestClient]:
+    """A service with such settings; keys are needed unless they say otherwise."""
+
+    def make(**given: Any) -> TestClient:
+        app = app_of(store, **{"require_keys": True, **given})
+        return TestClient(app, base_url="http://localhost", client=("192.0.2.1", 50000))
+
+    return make
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {text}"}
+
+
+# -- who needs a key
+
+
+def test_who_needs_a_key() -> None:
+    named = {"allowed_hosts": ("tuner.example.org",)}
+    for given, needed in (
+        ({}, KeysNeeded.FROM_OTHERS),
+        ({"host": "localhost"}, KeysNeeded.FROM_OTHERS),
+        ({"host": "::1", "allowed_hosts": ("localhost",)}, KeysNeeded.FROM_OTHERS),
+        ({"require_keys": True}, KeysNeeded.ALWAYS),
+        ({"require_keys": False}, KeysNeeded.NEVER),
+        ({**named, "require_keys": False}, KeysNeeded.NEVER),
+        (named, KeysNeeded.ALWAYS),
+        ({"allowed_hosts": ("*",)}, KeysNeeded.ALWAYS),
+        ({"proxies": ("127.0.0.1",)}, KeysNeeded.ALWAYS),
+        *(
+            ({"host": host}, KeysNeeded.ALWAYS)
+            for host in ("0.0.0.0", "192.168.0.7", "example.org", "", "127.1")
+        ),
+    ):
+        assert keys_needed(settings(**given)) is needed, given
+
+
+def test_no_service_for_others_is_without_keys() -> None:
+    for host in ("0.0.0.0", "::", "192.168.0.7", "example.org"):
+        with pytest.raises(UsageError, match=r"^require_keys: got false; must be true unless"):
+            keys_needed(settings(host=host, require_keys=False))
+
+
+def test_a_service_that_needs_keys_does_not_start_without_one(keys: Keys) -> None:
+    check_bind(settings(), keys)  # of this machine
+    for given, named in (
+        ({"host": "0.0.0.0"}, ""),
+        ({"require_keys": True}, ""),
+        ({"db": "sqlite:///studies.db"}, " --db sqlite:///studies.db"),
+        ({"db": "sqlite:///my studies.db"}, " --db 'sqlite:///my studies.db'"),
+        ({"db": "postgresql://a:secret@host/t"}, " --db 'postgresql://a:***@host/t'"),
+    ):
+        asked = settings(**{"host": "0.0.0.0", **given})
+        with pytest.raises(UsageError, match=r"^host: ") as caught:
+            check_bind(asked, keys)
+        assert caught.value.allowed.endswith(f"tuner keys create NAME --scope submit{named}")
+        made, _ = keys.create("a", Scope.READ)
+        check_bind(asked, keys)
+        keys.revoke(made.id)
+
+
+# -- without a key
+
+
+def test_without_a_key_there_is_nothing_to_see(client: Any) -> None:
+    opened = client()
+    for path in ("/read", "/admin", "/forgotten", "/nowhere", "/", "/healthz/"):
+        response = opened.get(path, follow_redirects=False)
+        assert (response.status_code, response.json()["code"]) == (401, "key_needed")
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.headers["www-authenticate"] == 'Bearer realm="tuner"'
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_whether_it_works_is_told_to_everybody(client: Any) -> None:
+    opened = client(rate_burst=1, rate_per_s=0.001)
+    assert [opened.get("/healthz").status_code for _ in range(5)] == [200] * 5
+    assert opened.get("/healthz", headers={"host": "10.0.0.7"}).status_code == 200
+
+
+def test_without_a_key_no_body_is_read(store: Store) -> None:
+    app = app_of(store, require_keys=True)
+    answer = asyncio.run(send_to(app, connection("POST", "/submit"), ()))  # no body ever comes
+    assert answer is not None
+    assert answer.status == 401
+
+
+def test_on_this_machine_none_is_needed(client: Any) -> None:
+    opened = client(require_keys=None)
+    found = {"id": "local", "owner": "", "scope": "admin"}
+    assert opened.get("/read").json() == found
+    assert opened.get("/admin").status_code == 200
+    assert opened.post("/submit", json={}).json() == "local"
+
+
+def test_what_a_proxy_passes_on_is_not_of_this_machine(client: Any, keys: Keys) -> None:
+    _, text = keys.create("a", Scope.READ)
+    opened, never = client(require_keys=None), client(require_keys=False)
+    for header in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"):
+        passed_on = {header: "192.0.2.7"}
+        response = opened.get("/read", headers=passed_on)
+        assert response.status_code == 401
+        assert "proxy" in response.json()["detail"]
+        assert opened.get("/read", headers={**passed_on, **bearer(text)}).status_code == 200
+        assert never.get("/read", headers=passed_on).status_code == 200
+
+
+# -- with a key
+
+
+def test_a_key_allows_its_scope_and_no_more(client: Any, keys: Keys) -> None:
+    opened = client()
+    for scope in Scope:
+        key, text = keys.create("a", scope)
+        statuses = {
+            "read": opened.get("/read", headers=bearer(text)).status_code,
+            "submit": opened.post("/submit", headers=bearer(text), json={}).status_code,
+            "admin": opened.get("/admin", headers=bearer(text)).status_code,
+        }
+        allowed = list(Scope)[: list(Scope).index(scope) + 1]
+        assert statuses == {str(one): 200 if one in allowed else 403 for one in Scope}
+        found = {"id": key.id, "owner": key.id, "scope": str(scope)}
+        assert opened.get("/read", headers=bearer(text)).json() == found
+
+
+def test_too_small_a_key_is_told_what_it_lacks(client: Any, keys: Keys) -> None:
+    _, text = keys.create("a", Scope.READ)
+    response = client().get("/admin", headers=bearer(text))
+    assert (response.status_code, response.json()["code"]) == (403, "scope_too_small")
+    assert response.headers["content-type"] == "application/problem+json"
+    challenge = response.headers["www-authenticate"]
+    assert 'error="insufficient_scope", scope="admin"' in challenge
+
+
+def test_a_key_that_is_not_good_is_refused_and_logged(
+    client: Any, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, text = keys.create("a", Scope.ADMIN)
+    wrong = text[:-1] + ("A" if text[-1] != "A" else "B")
+    response = client().get("/read", headers=bearer(wrong))
+    assert (response.status_code, response.json()["code"]) == (401, "key_refused")
+    assert 'error="invalid_token"' in response.headers["www-authenticate"]
+    (line,) = [vars(one) for one in caplog.records if one.name == "api.security"]
+    assert (line["key"], line["client"]) == (key.id, "192.0.2.1")
+    assert wrong[-43:] not in repr(line)
+
+
+def test_headers_that_hold_a_key_and_others(client: Any, keys: Keys) -> None:
+    _, text = keys.create("a", Scope.ADMIN)
+    for opened in (client(), client(require_keys=None)):
+        for given, status in (
+            *((form, 200) for form in ("Bearer {}", "bearer {}", "BEARER {}", "Bearer  {} ")),
+            *((form, 401) for form in ("", "Bearer", "Bearer ", "Basic {}", "{}", "Token {}")),
+            *((form, 401) for form in ("Bearer {} {}", "Bearer {}x")),
+        ):
+            headers = {"Authorization": given.replace("{}", text)}
+            assert opened.get("/read", headers=headers).status_code == status, given
+
+
+def test_two_keys_are_none(store: Store, keys: Keys) -> None:
+    _, text = keys.create("a", Scope.ADMIN)
+    twice = [("authorization", f"Bearer {text}")] * 2
+    scope = connection(path="/read", headers=[HOST, *twice])
+    answer = asyncio.run(send_to(app_of(store, require_keys=True), scope, body_of(b"")))
+    assert answer is not None
+    assert answer.status == 401
+
+
+def test_a_revoked_key_is_refused_from_the_next_request_on(client: Any, keys: Keys) -> None:
+    key, text = keys.create("a", Scope.READ)
+    opened = client()
+    assert opened.get("/read", headers=bearer(text)).status_code == 200
+    keys.revoke(key.id)
+    assert opened.get("/read", headers=bearer(text)).status_code == 401
+
+
+def test_a_key_that_is_given_counts_where_none_is_needed(client: Any, keys: Keys) -> None:
+    key, text = keys.create("a", Scope.READ)
+    opened = client(require_keys=None)
+    assert opened.get("/read", headers=bearer(text)).json()["owner"] == key.id
+    assert opened.post("/submit", headers=bearer(text), json={}).status_code == 403
+
+
+def test_a_database_that_is_gone_is_said(
+    client: Any, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, text = keys.create("a", Scope.READ)
+
+    def gone(self: Keys, text: str) -> None:
+        raise StoreError("the database /somewhere/secret.db cannot be used: it is gone")
+
+    monkeypatch.setattr(Keys, "check", gone)
+    response = client().get("/read", headers=bearer(text))
+    assert response.status_code == 503
+    assert "secret" not in response.text
+    monkeypatch.undo()
+    assert client().get("/read", headers=bearer(text)).status_code == 200
+
+
+# -- too many
+
+
+def test_each_key_has_its_rate(client: Any, keys: Keys) -> None:
+    _, first = keys.create("a", Scope.READ)
+    _, second = keys.create("b", Scope.READ)
+    opened = client(rate_burst=3, rate_per_s=0.001)
+    for text in (first, second):  # their first requests count by address, and make them known
+        assert opened.get("/read", headers=bearer(text)).status_code == 200
+    for text in (first, second):
+        statuses = [opened.get("/read", headers=bearer(text)).status_code for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+    refused = opened.get("/read", headers=bearer(first))
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert 900 < int(refused.headers["retry-after"]) <= 1000
+
+
+def test_who_guesses_keys_has_the_rate_of_the_address(client: Any, keys: Keys) -> None:
+    _, good = keys.create("a", Scope.READ)
+    opened = client(rate_burst=3, rate_per_s=0.001)
+    assert opened.get("/read", headers=bearer(good)).status_code == 200
+    guesses = [f"tuner_{i:016x}_{'A' * 43}" for i in range(5)]
+    statuses = [opened.get("/read", headers=bearer(text)).status_code for text in guesses]
+    assert statuses == [401, 401, 429, 429, 429]
+    assert opened.get("/read").status_code == 429, "also without any"
+    assert opened.get("/read", headers=bearer(good)).status_code == 200, "not whose key is good"
+
+
+def test_on_this_machine_there_is_no_rate(client: Any) -> None:
+    opened = client(require_keys=None, rate_burst=1, rate_per_s=0.001)
+    assert [opened.get("/read").status_code for _ in range(5)] == [200] * 5
+
+
+def test_only_so_many_requests_of_one_caller_are_open(store: Store) -> None:
+    app = FastAPI()
+    let_go = asyncio.Event()
+
+    @app.get("/wait")
+    async def wait(caller: Reader) -> str:
+        await let_go.wait()
+        return "done"
+
+    add_problems(app)
+    protect(app, settings(max_concurrent=10), Keys(store.transactions))
+
+    async def visit() -> tuple[list[int], int, int]:
+        async def one(client: str = "127.0.0.1") -> int:
+            answer = await send_to(app, connection(path="/wait", client=client), body_of(b""))
+            assert answer is not None
+            return answer.status
+
+        waiting = [asyncio.create_task(one()) for _ in range(10)]
+        await asyncio.sleep(0)
+        refused = await one()
+        other = asyncio.create_task(one("127.0.0.2"))
+        await asyncio.sleep(0)
+        let_go.set()
+        statuses = [await task for task in (*waiting, other)]
+        return statuses, refused, await one()
+
+    assert asyncio.run(visit()) == ([200] * 11, 429, 200)
+
+
+# -- turns
+
+
+@pytest.mark.parametrize(
+    ("threads", "owner", "most"), [(2, "a", 1), (8, "a", 8 // SHARE), (8, "", 20)]
+)
+def test_so_many_of_one_key_are_worked_at_at_once(threads: int, owner: str, most: int) -> None:
+    turns, now, seen = Turns(threads), 0, []
+
+    async def work() -> None:
+        nonlocal now
+        async with turns.taken(owner):
+            now += 1
+            seen.append(now)
+            await anyio.sleep(0.001)
+            now -= 1
+
+    async def all_of_them() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(work)
+
+    anyio.run(all_of_them)
+    assert (len(seen), max(seen)) == (20, most)
+
+
+def test_who_gives_up_waiting_leaves_the_turn_to_others() -> None:
+    turns = Turns(2)
+
+    async def take() -> None:
+        async with turns.taken("a"):
+            raise AssertionError("two at once")
+
+    async def hold() -> None:
+        async with turns.taken("a"):
+            with anyio.move_on_after(0.02):
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(take)
+        async with turns.taken("a"):
+            pass
+
+    anyio.run(hold)
+
+
+COMPUTED = (
+    ("POST", "/tune", "api.submissions.Submissions.submit"),
+    ("GET", "/tune/{id}", "api.answers.Answers.of"),
+    ("GET", "/tune/{id}/probes", "api.answers.Answers.probes"),
+    ("GET", "/tune/{id}/export/accelerate", "api.answers.Answers.whole"),
+    ("DELETE", "/tune/{id}", "api.answers.Answers.of"),
+)
+"""Requests, and what computes for them."""
+
+
+@pytest.mark.parametrize(("method", "path", "computes"), COMPUTED)
+def test_whatever_computes_takes_a_turn_of_its_key(
+    store: Store, monkeypatch: pytest.MonkeyPatch, method: str, path: str, computes: str
+) -> None:
+    """Of three requests of one key one is worked at; another key's has the other thread."""
+    app = create_app(store, settings(require_keys=True, threads=2))
+    greedy, other = (
+        Keys(store.transactions).create(name, Scope.SUBMIT)[1] for name in ("greedy", "other")
+    )
+    study_id = store.ask(question_of(PREDICTED), Terms()).id
+    held, begun, inside = threading.Event(), threading.Event(), []
+
+    def slow(*arguments: object, **more: object) -> None:
+        inside.append(arguments)
+        begun.set()
+        assert held.wait(60)
+        raise StoreError("never mind")
+
+    monkeypatch.setattr(computes, slow)
+    monkeypatch.setattr(app.state.context.store, "move", lambda *a, **k: True)
+    with TestClient(app, base_url="http://localhost") as client:
+
+        def send(key: str, to: str, how: str = "GET") -> int:
+            body = PREDICTED if how == "POST" else None
+            url = to.format(id=study_id)
+            return client.request(how, url, json=body, headers=bearer(key)).status_code
+
+        threads = [threading.Thread(target=send, args=(greedy, path, method)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert begun.wait(30)
+        try:
+            assert [send(other, "/tune") for _ in range(5)] == [200] * 5
+            assert len(inside) == 1
+        finally:
+            held.set()
+            for thread in threads:
+                thread.join(timeout=60)
+    assert len(inside) == 3
+
+
+def test_no_slow_request_keeps_those_from_a_thread_who_watch(store: Store) -> None:
+    """Readiness, and the look at keys, have threads of their own."""
+    app = create_app(store, settings(require_keys=True, threads=2))
+    held = threading.Event()
+
+    async def work() -> None:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+        async with anyio.create_task_group() as others:
+            others.start_soon(anyio.to_thread.run_sync, held.wait)
+            try:
+                await anyio.wait_all_tasks_blocked()
+                with anyio.fail_after(30):
+                    for path, headers, status in (
+                        ("/readyz", {}, 200),
+                        ("/tune", bearer("tuner_0000_none"), 401),
+                    ):
+                        asked = connection(path=path, headers=[HOST, *headers.items()])
+                        answer = await send_to(app, asked, body_of(b""))
+                        assert answer is not None
+                        assert answer.status == status
+            finally:
+                held.set()
+
+    anyio.run(work)
+
+
+# -- revocation: streams are in tests/process
+
+
+class Away(Keys):
+    """Keys of a database that cannot be used twice."""
+
+    times = 0
+
+    def list(self) -> list[Key]:
+        self.times += 1
+        if self.times <= 2:
+            raise StoreError("it is away")
+        return super().list()
+
+
+def answering(after_s: float, first: Callable[[], object] = lambda: None) -> Any:
+    """An application that answers in a while."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        first()
+        await asyncio.sleep(after_s)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    return app
+
+
+def served(revocation: Revocation, proof: str, app: Any, method: str = "GET") -> Answer:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        await revocation.serve(proof, app, scope, receive, send)
+
+    answer = asyncio.run(send_to(serve, connection(method)))
+    assert answer is not None
+    assert not revocation._open
+    return answer
+
+
+def test_a_database_that_is_away_ends_nothing_and_is_asked_again(
+    keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Away(keys.transactions)
+    key, _ = keys.create("a", Scope.READ)
+    revocation = Revocation(away, Sessions(keys.transactions), look_s=0.01)
+    answer = served(revocation, key.id, answering(600, lambda: keys.revoke(key.id)))
+    assert (answer.status, answer.json["code"]) == (401, "key_refused")
+    assert away.times == 3
+    assert "which keys and sessions still hold is not known" in caplog.text
+
+
+def test_what_changes_something_or_needs_no_key_or_is_quick_is_answered(keys: Keys) -> None:
+    away = Away(keys.transactions)
+    for method, proof, after_s, look_s in (
+        ("POST", "revoked", 0.1, 0.01),
+        ("DELETE", "revoked", 0.1, 0.01),
+        ("GET", "", 0.1, 0.01),
+        ("GET", "revoked", 0, 30),
+    ):
+        revocation = Revocation(away, Sessions(keys.transactions), look_s=look_s)
+        answer = served(revocation, proof, answering(after_s), method)
+        assert (answer.status, answer.body) == (200, b"done")
+    assert away.times == 0

@@ -1,0 +1,594 @@
+"""Asking, seeing, listing and cancelling over HTTP."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from api.schemas import ProbeList, Study, Submitted
+from tests.unit.api.studies import MEASURED, PREDICTED, TINY, WORKLOAD, finish, ok, probe
+from tuner.core.framework import installed_versions
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.study import StudyState, Terms
+from tuner.errors import StoreError
+from tuner.planner import Stop, next_probe
+from tuner.store import Store
+
+PROBLEM = "application/problem+json"
+
+
+def ask(client: TestClient, body: Any = PREDICTED, **headers: str) -> Any:
+    return client.post("/tune", json=body, headers=headers)
+
+
+# -- asking -----------------------------------------------------------------------------------
+
+
+def test_a_script_is_never_taken(client: TestClient, store: Store) -> None:
+    script = {
+        "path": "/etc/passwd", "sha256": "0" * 64, "folder": "/", "launch": "torchrun",
+        "arguments": ["{micro_batch_size}"], "environment": {},
+    }  # fmt: skip
+    for body in ({**PREDICTED, "script": script}, {**MEASURED, "script": script}):
+        response = ask(client, body)
+        assert response.status_code == 422, response.text
+        assert response.json()["field"] == "script"
+    assert store.studies() == []
+
+
+def test_a_question_is_taken_and_pending_while_nothing_is_known(
+    client: TestClient, store: Store
+) -> None:
+    response = ask(client)
+    assert response.status_code == 202, response.text
+    body = response.json()
+    Submitted.model_validate(body)
+    assert response.headers["location"] == f"/tune/{body['study_id']}"
+    assert (body["state"], body["pending"], body["suggestion"]) == ("queued", True, None)
+    assert body["terms"]["fidelity"] == "predicted"
+    assert any("no worker of this service lives" in note for note in body["notes"])
+    assert store.study(body["study_id"]).state is StudyState.QUEUED
+    assert client.get(response.headers["location"]).json() == {
+        name: value for name, value in body.items() if name != "notes"
+    }
+
+
+def test_what_dry_runs_say_that_are_kept_is_answered_at_once(
+    client: TestClient, keep_dry_runs: Callable[[Any], None]
+) -> None:
+    keep_dry_runs(PREDICTED)
+    body = ask(client).json()
+    assert (body["state"], body["pending"]) == ("done", False)
+    best = body["suggestion"]["best"]
+    assert best["provenance"] == "predicted"
+    assert best["memory"]["basis"] == "dry_run"
+    assert body["suggestion"]["launch"]["argv"][0] == "torchrun"
+    assert body["no_answer"] is None
+    again = ask(client).json()
+    assert again == body
+
+
+def test_a_measured_study_has_what_is_predicted_until_something_is_measured(
+    client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
+) -> None:
+    asked = {**PREDICTED, "fidelity": "measured"}
+    keep_dry_runs(asked)
+    body = ask(client, asked).json()
+    assert (body["state"], body["pending"]) == ("queued", False)
+    assert body["suggestion"]["best"]["provenance"] == "predicted"
+    probe(store, body["study_id"])
+    body = client.get(f"/tune/{body['study_id']}").json()
+    assert body["suggestion"]["best"]["memory"]["allocated_gib"]["provenance"] == "measured"
+
+
+def test_the_same_question_on_the_same_terms_is_joined(client: TestClient, store: Store) -> None:
+    first = ask(client, MEASURED).json()
+    probe(store, first["study_id"])
+    before = store.study(first["study_id"])
+    second = ask(client, MEASURED).json()
+    assert second["study_id"] == first["study_id"]
+    assert store.study(first["study_id"]) == before
+
+
+OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
+"""The same question on other terms."""
+
+
+def test_other_terms_of_an_open_study_are_refused(client: TestClient, store: Store) -> None:
+    first = ask(client, MEASURED).json()
+    before = store.study(first["study_id"])
+    refused = ask(client, OTHER, **{"Idempotency-Key": "one"})
+    assert refused.status_code == 409
+    assert refused.headers["content-type"] == PROBLEM
+    body = refused.json()
+    assert body["study_id"] == first["study_id"]
+    assert body["terms"] == {
+        "headroom": {"study": 0.05, "asked": 0.2},
+        "max_probes": {"study": 4, "asked": 5},
+    }
+    assert "is open on other terms (headroom 0.05, not 0.2, max_probes 4, not 5)" in body["detail"]
+    assert store.study(first["study_id"]) == before
+    store.move(first["study_id"], StudyState.CANCELLED)
+    again = ask(client, OTHER, **{"Idempotency-Key": "one"})  # which nothing has used up
+    assert (again.status_code, again.json()["terms"]["max_probes"]) == (202, 5)
+
+
+def test_whatever_term_differs_is_named(client: TestClient) -> None:
+    ask(client, MEASURED)
+    for change in (
+        {"fidelity": "predicted"},
+        {"pool": "h100"},
+        {"tolerance": 0.2},
+        {"memory_limit_gib": 1},
+        {"budget": {"max_probes": 4, "wall_s": 60}},
+        {"budget": {"max_probes": 4, "gpu_s": 60}},
+        {"budget": {}},
+    ):
+        refused = ask(client, {**MEASURED, **change})
+        assert (refused.status_code, refused.json()["code"]) == (409, "other_limits"), change
+        assert refused.json()["terms"]
+
+
+def test_a_study_is_put_on_other_terms_when_that_is_asked_for(
+    client: TestClient, store: Store
+) -> None:
+    first = ask(client, MEASURED).json()
+    second = ask(client, {**OTHER, "replace": True}).json()
+    assert second["study_id"] == first["study_id"]
+    assert store.study(first["study_id"]).terms.max_probes == 5
+    assert second["revision"] > first["revision"]
+    assert second["terms_id"] != first["terms_id"]
+    joined = ask(client, {**OTHER, "replace": True}).json()
+    assert joined["revision"] == second["revision"], "there is nothing to replace"
+
+
+def test_no_answer_is_given_on_terms_of_another(
+    client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
+) -> None:
+    """Also where the study had ended, and the question was asked anew before it was read."""
+    asked = {**PREDICTED, "framework": "accelerate"}
+    keep_dry_runs(asked)
+    first = ask(client, asked).json()
+    path, mine = f"/tune/{first['study_id']}", f"terms={first['terms_id']}"
+    export = f"{path}/export/accelerate"
+    assert first["state"] == "done"
+    assert client.get(f"{path}?{mine}").json()["terms"] == first["terms"]
+    assert client.get(f"{export}?{mine}").status_code == 200
+    other = ask(client, {**asked, "headroom": 0.5}).json()
+    assert other["terms"]["headroom"] == 0.5
+    for refused in (f"{path}?{mine}", f"{path}?{mine}&wait=1", f"{export}?{mine}"):
+        found = client.get(refused)
+        assert (found.status_code, found.headers["content-type"]) == (409, PROBLEM)
+        assert found.json()["terms"]["headroom"] == {"study": 0.5}
+        assert "was put on other terms meanwhile" in found.json()["detail"]
+    assert client.get(f"{path}?terms={other['terms_id']}").status_code == 200
+    assert client.get(f"{export}?terms=mine").status_code == 422
+
+
+def test_waiting_ends_when_the_terms_are_replaced(client: TestClient, store: Store) -> None:
+    body = ask(client, MEASURED).json()
+    path = f"/tune/{body['study_id']}?wait=60&terms={body['terms_id']}"
+    study = store.study(body["study_id"])
+    for is_known, most in ((False, 7), (True, 8)):
+        store.ask(study.question, study.terms)
+        tag = client.get(f"/tune/{study.id}").headers["etag"]
+        headers = {"If-None-Match": tag} if is_known else {}
+        timer = threading.Timer(0.3, store.ask, (study.question, Terms(max_probes=most)))
+        timer.start()
+        found = client.get(path, headers=headers)
+        timer.join()
+        assert found.status_code == 409
+        assert found.json()["terms"]["max_probes"] == {"study": most}
+
+
+def test_a_request_that_is_sent_again_is_not_answered_on_terms_of_another(
+    client: TestClient, store: Store
+) -> None:
+    first = ask(client, MEASURED, **{"Idempotency-Key": "one"}).json()
+    ask(client, {**OTHER, "replace": True})
+    before = store.study(first["study_id"])
+    again = ask(client, MEASURED, **{"Idempotency-Key": "one"})
+    assert again.status_code == 409
+    assert again.json()["terms"]["max_probes"] == {"study": 5, "asked": 4}
+    assert store.study(first["study_id"]) == before
+
+
+def test_an_answered_question_is_answered_from_the_store(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    probe(store, study_id)
+    finish(store, study_id)
+    before = store.study(study_id)
+    body = ask(client, MEASURED).json()
+    assert body["state"] == "done"
+    assert body["suggestion"]["best"]["provenance"] == "measured"
+    assert store.study(study_id) == before
+
+
+def test_what_ended_without_an_answer_is_asked_again(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    store.move(study_id, StudyState.CANCELLED)
+    assert ask(client, MEASURED).json()["state"] == "queued"
+
+
+def test_an_idempotency_key_asks_once(client: TestClient, store: Store) -> None:
+    first = ask(client, MEASURED, **{"Idempotency-Key": "one"})
+    study_id = first.json()["study_id"]
+    store.move(study_id, StudyState.CANCELLED)
+    again = ask(client, MEASURED, **{"Idempotency-Key": "one"})
+    assert (again.status_code, again.json()["state"]) == (202, "cancelled")
+    other = ask(client, {**MEASURED, "headroom": 0.1}, **{"Idempotency-Key": "one"})
+    assert other.status_code == 422
+    assert other.json()["field"] == "Idempotency-Key"
+    assert ask(client, MEASURED, **{"Idempotency-Key": "two"}).json()["state"] == "queued"
+
+
+def test_a_study_of_a_pool_says_that_nobody_serves_it(client: TestClient, store: Store) -> None:
+    body = ask(client, {**PREDICTED, "pool": "h100"}).json()
+    assert body["terms"]["pool"] == "h100"
+    assert any("no worker of pool h100 lives" in note for note in body["notes"])
+    assert store.open_studies(["h100"])[0].pool == "h100"
+
+
+def test_as_many_studies_as_may_be_open(app: FastAPI, client: TestClient, store: Store) -> None:
+    app.state.context.submissions._most_open = 1
+    study_id = ask(client).json()["study_id"]
+    refused = ask(client, {**PREDICTED, "headroom": 0.2, "cluster": "4xa100-80gb"})
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    renewed = {**PREDICTED, "headroom": 0.2, "replace": True}
+    assert ask(client, renewed).status_code == 202  # it is open already
+    store.move(study_id, StudyState.CANCELLED)
+    assert ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).status_code == 202
+
+
+WRONG = (
+    ({}, "workload"),
+    ({"workload": WORKLOAD}, "cluster"),
+    ({**PREDICTED, "workload": {**WORKLOAD, "sequence_length": 0}}, "workload.sequence_length"),
+    ({**PREDICTED, "workload": {**WORKLOAD, "model": "/etc/passwd"}}, "workload.model"),
+    (
+        {**PREDICTED, "workload": {**WORKLOAD, "model": {**TINY, "auto_map": {"A": "x.B"}}}},
+        "workload.model.auto_map",
+    ),
+    ({**PREDICTED, "cluster": "cluster.toml"}, "cluster"),
+    ({**PREDICTED, "cluster": "local"}, "cluster"),
+    (
+        {**PREDICTED, "cluster": {"nodes": 0, "gpus_per_node": 1, "gpu": "a100-80gb"}},
+        "cluster.nodes",
+    ),
+    ({**PREDICTED, "knobs": {"tp_size": ["2"]}}, "knobs.tp_size"),
+    (
+        {**PREDICTED, "framework": {"name": "torch", "versions": {"os": "1.0"}}},
+        "framework.versions",
+    ),
+    ({**PREDICTED, "budget": {"wall_s": 0}}, "budget.wall_s"),
+    ({**PREDICTED, "script": "train.py"}, "script"),
+    ([], "body"),
+    ("x", "body"),
+)
+NO_QUESTIONS = (
+    (b"{}", "text/plain", 415),
+    (b"{}", "application/x-www-form-urlencoded", 415),
+    (b"{}", "", 415),
+    (b"{", "application/json", 400),
+    (b'{"a": 1, "a": ', "application/json", 400),
+    (b"\xff", "application/json", 400),
+    (b"[" * 50_000, "application/json", 400),
+    (b'{"workload": ' + b"9" * 5000 + b"}", "application/json", 400),
+    (b'{"workload": NaN, "cluster": "cpu:2"}', "application/json", 422),
+    (b"", "application/json", 422),
+    (b" " * 300_000, "application/json", 413),
+)
+
+
+def test_what_is_wrong_is_named_and_nothing_is_written(client: TestClient, store: Store) -> None:
+    for body, field in WRONG:
+        response = ask(client, body)
+        found = response.json()
+        assert response.headers["content-type"] == PROBLEM
+        assert (response.status_code, found["field"], found["code"]) == (
+            422,
+            field,
+            "invalid_value",
+        )
+        assert found["detail"].startswith(field)
+        assert found["allowed"]
+    for content, media_type, status in NO_QUESTIONS:
+        headers = {"content-type": media_type} if media_type else {}
+        response = client.post("/tune", content=content, headers=headers)
+        assert response.headers["content-type"] == PROBLEM
+        assert response.status_code == status, content[:20]
+    for key in ("", "x" * 256, "a\tb"):
+        response = ask(client, PREDICTED, **{"Idempotency-Key": key})
+        assert (response.status_code, response.json()["field"]) == (422, "idempotency-key")
+    assert store.studies() == []
+
+
+# -- seeing -----------------------------------------------------------------------------------
+
+
+def test_a_study_is_sent_once_until_it_changes(client: TestClient, store: Store) -> None:
+    path = ask(client, MEASURED).headers["location"]
+    first = client.get(path)
+    Study.model_validate(first.json())
+    known = {"If-None-Match": first.headers["etag"]}
+    again = client.get(path, headers=known)
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    probe(store, path.removeprefix("/tune/"))
+    changed = client.get(path, headers=known)
+    assert changed.status_code == 200
+    assert changed.headers["etag"] != first.headers["etag"]
+
+
+def test_a_study_that_ended_without_an_answer_says_why(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    store.move(study_id, StudyState.CANCELLED, "enough")
+    body = client.get(f"/tune/{study_id}").json()
+    Study.model_validate(body)
+    assert body["reason"] == "enough"
+    assert body["no_answer"]["kind"] == "no_result"
+    assert body["no_answer"]["message"]
+
+
+def test_waiting_ends_with_the_study(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    timer = threading.Timer(0.3, store.move, (study_id, StudyState.CANCELLED))
+    timer.start()
+    started = time.monotonic()
+    body = client.get(f"/tune/{study_id}?wait=60").json()
+    timer.join()
+    assert body["state"] == "cancelled"
+    assert time.monotonic() - started < 55
+
+
+def test_waiting_with_an_etag_ends_with_the_next_change(client: TestClient, store: Store) -> None:
+    first = ask(client, MEASURED)
+    study_id, known = first.json()["study_id"], {"If-None-Match": first.headers["etag"]}
+    timer = threading.Timer(0.3, probe, (store, study_id))
+    timer.start()
+    found = client.get(f"/tune/{study_id}?wait=60", headers=known)
+    timer.join()
+    assert found.status_code == 200
+    assert found.json()["state"] == "running"
+
+
+def test_waiting_ends_when_nothing_happens(client: TestClient) -> None:
+    first = ask(client, MEASURED)
+    path, known = first.headers["location"], {"If-None-Match": first.headers["etag"]}
+    assert client.get(f"{path}?wait=1").json()["state"] == "queued"
+    assert client.get(f"{path}?wait=1", headers=known).status_code == 304
+
+
+def test_a_finished_study_is_not_waited_for(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    store.move(study_id, StudyState.CANCELLED)
+    assert client.get(f"/tune/{study_id}?wait=60").json()["state"] == "cancelled"
+
+
+def test_a_service_that_ends_keeps_nobody_waiting(client: TestClient, app: FastAPI) -> None:
+    path = ask(client, MEASURED).headers["location"]
+    timer = threading.Timer(0.3, app.state.stopping)
+    timer.start()
+    assert client.get(f"{path}?wait=60").json()["state"] == "queued"
+
+
+def test_probes_are_shown(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    probe(store, study_id)
+    body = client.get(f"/tune/{study_id}/probes").json()
+    ProbeList.model_validate(body)
+    (found,) = body["probes"]
+    assert (found["state"], found["outcome"], found["fits"]) == ("done", "ok", True)
+    assert found["step_time_s"]["value"] == 1.0
+
+
+def test_a_diverged_loss_is_null(client: TestClient, store: Store) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    diverged = {**ok(1.0, 1).as_dict(), "losses": [4.5, float("nan"), float("inf")]}
+    probe(store, study_id, Measurement.from_dict(diverged))
+    (found,) = client.get(f"/tune/{study_id}/probes").json()["probes"]
+    assert found["measurement"]["losses"] == [4.5, None, None]
+
+
+def test_errors_are_problems(client: TestClient) -> None:
+    study = "/tune/st-000000000000"
+    for method, path, status in (
+        ("GET", study, 404),
+        ("GET", f"{study}?wait=1", 404),
+        ("GET", f"{study}/probes", 404),
+        ("GET", f"{study}/export/accelerate", 404),
+        ("DELETE", study, 404),
+        ("GET", "/tune/nope", 404),
+        ("GET", "/tune/nope/events", 404),
+        ("DELETE", "/tune/nope", 404),
+        ("GET", f"/tune/{'x' * 650}", 404),
+        ("GET", f"{study}?wait=0", 422),
+        ("GET", f"{study}?wait=61", 422),
+        ("GET", "/tune?limit=0", 422),
+        ("GET", "/tune?limit=many", 422),
+        ("GET", "/tune?state=gone", 422),
+        ("GET", "/tune?query=%00", 422),
+        ("GET", "/tune?sate=done", 422),
+        ("GET", "/tune?=", 422),
+        ("GET", "/tune?cursor=", 422),
+        ("GET", "/tune?cursor=bm90aGluZw", 422),
+        ("GET", f"{study}?waits=30", 422),
+        ("DELETE", f"{study}?force=1", 422),
+    ):
+        response = client.request(method, path)
+        body = response.json()
+        code = "study_not_found" if status == 404 else "invalid_value"
+        assert (response.status_code, body["status"], body["code"]) == (status, status, code), path
+        assert response.headers["content-type"] == PROBLEM
+        assert body["detail"]
+
+
+# -- listing ----------------------------------------------------------------------------------
+
+
+def test_pages_hold_every_study_once(client: TestClient) -> None:
+    asked = [
+        ask(client, {**PREDICTED, "cluster": f"{gpus}xa100-80gb"}).json()["study_id"]
+        for gpus in (1, 2, 4, 8)
+    ]
+    seen, cursor = [], ""
+    while True:
+        body = client.get(f"/tune?limit=3{cursor}").json()
+        seen += [study["study_id"] for study in body["studies"]]
+        if body["next"] is None:
+            break
+        cursor = f"&cursor={body['next']}"
+    assert sorted(seen) == sorted(asked)
+    assert len(seen) == 4
+
+
+def test_a_list_may_be_of_some(client: TestClient, store: Store) -> None:
+    study_id = ask(client).json()["study_id"]
+    other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).json()["study_id"]
+    store.move(other, StudyState.CANCELLED)
+
+    def listed(query: str) -> list[str]:
+        return [one["study_id"] for one in client.get(f"/tune?{query}").json()["studies"]]
+
+    assert listed("state=cancelled") == [other]
+    assert listed("query=2xa100") == [study_id]
+    assert listed("query=nothing") == []
+
+
+# -- cancelling -------------------------------------------------------------------------------
+
+
+def test_a_study_is_cancelled_once(client: TestClient, store: Store) -> None:
+    path = ask(client, MEASURED).headers["location"]
+    response = client.delete(path)
+    assert response.status_code == 200
+    assert response.json()["state"] == "cancelled"
+    again = client.delete(path)
+    assert again.status_code == 409
+    assert "cancelled already" in again.json()["detail"]
+    (noted, *_) = client.get("/audit").json()["audit"]
+    assert noted["action"] == "tune.cancel"
+    assert noted["study_id"] == path.removeprefix("/tune/")
+
+
+# -- exports --------------------------------------------------------------------------------
+
+ACCELERATE = {**PREDICTED, "framework": "accelerate"}
+
+
+def test_the_file_says_where_it_is_from(
+    client: TestClient, keep_dry_runs: Callable[[Any], None]
+) -> None:
+    keep_dry_runs(ACCELERATE)
+    path = client.post("/tune", json=ACCELERATE).headers["location"]
+    response = client.get(f"{path}/export/accelerate")
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/yaml"
+    assert response.headers["content-disposition"] == 'attachment; filename="accelerate.yaml"'
+    assert yaml.safe_load(response.text)["compute_environment"] == "LOCAL_MACHINE"
+    assert path.removeprefix("/tune/") in response.text
+
+
+def test_what_is_measured_is_exported(client: TestClient, store: Store) -> None:
+    path = client.post("/tune", json=MEASURED).headers["location"]
+    probe(store, path.removeprefix("/tune/"))
+    text = client.get(f"{path}/export/accelerate").text
+    assert yaml.safe_load(text)
+    assert "measured" in text
+
+
+def test_without_an_answer_there_is_no_file(client: TestClient, store: Store) -> None:
+    path = client.post("/tune", json=MEASURED).headers["location"]
+    early = client.get(f"{path}/export/accelerate")
+    assert early.status_code == 409
+    assert "no suggestion yet" in early.json()["detail"]
+    store.move(path.removeprefix("/tune/"), StudyState.CANCELLED)
+    late = client.get(f"{path}/export/accelerate")
+    assert late.status_code == 409
+    assert late.headers["content-type"] == "application/problem+json"
+
+
+def test_unknown_formats_and_studies(client: TestClient) -> None:
+    path = client.post("/tune", json=PREDICTED).headers["location"]
+    unknown = client.get(f"{path}/export/acelerate")
+    assert unknown.status_code == 404
+    assert unknown.json()["nearest"][0] == "accelerate"
+    assert client.get("/tune/st-000000000000/export/accelerate").status_code == 404
+    assert client.get(f"{path}/export/..%2Fx").status_code in (404, 422)
+
+
+def test_what_trains_something_else_is_not_exported(client: TestClient, store: Store) -> None:
+    knobs = {"sync_each_batch": [True], "gradient_accumulation_steps": [2, 4]}
+    path = client.post("/tune", json={**MEASURED, "knobs": knobs}).headers["location"]
+    study_id = path.removeprefix("/tune/")
+    found = Measurement(
+        outcome=Outcome.WRONG_RESULT,
+        detail="rank 0: the optimizer stepped 18 times instead of 6",
+        optimizer_steps=18,
+        expected_optimizer_steps=6,
+        versions={"torch": f"{installed_versions()['torch']}+cpu"},
+    )
+    probe(store, study_id, found)
+    study = probe(store, study_id, found)
+    stop = next_probe(study)
+    assert isinstance(stop, Stop)
+    assert store.move(study_id, StudyState.FAILED, stop.failure)
+
+    why = "sync_each_batch=true trains something else: rank 0: the optimizer stepped 18 times"
+    refused = client.get(f"{path}/export/accelerate")
+    assert refused.status_code == 409
+    assert refused.json()["reason"] == "trains_wrongly"
+    assert why in refused.json()["detail"]
+    shown = client.get(path).json()
+    assert (shown["state"], shown["no_answer"]["kind"]) == ("failed", "trains_wrongly")
+    assert why in shown["no_answer"]["message"]
+    page = client.get(f"/studies/{study_id}", headers={"accept": "text/html"})
+    assert page.status_code == 200
+    assert "trains something else" in page.text
+
+    # another question about the same program and versions
+    other = {**PREDICTED, "framework": "accelerate", "knobs": knobs}
+    path = client.post("/tune", json=other).headers["location"]
+    assert client.get(f"{path}/export/accelerate").json()["reason"] == "trains_wrongly"
+    stated = {"name": "accelerate", "versions": {"accelerate": "1.14.0"}}
+    path = client.post("/tune", json={**other, "framework": stated}).headers["location"]
+    assert "reason" not in client.get(f"{path}/export/accelerate").json()
+
+
+# -- trouble ----------------------------------------------------------------------------------
+
+
+def test_a_database_that_cannot_be_used_is_503_and_not_named(
+    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **more: object) -> None:
+        raise StoreError("the database /secret/place cannot be used: disk I/O error")
+
+    monkeypatch.setattr(app.state.context.store, "studies", fail)
+    response = client.get("/tune")
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) > 0
+    assert "secret" not in response.text
+    monkeypatch.undo()
+    assert client.get("/tune").status_code == 200
+
+
+def test_a_mistake_of_ours_shows_no_trace(
+    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **more: object) -> None:
+        raise RuntimeError("in /secret/place")
+
+    monkeypatch.setattr(app.state.context.store, "studies", fail)
+    response = client.get("/tune")
+    assert response.status_code == 500
+    assert response.headers["content-type"] == PROBLEM
+    assert "secret" not in response.text
+    assert "Traceback" not in response.text
+    assert response.headers["x-content-type-options"] == "nosniff"

@@ -1,0 +1,200 @@
+"""``tuner check``: predictions by arithmetic, and probes that are in the database already."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.made import oom, stored
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import installed_versions
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import Question, Study
+from tuner.guard.check import Ruling, Verdict
+from tuner.launchfiles import About, export
+from tuner.space import check_settings
+from tuner.store import open_store
+
+ABOUT = About(study_id="st-1", date="2026-01-15", provenance=Provenance.MEASURED)
+ZERO3 = "zero_optimization: {stage: 3}\ntrain_micro_batch_size_per_gpu: 2\n"
+BEST = "sharding=ddp,micro_batch_size=4"
+
+
+@pytest.fixture
+def zero3(tmp_path: Path, environment: dict[str, str]) -> list[str]:
+    """A file of DeepSpeed's, and what it does not say."""
+    path = tmp_path / "ds.yaml"
+    path.write_text(ZERO3)
+    return [
+        "check", str(path), "--model", "llama-2-7b", "--sequence-length", "4096",
+        "--global-batch-size", "16", "--dry-runs", "none", "--cluster",
+    ]  # fmt: skip
+
+
+def test_it_fits_or_does_not(cli: Any, zero3: list[str]) -> None:
+    fits = cli(*zero3, "8xh200")
+    assert (fits.code, fits.err) == (0, "")
+    assert "llama-2-7b on 8xh200 (torch), global batch 16" in fits.out
+    assert "yes" in fits.out
+    assert "DeepSpeed needs other buffers" in fits.out
+    does_not = cli(*zero3, "8xl4")
+    assert does_not.code == 3
+    assert does_not.err.startswith("tuner: error: this does not fit: needs ")
+    assert "no: needs" in does_not.out
+
+
+def test_json_has_the_file_the_question_and_the_figures(cli: Any, zero3: list[str]) -> None:
+    found = cli(*zero3, "8xh200", "--json").json
+    assert found["format"] == "deepspeed"
+    assert found["fits"] is True
+    assert found["settings"]["sharding"] == "full_shard"
+    assert found["provenance"] == "predicted"
+    assert found["seen"] is None
+    for quantity in (found["memory"]["allocated_gib"], found["step_time_s"]):
+        assert quantity["provenance"] == "predicted"
+        assert quantity["low"] <= quantity["value"] <= quantity["high"]
+    assert found["prediction"]["memory"]["breakdown"]
+    assert cli(*zero3, "8xl4", "--json").json["fits"] is False
+
+
+def test_what_trains_something_else_has_an_exit_code_of_its_own(
+    cli: Any, zero3: list[str], database: Path
+) -> None:
+    versions = installed_versions()
+    verdict = Verdict(
+        key="planted", family="another", ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT,
+        detail="rank 0: the optimizer stepped 18 times instead of 6", model_type="llama",
+        settings=parse_settings("sharding=full_shard,gradient_accumulation_steps=3").as_dict(),
+        ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,
+    )  # fmt: skip
+    with open_store(f"sqlite:///{database}") as store:
+        store.keep_verdict(verdict)
+    accumulates = [*zero3, "8xh200", "--settings", "gradient_accumulation_steps=4"]
+    accumulates[accumulates.index("--sequence-length") + 1] = "1024"
+    accumulates[accumulates.index("--global-batch-size") + 1] = "64"
+    wrong = cli(*accumulates)
+    assert wrong.code == 4
+    assert wrong.err.startswith(
+        "tuner: error: this trains something else: sync_each_batch=true trains something else"
+    )
+    assert "yes" in wrong.out  # it fits
+    plain = cli(*accumulates, "--json")
+    assert (plain.code, plain.json["fits"]) == (4, True)
+    assert plain.json["trains_wrongly"].endswith("instead of 6 (a small llama on 2 ranks)")
+    too_large = [*accumulates, "--memory-limit", "1GiB"]
+    assert cli(*too_large).code == 3  # so it was before
+    accumulates[-1] = "gradient_accumulation_steps=1"
+    accumulates[accumulates.index("--global-batch-size") + 1] = "16"
+    right = cli(*accumulates, "--json")
+    assert (right.code, right.json["trains_wrongly"]) == (0, "")  # nothing is accumulated
+
+
+def test_what_is_close_to_the_limit_is_said(cli: Any, zero3: list[str]) -> None:
+    whole = cli(*zero3, "8xh200", "--json").json
+    memory = whole["prediction"]["memory"]
+    outside = memory["context_gib"] + memory["communicator_gib"]
+    middle = (memory["allocated_gib"]["value"] + memory["allocated_gib"]["high"]) / 2 + outside
+    close = cli(*zero3, "8xh200", "--memory-limit", f"{middle:.4f}GiB", "--json").json
+    assert close["fits"] is True
+    assert any("measure it before a long run" in note for note in close["notes"])
+    assert not any("measure it" in note for note in whole["notes"])
+
+
+NANOTRON = """\
+parallelism: {dp: 8, tp: 1, pp: 1}
+tokens: {micro_batch_size: 1, sequence_length: 1024}
+"""
+
+
+def test_nothing_is_known(cli: Any, zero3: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "nanotron.yaml"
+    path.write_text(NANOTRON)
+    found = cli("check", str(path), "--model", "gpt2", "--cluster", "8xh100-80gb")
+    assert found.code == 1
+    assert "nothing is known of it: " in found.err
+    assert "nanotron" in found.err
+    known = cli("check", str(path), "--model", "llama-3.2-1b", "--cluster", "8xh100-80gb")
+    assert known.code == 0, known.err
+    unknown = cli(*zero3, "8xh300")
+    assert unknown.code == 2
+    assert "got 'h300'" in unknown.err or "got '8xh300'" in unknown.err
+
+
+def test_usage_errors_name_what_is_missing(cli: Any, zero3: list[str], database: Path) -> None:
+    short = [word for word in zero3 if word not in ("--model", "llama-2-7b")]
+    found = cli(*short, "8xh200")
+    assert found.code == 2
+    assert "model: got nothing; the file does not say it" in found.err
+    assert cli(*zero3, "8xh200", "--settings", "micro_batch_size=4").code == 2
+    assert cli(*zero3, "8xh200", "--settings", "micro_batch_size").code == 2
+    assert cli("check").code == 2
+    assert cli("check", "nowhere.yaml").code == 2
+    assert not database.exists()
+
+
+@pytest.fixture
+def exported(answered: Study, question: Question, tmp_path: Path) -> list[str]:
+    """What was found to be second, as a file of the Trainer's."""
+    settings = check_settings(question, parse_settings(BEST))
+    path = tmp_path / "tuned.json"
+    path.write_text(export("json", question, settings, ABOUT))
+    return ["check", str(path), "--dry-runs", "none"]
+
+
+def test_what_was_measured_goes_before_what_is_predicted(
+    cli: Any, exported: list[str], answered: Study
+) -> None:
+    found = cli(*exported, "--json")
+    assert found.code == 0, found.err
+    seen = found.json
+    assert seen["provenance"] == "measured"
+    assert seen["seen"]["study_id"] == answered.id
+    assert seen["memory"]["allocated_gib"]["value"] == pytest.approx(40 / 1024)
+    assert seen["step_time_s"]["provenance"] == "measured"
+    assert seen["prediction"]["provenance"] == "predicted"
+    text = cli(*exported).out
+    assert f"of study {answered.id}" in text
+    assert "measured" in text
+    less = cli(*exported, "--memory-limit", "30MiB", "--json")
+    assert less.code == 3
+    assert less.json["reason"]
+
+
+def test_a_probe_that_trained_something_else_is_no_want_of_memory(
+    cli: Any, made: str, question: Question, tmp_path: Path
+) -> None:
+    detail = "rank 0: the optimizer stepped 18 times instead of 6"
+    wrong = Measurement(outcome=Outcome.WRONG_RESULT, detail=detail, wall_s=1.0)
+    settings = check_settings(question, parse_settings(BEST))
+    path = tmp_path / "tuned.json"
+    path.write_text(export("json", question, settings, ABOUT))
+    with open_store() as store:
+        stored(store, question, (BEST, wrong))
+    found = cli("check", str(path), "--dry-runs", "none", "--json")
+    assert found.code == 4
+    assert detail in found.json["trains_wrongly"]
+    assert found.json["fits"] is True
+    assert "this trains something else: such settings ended as wrong_result" in found.err
+
+
+def test_studies_of_other_knobs_count_too(
+    cli: Any, made: str, question: Question, tmp_path: Path
+) -> None:
+    fewer = Question(
+        workload=question.workload, cluster=question.cluster, framework=question.framework,
+        knobs={"sharding": ("ddp",)},
+    )  # fmt: skip
+    with open_store() as store:
+        study = stored(store, fewer, (BEST, oom(50)))
+    path = tmp_path / "tuned.json"
+    path.write_text(export("json", question, check_settings(question, parse_settings(BEST)), ABOUT))
+    found = cli("check", str(path), "--dry-runs", "none", "--memory-limit", "50MiB", "--json")
+    assert found.code == 3, found.out
+    assert found.json["seen"]["study_id"] == study.id
+    assert found.json["seen"]["outcome"] == "oom"
+    other = cli("check", str(path), "--dry-runs", "none", "--cluster", "2xa100-80gb", "--json")
+    assert other.code == 0
+    assert other.json["seen"] is None
+    assert other.json["cluster"] == parse_cluster("2xa100-80gb").as_dict()

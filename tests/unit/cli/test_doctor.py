@@ -1,0 +1,83 @@
+"""``tuner doctor`` on this machine, with verdicts put into its database by hand."""
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.core.framework import installed_versions
+from tuner.core.measurement import Outcome
+from tuner.guard.check import Ruling, Verdict
+from tuner.guard.replica import family_of, twin_of, usual_cases
+from tuner.store import open_store
+
+
+def keep(database: Path, ruling: Ruling, outcome: Outcome) -> None:
+    """Keep a verdict on the first of the usual cases."""
+    question, settings = next(usual_cases())
+    twin, versions = twin_of(question, settings), installed_versions()
+    verdict = Verdict(
+        key=twin.key(versions), family=family_of(question), ruling=ruling, outcome=outcome,
+        model_type="llama", detail="as planted", settings=twin.settings.as_dict(),
+        ranks=twin.cluster.world_size, versions=versions, structure="a twin of ddp",
+    )  # fmt: skip
+    with open_store(f"sqlite:///{database}") as store:
+        store.keep_verdict(verdict)
+
+
+def test_before_anything_was_checked(cli: Any, database: Path) -> None:
+    result = cli("doctor")
+    assert result.code == 0
+    assert "versions" in result.out
+    assert "torch " in result.out
+    assert "measured   yes" in result.out
+    assert "tp_recompute_allgather" in result.out
+    assert "cpu_offload=true: not seen to act on a CPU" in result.out
+    assert "tuner doctor --run checks them" in result.out
+    assert not database.exists()
+
+
+def test_nothing_is_said_to_train_where_the_database_cannot_be_written(cli: Any) -> None:
+    result = cli("doctor", "--run", "--db", "sqlite:////proc/self/tuner.db")
+    assert result.code == 2
+    assert "cannot be written" in result.err
+    assert "training" not in result.err
+
+
+def test_verdicts_are_shown(cli: Any, database: Path) -> None:
+    keep(database, Ruling.PASSED, Outcome.OK)
+    found = cli("doctor", "--json").json
+    assert found["sound"] is True
+    rows = {(row["knob"], row["value"]): row for row in found["guard"]}
+    assert rows["sharding", "ddp"]["verdict"] == "passed"
+    assert rows["sharding", "ddp"]["models"] == ["llama"]
+    assert rows["sharding", "ddp"]["date"].endswith("Z")
+    assert rows["sharding", "full_shard"]["verdict"] == "not_checked"
+
+
+def test_a_failure_is_the_exit_code(cli: Any, database: Path) -> None:
+    keep(database, Ruling.FAILED, Outcome.WRONG_RESULT)
+    result = cli("doctor")
+    assert result.code == 1
+    assert "wrong: a twin of ddp trains wrongly here, and no one knob is known" in result.out
+    assert "as planted" in result.out
+
+
+def test_a_cpu_build_of_torch_on_a_machine_with_gpus(
+    cli: Any, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not metadata.version("torch").endswith("+cpu"):
+        pytest.skip("this Python has a CUDA build of torch")
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(
+        "#!/bin/sh\ncase $1 in *uuid*) echo GPU-1, NVIDIA H200, 143771, Disabled;;"
+        " *name) echo NVIDIA H200;; esac\n"
+    )
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=":")
+    result = cli("doctor", "--json")
+    assert result.code == 1
+    (serious,) = (problem for problem in result.json["problems"] if problem["serious"])
+    assert "is a CPU build; nvidia-smi shows 1 x NVIDIA H200" in serious["what"]

@@ -1,0 +1,238 @@
+"""``tuner export`` and ``--write``: files that are there, files that are merged into, and notes."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+
+from tests.models import TINY
+from tests.unit.made import crashed, ok, oom, stored
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.script import read_script
+from tuner.core.study import Question, Study
+from tuner.core.workload import Workload
+from tuner.launchfiles import FORMATS
+from tuner.model import read_model_config
+from tuner.model.shape import unnamed_model
+from tuner.store import open_store
+
+LINE = "\nFirst    tuner export {} template --write config.tuned.yaml  (it is not written yet)\n"
+MINE = "general:\n  project: mine  # stays\ntokens:\n  train_steps: 100\n"
+
+
+def _question(name: str, cluster: str = "2xl4", **versions: str) -> Question:
+    return Question(
+        workload=Workload(
+            model=read_model_config(TINY, name="tiny"), sequence_length=32, global_batch_size=8
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework(name, versions or None),
+    )
+
+
+@pytest.fixture
+def script(keep: Any, tmp_path: Path) -> Study:
+    """An answered study of a script whose template is ``config.yaml``, and whose model is not
+    named."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "config.yaml").write_text("micro: {micro_batch_size}\n")
+    asked = _question("torch", "cpu:2")
+    question = replace(
+        asked,
+        workload=replace(asked.workload, model=unnamed_model()),
+        script=read_script(
+            "train.py", arguments=["{template}"], template="config.yaml", folder=tmp_path
+        ),
+    )
+    return keep(question, "sharding=ddp,micro_batch_size=4")
+
+
+@pytest.fixture
+def trainer(keep: Any) -> Study:
+    """An answered study of the Trainer's."""
+    return keep(_question("trainer"), "sharding=full_shard,micro_batch_size=4")
+
+
+@pytest.fixture
+def nanotron(keep: Any) -> Study:
+    """An answered study of nanotron's."""
+    question = _question("nanotron", nanotron="0.4")
+    return keep(question, "sharding=zero1,micro_batch_size=2,gradient_accumulation_steps=2"
+                          ",sync_each_batch=false")  # fmt: skip
+
+
+@pytest.fixture
+def keep(made: str) -> Any:
+    """Keeps a study with one probe in the default database."""
+
+    def kept(question: Question, settings: str) -> Study:
+        with open_store() as store:
+            return stored(store, question, (settings, ok(0.1, 20)))
+
+    return kept
+
+
+def test_what_json_cannot_say_is_printed_beside_it(cli: Any, trainer: Study) -> None:
+    shown = cli("export", trainer.id, "trainer")
+    assert shown.code == 0
+    assert "beside it: Load the model with dtype=torch.bfloat16" in shown.err
+    found = cli("export", trainer.id, "trainer", "--json").json
+    assert len(found["beside"]) == 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_printed_or_refused_with_the_reason(
+    cli: Any, trainer: Study, name: str
+) -> None:
+    shown = cli("export", trainer.id, name)
+    assert (shown.code == 0) is bool(shown.out)
+    assert shown.code == 0 or f"format: got '{name}'" in shown.err
+
+
+def test_a_study_is_written_into_a_storage_of_optunas(cli: Any, made: str, tmp_path: Path) -> None:
+    probes = (
+        ("sharding=ddp,micro_batch_size=4", ok(1.0, 900)),
+        ("sharding=full_shard,micro_batch_size=4", ok(2.0, 500)),
+        ("sharding=ddp,micro_batch_size=1", oom(30_000)),
+        ("sharding=ddp,micro_batch_size=2", crashed()),
+    )
+    with open_store() as store:
+        study = stored(store, _question("trainer"), *probes)
+    path = tmp_path / "storage.db"
+    for _ in range(2):  # the second time in the place of the first
+        found = cli("export", study.id, "optuna", "--into", str(path), "--json").json
+    assert found == {"study_id": study.id, "format": "optuna", "path": str(path), "trials": 4}
+    read = optuna.load_study(study_name=study.id, storage=f"sqlite:///{path}")
+    assert [str(trial.state).partition(".")[2] for trial in read.trials] == [
+        "COMPLETE", "COMPLETE", "PRUNED", "FAIL",
+    ]  # fmt: skip
+    assert [trial.user_attrs["outcome"] for trial in read.trials] == ["ok", "ok", "oom", "crashed"]
+    assert read.best_params["sharding"] == "ddp"
+    assert read.best_params["micro_batch_size"] == 4
+    assert read.trials[2].constraints["memory_over_limit_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ((), "into: got 'nothing'"),
+        (("--write", "a.db"), "write: got 'a.db'"),
+        (("--into", "ours.db"), "no storage of Optuna's"),
+        (("--into", "text.db"), "cannot be written as a storage"),
+    ],
+)
+def test_another_file_is_no_storage(
+    cli: Any, trainer: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any,
+    refused: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///ours.db"):
+        (tmp_path / "text.db").write_text("a text of some length\n" * 100)
+    before = (tmp_path / "text.db").read_text()
+    shown = cli("export", trainer.id, "optuna", *options)
+    assert shown.code == 2
+    assert refused in shown.err
+    assert (tmp_path / "text.db").read_text() == before
+
+
+def test_a_file_of_others_is_not_replaced(cli: Any, trainer: Study, tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("compute_environment: LOCAL_MACHINE\n", encoding="utf-8")
+    refused = cli("export", trainer.id, "accelerate", "--write", str(path))
+    assert refused.code == 2
+    assert "was not written by tuner; name another file" in refused.err
+    assert path.read_text(encoding="utf-8") == "compute_environment: LOCAL_MACHINE\n"
+
+
+@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.merge is None])
+def test_a_file_of_ours_is_replaced(cli: Any, trainer: Study, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file"
+    once = cli("export", trainer.id, name, "--write", str(path))
+    again = cli("export", trainer.id, name, "--write", str(path))
+    assert (once.code, again.code) == ((0, 0) if name != "torchtitan" else (2, 2))
+
+
+def test_the_answer_is_merged_into_a_file(cli: Any, nanotron: Study, tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine.yaml", tmp_path / "out.yaml"
+    mine.write_text(MINE, encoding="utf-8")
+    arguments = ["export", nanotron.id, "nanotron", "--into", str(mine)]
+    assert cli(*arguments, "--write", str(out)).code == 0
+    assert mine.read_text(encoding="utf-8") == MINE
+    after = yaml.safe_load(out.read_text(encoding="utf-8"))
+    assert after["general"] == {"project": "mine"}
+    assert after["tokens"]["train_steps"] == 100
+    assert after["tokens"]["micro_batch_size"] == 2
+    assert "# stays" in out.read_text(encoding="utf-8")
+    assert cli(*arguments).out == out.read_text(encoding="utf-8")
+    assert cli(*arguments, "--write", str(mine)).code == 0
+    assert mine.read_text(encoding="utf-8") == out.read_text(encoding="utf-8")
+
+
+def test_what_is_merged_is_never_written_over_a_file(
+    cli: Any, nanotron: Study, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(MINE, encoding="utf-8")
+    refused = cli("export", nanotron.id, "nanotron", "--write", str(mine))
+    assert refused.code == 2
+    assert f"tuner export STUDY nanotron --into {mine} --write {mine}" in refused.err
+    assert mine.read_text(encoding="utf-8") == MINE
+
+
+@pytest.mark.parametrize(
+    ("format_name", "content", "reason"),
+    [
+        ("torchrun", MINE, "into: got .*; is for formats that are part of a file: nanotron"),
+        ("nanotron", None, "into: got .*; cannot be read: No such file"),
+        ("nanotron", "- 1\n", "into: got '- 1'; must be YAML with fields at the top"),
+    ],
+)
+def test_what_cannot_be_merged_into(
+    cli: Any, nanotron: Study, tmp_path: Path, format_name: str, content: str | None, reason: str
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    if content is not None:
+        mine.write_text(content, encoding="utf-8")
+    refused = cli("export", nanotron.id, format_name, "--into", str(mine))
+    assert (refused.code, refused.out) == (2, "")
+    assert re.search(reason, refused.err), refused.err
+
+
+def test_the_help_names_every_format(cli: Any) -> None:
+    told = " ".join(cli("export", "--help").out.replace("│", " ").split())
+    assert all(name in told for name in FORMATS)
+
+
+def test_the_template_of_a_script_is_filled_in(cli: Any, script: Study, tmp_path: Path) -> None:
+    assert cli("export", script.id, "template").out == "micro: 4\n"
+    path = tmp_path / "config.tuned.yaml"
+    assert cli("export", script.id, "template", "--write", str(path)).code == 0
+    assert path.read_text() == "micro: 4\n"
+    again = cli("export", script.id, "template", "--write", str(path))
+    assert (again.code, again.err.rstrip().endswith("is there; name another file")) == (2, True)
+    shown = cli("export", script.id, "template", "--json").json
+    assert (shown["format"], shown["text"]) == ("template", "micro: 4\n")
+
+
+def test_only_a_script_has_a_template(cli: Any, trainer: Study) -> None:
+    result = cli("export", trainer.id, "template")
+    assert result.code == 2
+    assert "is for studies of a --script with a --template" in result.err
+
+
+def test_how_to_get_what_is_not_written_is_told_before_it_is_launched(
+    cli: Any, script: Study
+) -> None:
+    said = cli("studies", "show", script.id).out
+    assert LINE.format(script.id) in said
+    assert said.index("First    ") < said.index("Launch   ")
+
+
+def test_a_script_is_called_by_its_file(cli: Any, script: Study) -> None:
+    (found,) = cli("studies", "list", "--json").json["studies"]
+    assert found["model"] == "train.py"

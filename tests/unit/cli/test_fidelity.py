@@ -1,0 +1,140 @@
+"""Which fidelity a question is answered at, and what is refused at which."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cost import calibrations
+from tuner.cli.options import SuggestAsked
+from tuner.cli.values import read_budget, read_inquiry
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import installed_versions
+from tuner.core.measurement import Fidelity
+from tuner.errors import UsageError
+from tuner.machine import ReportedGpu
+from tuner.store import open_store
+from workers.calibrate.plan import plan
+
+A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
+Has = Callable[..., None]
+
+
+@pytest.fixture
+def has(monkeypatch: pytest.MonkeyPatch) -> Has:
+    def set_up(*gpus: ReportedGpu) -> None:
+        monkeypatch.setattr("tuner.machine.facts.visible_gpus", lambda: gpus)
+
+    return set_up
+
+
+@pytest.fixture
+def asked(tiny: str) -> SuggestAsked:
+    return SuggestAsked(
+        model=tiny, global_batch_size="8", sequence_length="32", cluster="4xa100-80gb"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fidelity", "most"), [(4, "measured", 20), (1, "emulated", 20), (0, "predicted", 3)]
+)
+def test_auto_is_the_strongest_that_there_is(
+    has: Has,
+    asked: SuggestAsked,
+    capsys: pytest.CaptureFixture[str],
+    gpus: int,
+    fidelity: str,
+    most: int,
+) -> None:
+    has(*(A100,) * gpus)
+    auto = replace(asked, fidelity="auto")
+    terms = read_inquiry(auto, **read_budget(auto)).terms
+    assert (terms.fidelity, terms.max_probes) == (fidelity, most)
+    assert capsys.readouterr().err.startswith(f"fidelity {fidelity}: this machine has ")
+    few = replace(auto, max_probes="7")
+    assert read_inquiry(few, **read_budget(few)).terms.max_probes == 7
+
+
+def test_what_is_measured_by_default_is_not_chosen(has: Has, asked: SuggestAsked) -> None:
+    has(A100)
+    with pytest.raises(UsageError, match="probes run here"):
+        read_inquiry(asked)
+
+
+def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
+    has: Has, asked: SuggestAsked
+) -> None:
+    has(A100)
+    for cluster in ("4xa100-80gb", "16x8xa100-80gb", "8xa100-40gb"):
+        question = replace(asked, fidelity="emulated", cluster=cluster, global_batch_size="128")
+        assert read_inquiry(question).terms.fidelity is Fidelity.EMULATED
+    with pytest.raises(UsageError, match="one here"):
+        read_inquiry(replace(asked, fidelity="emulated", cluster="8xh200"))
+
+
+def test_links_that_are_not_known_are_refused(
+    asked: SuggestAsked, environment: Mapping[str, str], database: Path
+) -> None:
+    unknown = r"link within a node is not known, .* state it in a .* calibrate --cluster cpu:2"
+    with pytest.raises(UsageError, match=unknown):
+        read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
+    assert not database.exists()
+
+
+def test_calibrated_links_have_a_price(
+    asked: SuggestAsked, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    """So they have without a file that states them, in the database that is asked."""
+    cluster, url = parse_cluster("cpu:2"), f"sqlite:///{tmp_path / 'own.db'}"
+    rates = calibrations.calibration_of(
+        plan(cluster)["cases"], cluster, versions=installed_versions()
+    )
+    emulated = replace(asked, fidelity="emulated", cluster="cpu:2", db=url)
+    with open_store(url) as store:
+        with pytest.raises(UsageError, match="is not known"):
+            read_inquiry(emulated)
+        store.keep_calibration(rates)
+    assert read_inquiry(emulated).terms.fidelity is Fidelity.EMULATED
+    with pytest.raises(UsageError, match="is not known"):  # not measured for ranks that share four
+        read_inquiry(replace(emulated, cluster="cpu:4"))
+
+
+def test_links_that_a_calibration_has_not_measured_are_refused(
+    asked: SuggestAsked, environment: Mapping[str, str]
+) -> None:
+    cluster = parse_cluster("cpu:2")
+    whole = calibrations.calibration_of(
+        plan(cluster)["cases"], cluster, versions=installed_versions()
+    )
+    with open_store() as store:
+        store.keep_calibration(replace(whole, links={}))
+    with pytest.raises(UsageError, match="link within a node is not known"):
+        read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
+
+
+@pytest.mark.parametrize("framework", ["nanotron"])
+def test_what_is_not_probed_is_not_emulated(asked: SuggestAsked, framework: str) -> None:
+    with pytest.raises(UsageError, match="is not probed here"):
+        read_inquiry(replace(asked, fidelity="emulated", framework=framework))
+
+
+def test_an_emulated_probe_shows_its_parts(cli: Any, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        "nodes = 1\ngpus_per_node = 4\n"
+        f'[gpu]\nname = "cpu"\ndevice = "cpu"\nmemory_bytes = {2**28}\n'
+        "[intra_node]\nbytes_per_s = 1e9\nlatency_s = 1e-5\n"
+    )
+    arguments = [
+        *("--model", tiny, "--cluster", str(path), "--fidelity", "emulated"),
+        *("--global-batch-size", "8", "--sequence-length", "32"),
+        *("--settings", "sharding=full_shard,micro_batch_size=1"),
+    ]
+    shown = cli("probe", *arguments)
+    assert shown.code == 0, shown.err
+    for words in ("emulated: memory and computing of rank 0 alone", "computing", "exposed"):
+        assert words in shown.out
+    assert "prefetched" in shown.out
+    assert "loss" not in shown.out

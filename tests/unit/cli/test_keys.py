@@ -1,0 +1,149 @@
+"""``tuner keys``: made and shown once, listed, revoked, and who did what."""
+
+import json
+import re
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.store import open_store
+from tuner.store.access import Keys
+from tuner.store.audit import LOCAL, Action, Audit
+from tuner.store.tables import Scope
+
+
+def test_a_key_is_alone_on_stdout(cli: Any, database: Path) -> None:
+    result = cli("keys", "create", "the scheduler", "--scope", "read")
+    assert result.code == 0
+    text = result.out.removesuffix("\n")
+    assert re.fullmatch(r"tuner_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", text)
+    assert "shown this once" in result.err
+    assert text not in result.err
+    with open_store() as store:
+        key = Keys(store.transactions).check(text)
+    assert key is not None
+    assert (key.name, key.scope) == ("the scheduler", Scope.READ)
+
+
+def test_a_key_is_made_as_json_and_may_submit_unless_told(cli: Any) -> None:
+    made = cli("keys", "create", "a", "--json").json
+    assert list(made) == ["key", "id", "name", "scope", "created_at", "last_used_at", "revoked_at"]
+    assert made["scope"] == "submit"
+    assert made["key"].startswith(f"tuner_{made['id']}_")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--scope", "root"], "scope: got 'root'; must be read, submit, admin"),
+        ([""], "name: got ''; must be 1 to 64 printable characters"),
+    ],
+)
+def test_a_key_that_cannot_be_is_not_made(
+    cli: Any, database: Path, arguments: list[str], message: str
+) -> None:
+    result = cli("keys", "create", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    if database.exists():
+        assert cli("keys", "list", "--json").json == {"keys": []}
+
+
+def test_keys_are_listed_without_their_secrets(cli: Any) -> None:
+    secret = cli("keys", "create", "first").out.strip()
+    revoked = cli("keys", "create", "second", "--json").json
+    cli("keys", "revoke", revoked["id"])
+    listed = cli("keys", "list")
+    head, _, first, second = listed.out.splitlines()
+    assert head.split() == ["key", "name", "scope", "created", "(UTC)", "last", "used", "revoked"]
+    assert first.split()[1:4] == ["first", "submit", first.split()[3]]
+    assert first.rstrip().endswith("-")
+    assert not second.rstrip().endswith("-")
+    found = cli("keys", "list", "--json")
+    assert [key["name"] for key in found.json["keys"]] == ["first", "second"]
+    for shown in (listed.out, found.out):
+        assert secret[-43:] not in shown
+        assert "hash" not in shown
+
+
+def test_a_revoked_key_is_good_for_nothing(cli: Any) -> None:
+    made = cli("keys", "create", "a", "--json").json
+    result = cli("keys", "revoke", made["id"][:6])
+    assert result.code == 0
+    assert result.out.startswith(f"key {made['id']} (a) is revoked")
+    with open_store() as store:
+        assert Keys(store.transactions).check(made["key"]) is None
+    again = cli("keys", "revoke", made["id"], "--json").json
+    assert again["revoked_at"] is not None
+
+
+def test_an_unknown_key_is_a_usage_error(cli: Any) -> None:
+    cli("keys", "create", "a")
+    result = cli("keys", "revoke", "nothing", "--json")
+    assert result.code == 2
+    assert result.json["error"]["field"] == "key"
+
+
+@pytest.mark.parametrize("words", [["list"], ["revoke", "0"], ["audit"]])
+def test_only_create_makes_a_database(cli: Any, database: Path, words: list[str]) -> None:
+    result = cli("keys", *words)
+    assert result.code == 2
+    assert "there is no such database yet" in result.err
+    assert not database.exists()
+
+
+def test_who_did_what_is_shown(cli: Any) -> None:
+    made = cli("keys", "create", "a", "--json").json
+    with open_store() as store:
+        audit = Audit(store.transactions)
+        audit.note(made["id"], Action.SUBMIT, "st-0123456789ab", address="192.0.2.1")
+        audit.note(LOCAL, Action.JOIN, address="192.0.2.9", times=2)
+    lines = cli("keys", "audit").out.splitlines()
+    assert lines[0].split() == ["at", "(UTC)", "who", "what", "study", "more"]
+    joined, submitted, created = lines[2:]
+    assert joined.split()[2:] == ["local", "tune.join", "address", "192.0.2.9,", "times", "2"]
+    assert made["id"] in submitted
+    assert "tune.submit  st-0123456789ab  address 192.0.2.1" in submitted
+    assert "key.create" in created
+    found = cli("keys", "audit", "--limit", "2", "--json").json["audit"]
+    assert [entry["action"] for entry in found] == ["tune.join", "tune.submit"]
+    assert made["key"][-43:] not in json.dumps(found)
+
+
+def test_what_is_old_is_deleted(cli: Any) -> None:
+    cli("keys", "create", "a")
+    result = cli("keys", "audit", "--prune-before", "2020-01-31")
+    assert (result.code, result.out) == (0, "0 rows from before 2020-01-31 00:00 UTC deleted\n")
+    pruned, created = cli("keys", "audit", "--json").json["audit"]
+    assert (pruned["action"], created["action"]) == ("audit.prune", "key.create")
+    assert pruned["data"] == {"before": "2020-01-31T00:00:00.000Z"}
+    time.sleep(0.002)
+    now = datetime.now(UTC).astimezone(timezone(timedelta(hours=5))).isoformat()
+    found = cli("keys", "audit", "--prune-before", now, "--json").json
+    assert (found["deleted"], found["before"][-6:]) == (2, "+00:00")
+
+
+@pytest.mark.parametrize("day", ["", "yesterday", "2026-13-01", "9999-12-31", "0001-01-01T00+09"])
+def test_a_day_to_delete_until_is_one_that_was(cli: Any, day: str) -> None:
+    cli("keys", "create", "a")
+    result = cli("keys", "audit", "--prune-before", day)
+    assert result.code == 2
+    assert "prune_before: got" in result.err
+    assert len(cli("keys", "audit", "--json").json["audit"]) == 1
+
+
+@pytest.mark.parametrize("limit", ["0", "many", "1001"])
+def test_how_many_are_shown_is_bounded(cli: Any, limit: str) -> None:
+    cli("keys", "create", "a")
+    result = cli("keys", "audit", "--limit", limit)
+    assert result.code == 2
+    assert "limit: got" in result.err
+
+
+def test_without_keys_the_list_says_how_to_make_one(cli: Any) -> None:
+    cli("db", "upgrade")
+    assert cli("keys", "list").out == "no keys yet: tuner keys create NAME makes one\n"
+    assert cli("keys", "audit").out == "nothing is noted yet\n"

@@ -1,0 +1,326 @@
+"""Predicted studies at the command line; dry runs are kept already, or cannot be made."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.client import advance
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.workload import Workload
+from tuner.dryrun import DryRun, dry_run_versions
+from tuner.model import load_model
+from tuner.planner.estimates import forecast
+from tuner.store import open_store
+
+GIB = 2**30
+SETTINGS = "sharding=full_shard,micro_batch_size=2"
+
+
+@pytest.fixture
+def question(tiny: str) -> Question:
+    """Of a GPU cluster that is not here."""
+    return Question(
+        workload=Workload(model=load_model(tiny), sequence_length=32, global_batch_size=16),
+        cluster=parse_cluster("2xa100-80gb"),
+        framework=framework("torch"),
+    )
+
+
+@pytest.fixture
+def arguments(tiny: str) -> list[str]:
+    """The question as it is written."""
+    asked = ["--model", tiny, "--cluster", "2xa100-80gb", "--sequence-length", "32"]
+    return [*asked, "--global-batch-size", "16", "--fidelity", "predicted"]
+
+
+@pytest.fixture
+def kept(
+    environment: Mapping[str, str], question: Question, dry_run_of: Callable[..., DryRun]
+) -> None:
+    """Dry runs of all classes, in the default database."""
+    with open_store() as store:
+        for class_settings in classes_of(question):
+            versions = dry_run_versions()
+            store.keep_dry_run(dry_run_of(question, class_settings, GIB, GIB, versions=versions))
+
+
+@pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker may be started."""
+
+    def fail(*arguments: object) -> Study:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr("tuner.client.local.follow", fail)
+    monkeypatch.setattr("tuner.cli.probe.follow", fail)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a dry run needs is installed."""
+    monkeypatch.setattr(advance, "dry_run_versions", dict)
+
+
+def classes_of(question: Question) -> set[Settings]:
+    study = Study(
+        id="st-1",
+        question=question,
+        terms=Terms(fidelity=Fidelity.PREDICTED),
+        state=StudyState.QUEUED,
+    )
+    return {settings.settings_class for settings in forecast(study).space.legal}
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_what_is_kept_is_answered_without_a_worker(cli: Any, arguments: list[str]) -> None:
+    found = cli("suggest", *arguments, "--json")
+    assert found.code == 0, found.err
+    best = found.json["best"]
+    assert best["provenance"] == "predicted"
+    assert best["memory"]["basis"] == "dry_run"
+    assert set(best["memory"]["by_phase"]) == {"backward", "optimizer"}
+    assert best["memory"]["device_gib"]["value"] > best["memory"]["allocated_gib"]["value"]
+    assert found.json["state"] == "done"
+    assert 1 <= found.json["probes"]["ok"] <= 3
+    assert found.json["cost"]["gpu_s"] == 0
+    again = cli("suggest", *arguments, "--json")
+    assert again.json == found.json
+    assert "answered from what is stored" in again.err
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_the_answer_says_what_is_predicted_and_how(cli: Any, arguments: list[str]) -> None:
+    text = " ".join(cli("suggest", *arguments).out.split())
+    for part in (
+        "predicted: speed by arithmetic, allocated memory by dry run",
+        "on the device, as its own tool shows it",
+        "at the peak activations",
+        "peaks backward",
+        "classes of settings were dry-run (probe #1",
+        "would save",
+        "Knobs without effect here",
+        "* is the answer",
+        "Cost",
+    ):
+        assert part in text
+    assert "device-seconds" not in text
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_single_case_is_compared_by_dry_runs_that_are_kept(
+    cli: Any, arguments: list[str]
+) -> None:
+    where = arguments.index("--fidelity")
+    rest = [*arguments[:where], *arguments[where + 2 :]]
+    found = cli("predict", *rest, "--settings", SETTINGS, "--dry-runs", "none")
+    assert found.code == 0, found.err
+    text = " ".join(found.out.split())
+    assert "By a dry run the peak of 2.02 GiB" in text
+    assert "`micro_batch_size=4` would add 2.00 GiB: activations" in text
+    assert (
+        "`activation_checkpointing=full` would hardly change the peak" in text
+    )  # of another class
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments: list[str]) -> None:
+    found = cli("suggest", *arguments)
+    assert found.code == 0, found.err
+    text = " ".join(found.out.split())
+    assert "allocated memory by arithmetic" in text
+    assert "torch is not installed here, which a dry run needs" in text
+    assert "No dry run was made" in text
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_an_arithmetic_answer_gives_way_when_dry_runs_can_be_made(
+    cli: Any, arguments: list[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as absent:
+        absent.setattr(advance, "dry_run_versions", dict)
+        arguments += ["--framework-version", "torch=2.12.0"]
+        first = cli("suggest", *arguments, "--json")
+        assert first.json["best"]["memory"]["basis"] == "arithmetic"
+        assert "answered from what is stored" in cli("suggest", *arguments).err
+    second = cli("suggest", *arguments, "--json")
+    assert second.json["best"]["memory"]["basis"] == "dry_run"
+    assert second.json["study_id"] == first.json["study_id"]
+
+
+@pytest.mark.usefixtures("kept", "no_torch", "no_worker")
+def test_without_torch_dry_runs_in_the_stated_versions_are_taken(
+    cli: Any, arguments: list[str]
+) -> None:
+    stated = dry_run_versions()
+    stated.pop("torchao", None)
+    for package, version in stated.items():
+        arguments += ["--framework-version", f"{package}={version}"]
+    found = cli("suggest", *arguments, "--json")
+    assert found.code == 0, found.err
+    assert found.json["best"]["memory"]["basis"] == "dry_run"
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_nothing_fits_is_exit_code_3_with_the_need(
+    cli: Any, arguments: list[str], no_torch: None
+) -> None:
+    found = cli("suggest", *arguments, "--memory-limit", "1MiB")
+    assert found.code == 3
+    last = found.err.splitlines()[-1]
+    assert last.startswith("tuner: error: nothing fits: the smallest need predicted is ")
+    assert last.endswith(" GiB on one device; the limit is 1.00 MiB")
+    assert "None of the" in found.out
+    again = cli("suggest", *arguments, "--memory-limit", "1MiB", "--json")
+    assert again.code == 3
+    assert again.json["state"] == "failed"
+    assert again.json["best"] is None
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
+    cli: Any, arguments: list[str], tmp_path: Path
+) -> None:
+    cluster, written = tmp_path / "odd.toml", tmp_path / "accelerate.yaml"
+    cluster.write_text(
+        "nodes = 1\ngpus_per_node = 2\n[gpu]\nname = 'odd'\nmemory_bytes = 34000000000\n"
+    )
+    arguments += ["--cluster", str(cluster), "--knob", "tp_size=1"]
+    arguments += ["--write", f"accelerate={written}"]
+    found = cli("suggest", *arguments)
+    assert found.code == 1
+    assert found.err.splitlines()[-1] == (
+        "tuner: error: no settings are known to be the fastest: time is unknown: the matrix rate"
+        " of odd is not known"
+    )
+    text = " ".join(found.out.split())
+    assert "gpu.dense_bf16_flops_per_s" in text
+    assert "These fit. Memory is" in text
+    assert "tokens/s" not in text
+    assert not written.exists()
+    as_json = cli("suggest", *arguments, "--json")
+    assert as_json.code == 1
+    assert as_json.json["best"] is None
+    assert as_json.json["alternatives"][0]["fits"] is True
+    assert as_json.json["alternatives"][0]["provenance"] == "unknown"
+    exported = cli("export", as_json.json["study_id"], "accelerate")
+    assert exported.code == 1
+    assert "no settings are known to be the fastest" in exported.err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+@pytest.mark.parametrize("command", ["suggest", "predict"])
+def test_sizes_that_a_file_leaves_out_are_told(
+    cli: Any, arguments: list[str], tmp_path: Path, command: str
+) -> None:
+    bare = tmp_path / "bare.json"
+    bare.write_text('{"model_type": "llama", "num_hidden_layers": 1}')
+    rest = arguments
+    if command == "predict":
+        rest = [one for one in arguments if one not in ("--fidelity", "predicted")]
+        rest += ["--settings", SETTINGS, "--dry-runs", "none"]
+    found = cli(command, *rest, "--model", str(bare))
+    assert "bare: not in the model's configuration" in found.err
+    assert "max_position_embeddings 2048" in found.err
+    assert "not in the model's" not in cli(command, *rest).err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_a_headroom_that_is_not_applied_is_told(cli: Any, arguments: list[str]) -> None:
+    limited = [*arguments, "--memory-limit", "1GiB"]
+    assert "not applied" not in cli("suggest", *limited).err
+    found = cli("suggest", *limited, "--headroom", "0.1")
+    assert "the headroom is not applied: the memory limit is taken as it is" in found.err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_versions_that_are_not_installed_may_be_stated(cli: Any, arguments: list[str]) -> None:
+    found = cli("suggest", *arguments, "--framework-version", "torch=2.12.0", "--json")
+    assert found.code == 0, found.err
+    assert found.json["framework"]["versions"]["torch"] == "2.12.0"
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_nanotron_is_predicted(cli: Any, arguments: list[str]) -> None:
+    options = ["--framework", "nanotron", "--framework-version", "nanotron=0.4.0"]
+    found = cli("suggest", *arguments, *options, "--json")
+    assert found.code == 0, found.err
+    assert found.json["best"]["memory"]["basis"] == "arithmetic"
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
+    found = cli("probe", *arguments, "--settings", SETTINGS)
+    assert found.code == 0, found.err
+    text = " ".join(found.out.split())
+    assert " needed per GPU, of " in text
+    assert "(2.02 GiB allocated)" in text
+    assert "predicted: tensors by a dry run" in text
+    assert "all_gather" in text
+    as_json = cli("probe", *arguments, "--settings", SETTINGS, "--json").json["probe"]
+    assert (as_json["id"], as_json["repetition"]) == (1, 0)
+    assert as_json["fits"] is True
+    assert as_json["step_time_s"]["provenance"] == "predicted"
+    assert cli("studies", "list", "--json").json["studies"][0]["state"] == "done"
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_a_dry_run_that_does_not_fit(cli: Any, arguments: list[str]) -> None:
+    options = ["--settings", SETTINGS, "--memory-limit", "1GiB"]
+    found = cli("probe", *arguments, *options)
+    assert found.code == 3
+    assert "do not fit" in found.err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_a_dry_run_that_cannot_be_made(cli: Any, arguments: list[str]) -> None:
+    found = cli("probe", *arguments, "--settings", SETTINGS)
+    assert found.code == 1
+    assert "torch is not installed here" in found.err
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_studies_and_exports_say_predicted(cli: Any, arguments: list[str]) -> None:
+    found = cli("suggest", *arguments, "--knob", "tp_size=1", "--json")
+    study = found.json["study_id"]
+    shown = cli("studies", "show", study)
+    assert "predicted" in shown.out
+    assert "by dry run" in shown.out
+    as_json = cli("studies", "show", study, "--json").json
+    assert as_json["study"]["terms"]["fidelity"] == "predicted"
+    assert {probe["fidelity"] for probe in as_json["probes"]} == {"predicted"}
+    text = cli("export", study, "accelerate").out
+    assert "its figures are" in text
+    assert "predicted" in text
+
+
+@pytest.mark.usefixtures("kept", "no_worker")
+def test_a_measured_study_keeps_its_answer_beside_a_dry_run(
+    cli: Any, arguments: list[str], question: Question
+) -> None:
+    with open_store() as store:
+        store.ask(question, Terms())
+    cli("probe", *arguments, "--settings", SETTINGS)
+    with open_store() as store:
+        study = store.find(question)
+    assert study is not None
+    assert study.terms == Terms()
+    assert [p.request.fidelity for p in study.probes] == [Fidelity.PREDICTED]
+    assert study.at(Fidelity.MEASURED).probes == ()
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_several_nodes_are_launched_as_such(cli: Any, arguments: list[str]) -> None:
+    found = cli("suggest", *arguments, "--cluster", "2x4xa100-80gb", "--json")
+    assert found.code == 0, found.err
+    assert found.json["launch"]["argv"] == [
+        "torchrun",
+        *("--nnodes", "2", "--nproc-per-node", "4"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"),
+        "SCRIPT.py",
+    ]

@@ -1,0 +1,144 @@
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from tuner.cli.progress import LiveTable, progress_of, to_stderr
+from tuner.client.answered import PlainLines
+from tuner.core.study import Probe, ProbeState, Study
+
+FIRST = "sharding=full_shard,micro_batch_size=4"
+SECOND = "sharding=ddp,micro_batch_size=4"
+THIRD = "sharding=ddp,micro_batch_size=1"
+
+
+@pytest.fixture(autouse=True)
+def moments(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Of the display's clock: one look is a thousandth of a second after the other."""
+    looks = count(1000.0, 0.001)
+    monkeypatch.setattr("tuner.cli.progress.time", SimpleNamespace(monotonic=lambda: next(looks)))
+    return looks
+
+
+@pytest.fixture
+def finished(lab: SimpleNamespace) -> Study:
+    return lab.study((FIRST, lab.ok(0.1, 20)), (SECOND, lab.oom(64)), (THIRD, lab.crashed()))
+
+
+def undone(probe: Probe, state: ProbeState) -> Probe:
+    return replace(probe, state=state, measurement=None, finished_at=None)
+
+
+def without(study: Study, *states: ProbeState) -> Study:
+    """``study`` as it was when its last probes were in ``states``."""
+    kept = len(study.probes) - len(states)
+    last = tuple(undone(p, s) for p, s in zip(study.probes[kept:], states, strict=True))
+    return replace(study, probes=(*study.probes[:kept], *last))
+
+
+def test_plain_lines_are_one_for_each_finished_probe(
+    finished: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queued, running = ProbeState.QUEUED, ProbeState.RUNNING
+    with PlainLines(replace(finished, probes=()), to_stderr) as lines:
+        lines.show(without(finished, running, queued, queued))
+        lines.show(without(finished, running, queued))
+        lines.show(without(finished, queued))
+        lines.show(finished)
+        lines.show(finished)
+    out, err = capsys.readouterr()
+    batch = "micro_batch_size=4,gradient_accumulation_steps=1"
+    assert out == ""
+    assert err.splitlines() == [
+        f"probe 1/5: ok, 20.0 MiB, 1,281 tokens/s per rank [sharding=full_shard,{batch}]",
+        f"probe 2/5: oom, more than 65.0 MiB [sharding=ddp,{batch}]",
+        "probe 3/5: crashed, rank 0 raised RuntimeError: no such kernel"
+        " [sharding=ddp,micro_batch_size=1,gradient_accumulation_steps=4]",
+    ]
+
+
+def test_plain_lines_pass_over_what_was_there_before(
+    finished: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PlainLines(without(finished, ProbeState.RUNNING), to_stderr) as lines:
+        lines.show(finished)
+    assert capsys.readouterr().err.startswith("probe 1/5: crashed")
+
+
+def test_files_and_pipes_get_plain_lines(finished: Study) -> None:
+    assert isinstance(progress_of(finished), PlainLines)
+
+
+def frames(study: Study, *later: Study, width: int = 80, height: int = 24) -> str:
+    """What a terminal gets to see, as text."""
+    console = Console(width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as capture, LiveTable(console, study) as table:
+        for one in later:
+            table.show(one)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capture.get())
+
+
+def test_the_live_table_shows_probes_what_runs_and_the_budget(finished: Study) -> None:
+    text = frames(finished, without(finished, ProbeState.RUNNING))
+    assert "st-0123456789ab: tiny on cpu:2 (accelerate), global batch 8, sequence 32" in text
+    assert re.search(r"\*1 +full_shard .* 20\.0 .* 1,281  ok", text)
+    assert re.search(r"2 +ddp .* >65\.0 .* oom", text)
+    assert re.search(r"3 +ddp .* running", text)
+    assert re.search(r"2/5 probes +0\.\d s +probe #3 running for 0 s", text)
+
+
+def test_the_live_table_says_what_it_waits_for(finished: Study) -> None:
+    assert "waiting for this machine" in frames(finished, without(finished, ProbeState.QUEUED))
+    assert "choosing the next probe" in frames(finished, replace(finished, probes=()))
+
+
+def test_the_live_table_keeps_its_columns(finished: Study) -> None:
+    """Those of the whole space, so that nothing jumps when the second probe comes in."""
+    one = replace(finished, probes=finished.probes[:1])
+    head = frames(finished, one).splitlines()[2]
+    assert head.split() == [
+        "probe",
+        "sharding",
+        "batch",
+        "steps",
+        "each",
+        "ckpt",
+        "MiB",
+        "s",
+        "per",
+        "rank",
+        "outcome",
+    ]
+    assert head in frames(finished, finished)
+
+
+def test_the_live_table_fits_the_terminal(lab: SimpleNamespace, finished: Study) -> None:
+    many = lab.study(*((text, lab.ok(0.1, 20)) for text in MANY))
+    text = frames(many, many, height=14)
+    first = text[: text.index("probes")].splitlines()
+    assert len(first) <= 14
+    assert first[-2].split()[0] == "12"
+
+
+MANY = [
+    f"sharding={sharding},micro_batch_size={size},activation_checkpointing={checkpointing}"
+    for sharding in ("ddp", "full_shard")
+    for size in (1, 2, 4)
+    for checkpointing in ("none", "full")
+]
+
+
+def test_the_live_table_is_drawn_again_only_when_there_is_something_new(finished: Study) -> None:
+    once = frames(finished, finished)
+    assert len(frames(finished, *[finished] * 50)) == len(once)
+
+
+def test_a_note_is_shown(finished: Study) -> None:
+    console = Console(width=80, force_terminal=True, color_system=None)
+    with console.capture() as capture, LiveTable(console, finished) as table:
+        table.note("stopping; once more to force it")
+    assert "stopping; once more to force it" in capture.get()

@@ -1,0 +1,117 @@
+"""Whether a study needs probes, and what it answers until then; dry runs are made by hand."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.api.studies import MEASURED, PREDICTED, classes_of, finish, probe, question_of
+from tuner.client import advance
+from tuner.client.advance import (
+    answered_before,
+    closed_as_probed,
+    closed_without_probes,
+    foresee,
+    is_answered,
+)
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Study, StudyState, Terms
+from tuner.dryrun import dry_run_versions
+from tuner.planner.known import as_predicted, best_known
+from tuner.store import Store, open_store
+
+TERMS = Terms(fidelity=Fidelity.PREDICTED, max_probes=3, max_dry_runs=6)
+GIB = 2.0**30
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path}/studies.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def keep(store: Store, dry_run_of: Callable[..., Any]) -> Callable[..., None]:
+    """Keeps dry runs of all classes of the predicted question."""
+
+    def kept(versions: dict[str, str] | None = None) -> None:
+        question = question_of(PREDICTED)
+        found = versions or dry_run_versions()
+        for settings in classes_of(question):
+            store.keep_dry_run(dry_run_of(question, settings, GIB, GIB, versions=found))
+
+    return kept
+
+
+def test_a_predicted_study_is_null_until_a_dry_run_is_there(
+    store: Store, keep: Callable[..., None]
+) -> None:
+    study = store.ask(question_of(PREDICTED), TERMS)
+    assert best_known(study) is None
+    keep()
+    found = best_known(foresee(store, study, dry_run_versions()))
+    assert found is not None
+    assert found.best is not None
+    assert found.best.basis == "dry_run"
+
+
+def test_dry_runs_of_the_workers_versions_are_looked_up(
+    store: Store, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is installed here does not matter where others make the dry runs."""
+    theirs = {**dry_run_versions(), "torch": "2.12.0"}
+    keep(theirs)
+    study = store.ask(question_of(PREDICTED), TERMS)
+    assert foresee(store, study, dry_run_versions()).probes == ()
+    monkeypatch.setattr(advance, "dry_run_versions", dict)
+    assert len(foresee(store, study, theirs).probes) >= 1
+
+
+def test_a_measured_study_keeps_its_terms_while_dry_runs_are_entered(
+    store: Store, keep: Callable[..., None]
+) -> None:
+    keep()
+    study = store.ask(question_of(PREDICTED), Terms(max_probes=7))
+    foreseen = foresee(store, study, dry_run_versions())
+    assert foreseen.terms == study.terms
+    assert {p.request.fidelity for p in foreseen.probes} == {Fidelity.PREDICTED}
+    assert as_predicted(foreseen).terms.fidelity is Fidelity.PREDICTED
+    found = best_known(foreseen)
+    assert found is not None
+    assert found.provenance == "predicted"
+    assert found.probes == {}  # none of its own
+
+
+def test_what_is_missing_here_ends_no_study_of_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advance, "dry_run_versions", dict)
+    study = store.ask(question_of(PREDICTED), TERMS)
+    assert advance.end_of(study, here=False) is None
+    assert advance.conclude(store, study, here=False) is None
+    assert store.study(study.id).state is StudyState.QUEUED
+    assert advance.end_of(study) is not None
+
+
+def test_a_study_is_answered_on_its_own_terms_only(store: Store, keep: Callable[..., None]) -> None:
+    keep()
+    question = question_of(PREDICTED)
+    closed = closed_without_probes(store, store.ask(question, TERMS))
+    assert closed is not None
+    assert is_answered(closed, TERMS)
+    assert is_answered(closed, TERMS, here=False)
+    assert answered_before(store, question, TERMS) == closed
+    assert not is_answered(closed, Terms(fidelity=Fidelity.PREDICTED))
+
+
+def test_an_open_study_is_not_closed_while_more_is_worth_probing(store: Store) -> None:
+    study = store.ask(question_of(MEASURED), Terms(max_probes=4))
+    assert closed_as_probed(store, study) is None
+    probed = probe(store, study.id)
+    assert isinstance(probed, Study)
+    finish(store, study.id)
+    done = store.study(study.id)
+    assert is_answered(done, Terms(max_probes=4))
+    asked = store.ask(question_of(MEASURED), Terms(max_probes=5))
+    assert closed_as_probed(store, asked) is None

@@ -1,0 +1,240 @@
+"""The client of a service: what it sends, what it tries again, and what it makes of refusals."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tuner.client import service as module
+from tuner.client.service import Service
+from tuner.errors import RefusedError, ServiceError, UsageError
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", Clock())
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.delenv("TUNER_KEY", raising=False)
+
+
+def service(handler: Handler, key: str | None = None, patience_s: float = 5.0) -> Service:
+    transport = httpx.MockTransport(handler)
+    return Service("http://tuner.test/", key, transport, patience_s)
+
+
+def problem(status: int, detail: str, **more: Any) -> httpx.Response:
+    body = {"status": status, "detail": detail, **more}
+    return httpx.Response(status, json=body, headers={"content-type": "application/problem+json"})
+
+
+def test_a_question_is_sent_with_a_key_of_its_own() -> None:
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(202, json={"study_id": "st-1"})
+
+    with service(answer) as one:
+        assert one.submit({"cluster": "cpu:2"}) == {"study_id": "st-1"}
+        one.submit({"cluster": "cpu:2"})
+    assert [request.url.path for request in seen] == ["/tune", "/tune"]
+    assert json.loads(seen[0].content) == {"cluster": "cpu:2"}
+    keys = {request.headers["Idempotency-Key"] for request in seen}
+    assert len(keys) == 2
+    assert "authorization" not in seen[0].headers
+
+
+def test_the_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_KEY", "tuner_abc\n".strip())
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["authorization"])
+        return httpx.Response(200, json={})
+
+    with service(answer) as one:
+        one.study("st-1")
+    assert seen == ["Bearer tuner_abc"]
+
+
+def test_a_key_that_is_none_is_not_shown() -> None:
+    with pytest.raises(UsageError) as caught:
+        service(lambda request: httpx.Response(200), "secret\nline")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["tuner.test", "ftp://x", "http://", "/etc/passwd", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=r"^server: "):
+        Service(url, "")
+
+
+def test_a_request_is_sent_again_while_the_service_is_away_or_busy() -> None:
+    answers: list[Any] = [
+        httpx.ConnectError("refused"), problem(503, "the database"),
+        httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200, json={"a": 1}),
+    ]  # fmt: skip
+    keys = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with service(answer) as one:
+        assert one.submit({}) == {"a": 1}
+    assert len(keys) == 4
+    assert len(set(keys)) == 1  # so that it asks once
+
+
+def test_patience_ends() -> None:
+    def away(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with service(away, patience_s=0.05) as one:
+        with pytest.raises(ServiceError, match=r"^http://tuner\.test cannot be reached: refused"):
+            one.study("st-1")
+        with pytest.raises(ServiceError, match="cannot be reached"):
+            list(one.events("st-1"))
+
+
+def test_what_never_answered_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_S", 0.0)
+    answers: list[httpx.Response] = []
+    tries = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(request)
+        if not answers:
+            raise httpx.ConnectError("refused")
+        return answers.pop()
+
+    with service(answer, patience_s=0.5) as one:
+        with pytest.raises(ServiceError, match="cannot be reached"):
+            one.study("st-1")
+        at_first = len(tries)
+        answers.append(httpx.Response(200, json={"a": 1}))
+        assert one.study("st-1") == {"a": 1}
+        tries.clear()
+        with pytest.raises(ServiceError, match="cannot be reached"):
+            one.study("st-1")
+    assert at_first <= 2 < len(tries)
+
+
+def test_a_wrong_field_is_a_usage_error() -> None:
+    detail = "workload.model: got 'lama'; no such name"
+    refusing = service(lambda request: problem(422, detail, field="workload.model"))
+    with refusing as one, pytest.raises(RefusedError) as caught:
+        one.submit({})
+    assert caught.value.field == "workload.model"
+    assert str(caught.value) == detail
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (problem(401, "a key is needed"), "a key is needed; the key is taken from $TUNER_KEY"),
+        (problem(409, "cancelled already"), "refused: cancelled already"),
+        (httpx.Response(500, text="<html>"), "refused: status 500"),
+        (
+            httpx.Response(308, headers={"Location": "https://tuner.test/tune"}),
+            "refused: status 308: ask https://tuner.test/tune in its place",
+        ),
+        (httpx.Response(200, text="<html>"), "is no tuner service"),
+        (httpx.Response(200, json=[]), "is no tuner service"),
+    ],
+)
+def test_what_a_service_says_is_told(answer: httpx.Response, said: str) -> None:
+    with service(lambda request: answer) as one, pytest.raises(ServiceError) as caught:
+        one.cancel("st-1")
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+def test_what_cannot_be_unpacked_is_an_error_of_the_service() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        stream = httpx.ByteStream(b"no gzip")
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=stream)
+
+    with service(answer) as one, pytest.raises(ServiceError, match="sent what cannot be read"):
+        one.study("st-1")
+    with service(answer, patience_s=0.05) as one, pytest.raises(ServiceError):
+        list(one.events("st-1"))
+
+
+def test_probes_must_be_a_list() -> None:
+    other = service(lambda request: httpx.Response(200, json={"ok": True}))
+    with other as one, pytest.raises(ServiceError, match="is no tuner service"):
+        one.probes("st-1")
+
+
+class Broken(httpx.SyncByteStream):
+    """A stream that breaks after its parts."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.parts
+        raise httpx.ReadError("broken")
+
+
+def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms() -> None:
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url)
+        return problem(409, "study st-1 is on other terms")
+
+    with service(answer) as one:
+        with pytest.raises(ServiceError, match=r"on other terms \(--replace does"):
+            one.submit({})
+        with pytest.raises(ServiceError, match=r"on other terms$"):
+            one.export("st-1", "torchrun", "0123456789ab")
+        with pytest.raises(ServiceError):
+            one.export("st-1", "torchrun")
+    assert [url.query for url in seen] == [b"", b"terms=0123456789ab", b""]
+
+
+def test_events_are_followed_over_broken_streams() -> None:
+    first = b"event: asked\ndata: {}\nid: 1\n\n: ping\n\nid: 2\n"
+    answers: list[Any] = [
+        httpx.Response(200, stream=Broken(first)),
+        problem(503, "the database"),
+        httpx.Response(200, text="id: 5\ndata: id: 9\n\n"),
+    ]
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["Last-Event-ID"])
+        return answers.pop(0)
+
+    with service(answer) as one:
+        assert list(one.events("st-1")) == [1, 2, 5]
+    assert asked == ["0", "2", "2"]
+
+
+def test_events_of_an_unknown_study_are_an_error() -> None:
+    refusing = service(lambda request: problem(404, "there is no study st-1"))
+    with refusing as one, pytest.raises(ServiceError, match="there is no study st-1"):
+        list(one.events("st-1"))

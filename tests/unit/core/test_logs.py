@@ -1,0 +1,209 @@
+"""Lines of logs: what stands in them, and that nobody's text can look like another line."""
+
+import io
+import json
+import logging
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tuner.client.local import LOG_PREFIX
+from tuner.errors import UsageError
+from tuner.logs import bound, set_up_logs
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leaves logging as it was found."""
+    monkeypatch.delenv("TUNER_LOG", raising=False)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    # none is closed when they are replaced: pytest's own are among them
+    monkeypatch.setattr(root, "handlers", [])
+    yield
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def json_lines() -> Any:
+    """Sets up logs of a service; what was logged, when called."""
+    stream = io.StringIO()
+    set_up_logs("worker", stream=stream)
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def text_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Sets up logs as text."""
+    monkeypatch.setenv("TUNER_LOG", "text")
+    stream = io.StringIO()
+    set_up_logs("worker", stream=stream)
+    return stream
+
+
+def test_a_line_says_what_it_is_about(json_lines: Any) -> None:
+    with bound(study="st-1"), bound(probe=3, attempt=9):
+        logging.getLogger("workers.worker").info("probe %d ended", 3, extra={"wall_s": 1.5})
+    logging.getLogger("workers.worker").warning("later")
+    first, second = json_lines()
+    assert list(first)[:5] == ["timestamp", "level", "process", "logger", "message"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", first.pop("timestamp"))
+    assert first == {
+        "level": "info",
+        "process": "worker",
+        "logger": "workers.worker",
+        "message": "probe 3 ended",
+        "attempt": 9,
+        "probe": 3,
+        "study": "st-1",
+        "wall_s": 1.5,
+    }
+    assert second["message"] == "later"
+    assert "study" not in second
+
+
+def test_what_is_bound_is_the_threads_own(json_lines: Any) -> None:
+    log = logging.getLogger("workers.executor")
+
+    def work(study: str) -> None:
+        with bound(study=study):
+            barrier.wait()
+            log.info("at it")
+
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("st-1", "st-2")]
+    with bound(study="st-0"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.info("here")
+    assert sorted(line["study"] for line in json_lines()) == ["st-0", "st-1", "st-2"]
+
+
+@pytest.mark.parametrize(
+    ("logger", "level", "shown"),
+    [
+        ("tuner.store.calibrations", logging.INFO, True),
+        ("workers", logging.INFO, True),
+        ("api.access", logging.INFO, True),
+        ("workers", logging.DEBUG, False),
+        ("alembic.runtime.migration", logging.INFO, False),
+        ("uvicorn.error", logging.INFO, False),
+        ("uvicorn.error", logging.WARNING, True),
+    ],
+)
+def test_others_are_shown_from_warnings_up(
+    json_lines: Any, logger: str, level: int, shown: bool
+) -> None:
+    logging.getLogger(logger).log(level, "said")
+    assert [line["logger"] for line in json_lines()] == [logger] * shown
+
+
+def test_an_exception_is_one_line_and_shows_no_variables(json_lines: Any) -> None:
+    password = "hunter" + "2"
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("api").exception("failed")
+    (line,) = json_lines()
+    assert "ValueError: no" in line["exception"]
+    assert password not in json.dumps(line)
+
+
+def test_warnings_are_lines_too() -> None:
+    stream = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        set_up_logs("worker", stream=stream)
+        warnings.warn("mind the gap", stacklevel=1)
+        logging.captureWarnings(capture=False)
+    line = json.loads(stream.getvalue())
+    assert line["logger"] == "py.warnings"
+    assert "mind the gap" in line["message"]
+
+
+def test_text_begins_as_commands_expect_of_their_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = text_of(monkeypatch)
+    logging.getLogger("workers").error("the disk is full")
+    assert LOG_PREFIX.sub("", stream.getvalue()) == "the disk is full\n"
+
+
+def test_fields_follow_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = text_of(monkeypatch)
+    with bound(study="st-1"):
+        logging.getLogger("workers").info("done", extra={"why": "all is said", "empty": ""})
+    assert stream.getvalue().endswith("worker: done empty= study=st-1 why='all is said'\n")
+
+
+def test_no_text_looks_like_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = text_of(monkeypatch)
+    forged = "x\n2026-01-01 00:00:00 worker: all is well \x1b[2J"
+    logging.getLogger("workers").info("%s", forged, extra={"field": forged})
+    first, second = stream.getvalue().splitlines()
+    assert LOG_PREFIX.match(first)
+    assert not LOG_PREFIX.match(second)
+    assert "\x1b" not in first + second
+
+
+def test_a_traceback_in_text_shows_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = text_of(monkeypatch)
+    password = "hunter" + "2"
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("api").exception("failed")
+    assert "ValueError: no" in stream.getvalue()
+    assert password not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("said", "stream", "is_service", "as_json"),
+    [
+        ("", io.StringIO, True, True),
+        ("", Terminal, True, False),
+        ("", io.StringIO, False, False),
+        ("json", Terminal, False, True),
+        ("text", io.StringIO, True, False),
+    ],
+)
+def test_where_lines_are_json(
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    stream: type[io.StringIO],
+    is_service: bool,
+    as_json: bool,
+) -> None:
+    monkeypatch.setenv("TUNER_LOG", said)
+    where = stream()
+    set_up_logs("api", is_service=is_service, stream=where)
+    logging.getLogger("api").info("said")
+    assert where.getvalue().startswith("{") == as_json
+
+
+def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_LOG", "xml")
+    with pytest.raises(UsageError, match="TUNER_LOG: got 'xml'; must be one of json, text"):
+        set_up_logs("api")
+
+
+def test_what_ray_puts_on_records_is_no_field(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    set_up_logs("worker", stream=stream)
+    logging.getLogger("workers").warning("later", extra={"_ray_timestamp_ns": 1, "kept": 2})
+    assert stream.getvalue().rstrip("\n").endswith("later  kept=2") or (
+        '"kept": 2' in stream.getvalue()
+    )
+    assert "_ray_timestamp_ns" not in stream.getvalue()

@@ -1,0 +1,71 @@
+"""What ``import tuner`` gives, and what it costs."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+import tuner
+from tuner.cli.options import SuggestAsked
+from tuner.client.request import Wanted
+
+
+def test_importing_it_imports_nothing_else_of_it() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import tuner;"
+        "assert dir(tuner) and 'suggest' in dir(tuner);"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
+        "print(new - sys.stdlib_module_names);"
+        "print([name for name in sys.modules if name.startswith('tuner.')])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == ["{'tuner'}", "[]"]
+
+
+def test_asking_imports_neither_torch_nor_workers_nor_a_terminal() -> None:
+    code = (
+        "import sys; from tuner import predict, suggest;"
+        "heavy = {'torch', 'transformers', 'workers', 'fastapi', 'rich', 'typer', 'tuner.cli'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", tuner.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    found = getattr(tuner, name)
+    assert found.__name__ == name
+    assert found.__doc__
+
+
+def test_there_is_no_other_name() -> None:
+    assert list(tuner.__all__) == sorted(tuner.__all__)
+    with pytest.raises(AttributeError, match="module 'tuner' has no attribute 'sugest'"):
+        _ = tuner.sugest
+
+
+RENAMED = {
+    "knob": "knobs", "framework_version": "framework_versions", "budget": "wall_s",
+    "max_gpu_seconds": "gpu_s", "memory_limit": "memory_limit_gib",
+    "probe_deadline": "probe_deadline_s",
+}  # fmt: skip
+"""Arguments that say in their name that they are not text, by the command's option."""
+OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
+"""Options that :func:`tuner.read_script` takes."""
+
+
+def test_what_the_command_takes_python_takes_too() -> None:
+    taken = inspect.signature(tuner.suggest).parameters
+    options = {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT
+    assert {RENAMED.get(name, name) for name in options} == set(taken) - {"key", "progress"}
+
+
+def test_defaults_are_the_command_s() -> None:
+    taken = inspect.signature(tuner.suggest).parameters
+    for field in fields(Wanted):
+        if isinstance(field.default, str | float):
+            assert taken[field.name].default == field.default

@@ -1,0 +1,38 @@
+"""What all specs of ranks have in common, as the probe program reads it."""
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.dryrun import plan_dry_runs
+from tuner.dryrun.plan import rank_spec
+from tuner.guard.replica import twin_of
+from tuner.model import load_model
+from workers.probe.spec import parse_spec
+
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+SETTINGS = parse_settings("sharding=hybrid_shard,micro_batch_size=2,gradient_accumulation_steps=4")
+ASKED = Question(
+    workload=Workload(model=load_model("llama-3.2-1b"), sequence_length=512, global_batch_size=128),
+    cluster=parse_cluster("2x8xh100-80gb"),
+    framework=framework("torch", VERSIONS, {}),
+)
+
+
+def test_ranks_are_told_workload_settings_and_cluster() -> None:
+    told = rank_spec(ASKED.workload, SETTINGS, ASKED.cluster)
+    assert (told["world_size"], told["gpus_per_node"], told["device"]) == (16, 8, "cuda")
+    assert (told["sequence_length"], told["global_batch_size"]) == (512, 128)
+    assert (told["precision"], told["reduce_dtype"], told["optimizer"]) == ("bf16", "bf16", "adamw")
+    assert told["settings"] == SETTINGS.as_dict()
+    assert told["model"]["num_hidden_layers"] == 16
+
+
+def test_the_probe_program_reads_the_specs_of_twins_and_dry_runs() -> None:
+    twin = parse_spec(twin_of(ASKED, SETTINGS).spec())
+    assert (twin.replicate_size, twin.shard_size, twin.is_emulated) == (2, 2, False)
+    plan = plan_dry_runs(ASKED.workload, ASKED.cluster, ASKED.framework, SETTINGS, VERSIONS)
+    dry = parse_spec(plan.requests[0]["spec"])
+    assert (dry.replicate_size, dry.shard_size) == (2, 8)
+    assert dry.global_batch_size == 16 * dry.accumulation_counts[-1]

@@ -1,0 +1,70 @@
+"""What computes attention; ``tests/cuda/test_attention.py`` asks torch itself."""
+
+from typing import Any
+
+import pytest
+
+from tuner.core.cluster import Gpu, parse_cluster
+from tuner.cost.attention import Attention, Backend, attention_of, capability_of
+from tuner.model import published_model as read
+from tuner.model import read_model_config
+
+GROUPED, EVEN = "llama-3.1-8b", "llama-2-7b"
+
+
+def kernels(model: str, width: int, gpu: str) -> tuple[str, str]:
+    found = attention_of(read(model), width, parse_cluster(gpu).gpu)
+    return str(found.unmasked), str(found.masked)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bf16", "fp32"),
+    [
+        ("v100-32gb", ("math", "math"), "efficient"),
+        ("t4", ("math", "math"), "efficient"),
+        ("a100-80gb", ("flash", "efficient"), "efficient"),
+        ("rtx-3090", ("flash", "efficient"), "efficient"),
+        ("h100-80gb", ("cudnn", "cudnn"), "efficient"),
+        ("b200", ("cudnn", "cudnn"), "efficient"),
+        ("rtx-5090", ("flash", "efficient"), "efficient"),
+        ("mi300x", ("flash", "efficient"), "efficient"),  # taken for an A100
+    ],
+)
+def test_kernels_by_gpu_and_precision(gpu: str, bf16: tuple[str, str], fp32: str) -> None:
+    assert kernels(EVEN, 2, gpu) == kernels(GROUPED, 2, gpu) == bf16
+    assert kernels(EVEN, 4, gpu) == (fp32, fp32)
+    assert kernels(GROUPED, 4, gpu) == ("math", fp32)  # a mask comes with repeated heads
+
+
+def test_capped_scores_are_computed_by_transformers() -> None:
+    assert kernels("gemma-2-2b", 2, "h100-80gb") == ("eager", "eager")
+
+
+def test_dropout_is_not_cudnns() -> None:
+    assert kernels("gpt2", 2, "h100-80gb") == ("flash", "efficient")
+
+
+def test_a_cpu_has_one_fused_kernel() -> None:
+    assert kernels(GROUPED, 4, "cpu:1") == ("flash", "flash")
+
+
+def test_large_heads_are_repeated_for_a_kernel_that_takes_them() -> None:
+    fields: dict[str, Any] = {**read(GROUPED).as_config(), "head_dim": 320}
+    found = attention_of(read_model_config(fields, "wide"), 2, parse_cluster("a100-80gb").gpu)
+    assert found.unmasked is Backend.EFFICIENT
+
+
+def test_only_calls_without_a_kernel_are_told_to_the_probe_program() -> None:
+    assert Attention(unmasked=Backend.MATH).by_operators() == {"unmasked": "math"}
+    assert Attention().by_operators() == {}
+
+
+def test_the_stated_capability_goes_first() -> None:
+    def own(name: str, capability: str = "") -> tuple[int, int]:
+        gpu = Gpu(name=name, memory_bytes=2**34, compute_capability=capability)
+        return capability_of(gpu)
+
+    assert own("mine", "12.0") == (12, 0)
+    assert own("t4") == (7, 5)
+    assert own("t4", "8.6") == (8, 6)
+    assert own("mine") == (8, 0)

@@ -1,0 +1,227 @@
+"""Measured rates in the place of published ones: whose they are, and what they change."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.cost import calibrations as known
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.framework import FrameworkName
+from tuner.core.measurement import Phase
+from tuner.core.workload import Precision, Workload
+from tuner.cost.calibration import Calibration, calibrated, calibrated_text, hardware_key
+from tuner.cost.collectives import Op, Overlap, StepCollective
+from tuner.cost.communication import link_seconds
+from tuner.cost.constants import default_costs
+from tuner.cost.prediction import predict
+from tuner.cost.shards import Axis, Sizes
+from tuner.machine import facts as machine
+from tuner.model import load_model
+from workers.calibrate.plan import plan
+
+NODE = parse_cluster("8xh100-80gb")
+WORKLOAD = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, global_batch_size=64)
+SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=4)
+
+
+def measured(text: str = "8xh100-80gb") -> Calibration:
+    cluster = parse_cluster(text)
+    return known.calibration_of(plan(cluster)["cases"], cluster)
+
+
+def step_s(cluster: Cluster, found: Calibration | None) -> float | None:
+    torch = FrameworkName.TORCH
+    return predict(WORKLOAD, cluster, torch, SHARDED, calibration=found).step_time_s.value
+
+
+def test_a_calibration_survives_json() -> None:
+    found = measured()
+    assert Calibration.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    with pytest.raises(ValueError, match="format 0"):
+        Calibration.from_dict({**found.as_dict(), "format": 0})
+
+
+def test_measured_rates_replace_published_ones() -> None:
+    where, costs = calibrated(measured(), Precision.BF16, NODE, default_costs())
+    assert where.gpu.dense_bf16_flops_per_s == pytest.approx(known.FLOPS_PER_S)
+    assert where.gpu.memory_bytes_per_s == pytest.approx(known.COPY_BYTES_PER_S)
+    assert where.intra_node.bytes_per_s == pytest.approx(known.LINK_BYTES_PER_S, rel=0.05)
+    assert (costs.time["matmul_efficiency"], costs.time["intra_efficiency"]) == (1.0, 1.0)
+    assert costs.time["inter_efficiency"] == default_costs().time["inter_efficiency"]
+    assert where.inter_node == NODE.inter_node
+    assert costs.ring_factors["intra", "reduce_scatter"] == pytest.approx(1.0, rel=0.02)
+    assert costs.ring_factors["intra", "reduce_scatter"] != 1.0
+    assert where.gpu.fp32_flops_per_s == NODE.gpu.fp32_flops_per_s
+
+
+def test_mixed_precision_computes_in_bf16_and_updates_in_fp32() -> None:
+    found = measured()
+    slow = replace(found.compute["fp32"], update_factor=7.0, small_dim=1.0)
+    found = replace(found, compute={**found.compute, "fp32": slow})
+    _, mixed = calibrated(found, Precision.BF16_MIXED, NODE, default_costs())
+    assert mixed.time["update_factor"] == 7.0
+    assert mixed.time["small_dim"] == pytest.approx(known.SMALL_DIM)
+    _, plain = calibrated(found, Precision.FP32, NODE, default_costs())
+    assert (plain.time["update_factor"], plain.time["small_dim"]) == (7.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "links"),
+    [
+        ("8xh100-80gb", {"intra"}),
+        ("h100-80gb", set()),
+        ("4xh100-80gb", set()),
+        ("4x8xh100-80gb", {"intra"}),
+    ],
+)
+def test_links_hold_for_nodes_of_the_same_size(asked: str, links: set[str]) -> None:
+    cluster = parse_cluster(asked)
+    where, costs = calibrated(measured(), Precision.BF16, cluster, default_costs())
+    changed = {
+        name for name in ("intra", "inter")
+        if getattr(where, f"{name}_node") != getattr(cluster, f"{name}_node")
+    }  # fmt: skip
+    assert changed == links
+    assert costs.calibrated
+
+
+def test_what_an_operation_takes_over_its_ring_holds_for_the_links_it_was_measured_on() -> None:
+    cluster = parse_cluster("4x8xh100-80gb")
+    found = measured("4x8xh100-80gb")
+    assert set(found.links) == {"intra", "inter"}
+
+    def seconds(slow: str, collective_axis: Axis, sizes: Sizes) -> float:
+        """Of one reduce-scatter, where those of some links take three times their ring's time."""
+        links = {
+            name: replace(rates, factors={"reduce_scatter": 3.0 if name == slow else 1.0})
+            for name, rates in found.links.items()
+        }
+        where, costs = calibrated(
+            replace(found, links=links), Precision.BF16, cluster, default_costs()
+        )
+        one = StepCollective(
+            Op.REDUCE_SCATTER, collective_axis, Phase.BACKWARD, Overlap.EXPOSED, 1, 1e9
+        )
+        return link_seconds([one], sizes, where, costs).exposed
+
+    within = Sizes(tp=1, dp=32, shard=8, replicate=4)
+    usual = seconds("", Axis.DP_SHARD, within)
+    assert seconds("intra", Axis.DP_SHARD, within) == pytest.approx(3 * usual)
+    assert seconds("inter", Axis.DP_SHARD, within) == pytest.approx(usual)
+    usual = seconds("", Axis.DP_REPLICATE, within)
+    assert seconds("inter", Axis.DP_REPLICATE, within) == pytest.approx(3 * usual)
+    assert seconds("intra", Axis.DP_REPLICATE, within) == pytest.approx(usual)
+
+
+def test_links_of_other_nodes_have_no_factors() -> None:
+    found = measured("4x8xh100-80gb")
+    _, costs = calibrated(found, Precision.BF16, parse_cluster("2x8xh100-80gb"), default_costs())
+    assert {link for link, _ in costs.ring_factors} == {"intra"}
+
+
+def test_rates_are_worked_out_once_for_a_cluster() -> None:
+    """Thousands of settings are priced by the same ones."""
+    found, other = measured(), measured()
+    first = calibrated(found, Precision.BF16, NODE, default_costs())
+    assert calibrated(other, Precision.BF16, NODE, default_costs()) is first
+    assert calibrated(found, Precision.FP32, NODE, default_costs()) is not first
+    slow = replace(found, compute={"bf16": replace(found.compute["bf16"], small_dim=1.0)})
+    _, costs = calibrated(slow, Precision.BF16, NODE, default_costs())
+    assert costs.time.small_dim == 1.0 != first[1].time.small_dim
+
+
+def test_a_prediction_takes_measured_rates_and_says_so() -> None:
+    found = measured()
+    slower = replace(found, memory_bytes_per_s=found.memory_bytes_per_s.scaled(0.5))
+    usual, quick, slow = (step_s(NODE, one) for one in (None, found, slower))
+    assert usual is not None
+    assert quick is not None
+    assert slow is not None
+    assert slow > quick != usual
+    told = predict(WORKLOAD, NODE, FrameworkName.TORCH, SHARDED, calibration=found).notes
+    assert any("measured on 2026-11-21 with torch 2.13.0" in note for note in told)
+    assert "copying and links within a node are" in calibrated_text(found, NODE)
+    assert "links" not in calibrated_text(found, parse_cluster("4xh100-80gb"))
+    assert "measured on 8xh100-80gb on 2026-11-21" in calibrated_text(
+        found, parse_cluster("4xh100-80gb")
+    )
+
+
+@pytest.mark.parametrize(("name", "kind"), [("8xh100-80gb", "unfitted"), ("cpu:2", "cpu")])
+def test_intervals_are_those_of_steps_that_nothing_was_fitted_on(name: str, kind: str) -> None:
+    found, usual = replace(measured(name), disturbance=1.0), default_costs().time
+    cluster, torch = parse_cluster(name), FrameworkName.TORCH
+    time = predict(WORKLOAD, cluster, torch, SHARDED, calibration=found).step_time_s
+    assert time.value is not None
+    assert time.low == pytest.approx(usual[f"low_{kind}"] * time.value)
+    assert time.high == pytest.approx(usual[f"high_{kind}"] * time.value)
+
+
+def test_where_other_work_disturbed_it_steps_may_be_as_much_shorter() -> None:
+    found, torch = measured(), FrameworkName.TORCH
+    assert found.disturbance == pytest.approx(1 / 0.9)
+    quiet, busy = (
+        predict(
+            WORKLOAD, NODE, torch, SHARDED, calibration=replace(found, disturbance=d)
+        ).step_time_s
+        for d in (1.0, 2.0)
+    )
+    assert (busy.value, busy.high) == (quiet.value, quiet.high)
+    assert busy.low == pytest.approx((quiet.low or 0) / 2)
+
+
+def test_cpu_ranks_have_a_speed_only_where_it_was_measured() -> None:
+    cluster = parse_cluster("cpu:2")
+    without = predict(WORKLOAD, cluster, FrameworkName.TORCH, SHARDED)
+    assert without.step_time_s.value is None
+    assert "tuner calibrate --cluster cpu:2" in without.why
+    assert (step_s(cluster, measured("cpu:2")) or 0) > 0
+
+
+def test_a_cpu_launches_and_computes_by_turns() -> None:
+    cluster, found = parse_cluster("cpu:2"), measured("cpu:2")
+    before = step_s(cluster, found)
+    host_s = found.compute["bf16"].layer_host_s
+    more = replace(found.compute["bf16"], layer_host_s=host_s + 0.01)
+    after = step_s(cluster, replace(found, compute={**found.compute, "bf16": more}))
+    assert before is not None
+    assert after is not None
+    layers = WORKLOAD.model.layers * SHARDED.gradient_accumulation_steps
+    assert after - before >= 0.9 * 0.01 * layers
+
+
+def test_nanotron_keeps_its_own_constants() -> None:
+    settings = Settings(sharding=Sharding.DDP, micro_batch_size=2, gradient_accumulation_steps=4)
+    name = FrameworkName.NANOTRON
+    usual = predict(WORKLOAD, NODE, name, settings)
+    assert predict(WORKLOAD, NODE, name, settings, calibration=measured()) == usual
+
+
+def test_memory_stays_what_it_is() -> None:
+    usual = predict(WORKLOAD, NODE, FrameworkName.TORCH, SHARDED)
+    found = predict(WORKLOAD, NODE, FrameworkName.TORCH, SHARDED, calibration=measured())
+    assert found.device_bytes == usual.device_bytes
+    assert found.fits == usual.fits
+
+
+def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert hardware_key(NODE) == hardware_key(parse_cluster("4x8xh100-80gb"))
+    assert hardware_key(NODE) != hardware_key(parse_cluster("8xa100-80gb"))
+    two = hardware_key(parse_cluster("cpu:2"))
+    assert two not in {hardware_key(parse_cluster(text)) for text in ("cpu:1", "2x1xcpu")}
+    monkeypatch.setattr(machine, "processor", lambda: "another")
+    assert hardware_key(parse_cluster("cpu:2")) != two
+
+
+def test_a_stated_rate_of_a_link_stays() -> None:
+    slow = replace(NODE.intra_node, bytes_per_s=20e9)
+    where, costs = calibrated(
+        measured(), Precision.BF16, replace(NODE, intra_node=slow), default_costs()
+    )
+    assert where.intra_node == slow
+    assert costs.time["intra_efficiency"] == default_costs().time["intra_efficiency"]
+    assert "links" not in calibrated_text(measured(), replace(NODE, intra_node=slow))

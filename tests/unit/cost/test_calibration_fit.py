@@ -1,0 +1,128 @@
+"""Rates are found again in what a machine of known rates would take."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.cost import calibrations as known
+from tuner.core.cluster import parse_cluster
+from tuner.core.quantity import Provenance
+from tuner.cost.calibration import Reading
+from tuner.cost.calibration_fit import BEYOND, fitted
+from workers.calibrate.plan import OPERATIONS, plan
+
+NODE = parse_cluster("8xh100-80gb")
+
+
+def cases(cluster: str = "8xh100-80gb") -> list[dict[str, Any]]:
+    return list(plan(parse_cluster(cluster))["cases"])
+
+
+def test_rates_of_a_node_are_found_again() -> None:
+    found = known.calibration_of(cases(), NODE)
+    rates = found.compute["bf16"]
+    assert rates.flops_per_s.value == pytest.approx(known.FLOPS_PER_S)
+    assert rates.small_dim == pytest.approx(known.SMALL_DIM)
+    assert found.memory_bytes_per_s.value == pytest.approx(known.COPY_BYTES_PER_S)
+    assert rates.layer_host_s == pytest.approx(known.HOST_S, rel=0.02)
+    assert rates.traffic_factor == pytest.approx(known.TRAFFIC, rel=0.02)
+    assert rates.logit_traffic == pytest.approx(known.LOGIT, rel=0.02)
+    assert rates.update_factor == pytest.approx(known.UPDATE)
+    assert rates.layers_error < 0.01
+    assert found.overlap_cost == pytest.approx(known.LOST)
+
+
+def test_a_link_is_found_again_in_its_collectives() -> None:
+    link = known.calibration_of(cases(), NODE).links["intra"]
+    assert link.bytes_per_s.value == pytest.approx(known.LINK_BYTES_PER_S, rel=0.05)
+    assert link.latency_s == pytest.approx(known.LATENCY_S, rel=0.05)
+    assert link.error < 0.02
+    assert link.factors == {op: pytest.approx(1.0, rel=0.02) for op in OPERATIONS}
+
+
+def test_an_operation_that_is_no_ring_has_a_factor_of_its_own() -> None:
+    rows = known.readings_of(cases(), NODE)
+    slow = [replace(r, seconds=3 * r.seconds) if r.case.get("op") == "reduce_scatter" else r
+            for r in rows]  # fmt: skip
+    factors = fit(slow).links["intra"].factors
+    assert factors["reduce_scatter"] / factors["all_gather"] == pytest.approx(
+        3.0, rel=0.05
+    )  # a start is no part of it
+    assert factors["all_reduce"] == pytest.approx(factors["all_gather"], rel=0.05)
+
+
+def test_one_rank_has_no_links_and_loses_nothing_to_them() -> None:
+    found = known.calibration_of(cases("h100-80gb"), parse_cluster("h100-80gb"))
+    assert found.links == {}
+    assert found.overlap_cost is None
+    assert set(found.compute) == {"bf16", "fp32"}
+
+
+def test_nodes_of_cpu_ranks_have_links_of_both_kinds() -> None:
+    cluster = parse_cluster("2x2xcpu")
+    found = known.calibration_of(cases("2x2xcpu"), cluster)
+    assert set(found.links) == {"intra", "inter"}
+    assert found.compute["fp32"].layer_host_s >= known.HOST_S  # beside computing, not behind it
+
+
+def test_figures_are_measured_with_the_spread_of_their_calls() -> None:
+    rate = known.calibration_of(cases(), NODE).memory_bytes_per_s
+    assert rate.provenance is Provenance.MEASURED
+    assert rate.low == pytest.approx(known.COPY_BYTES_PER_S / 1.1)
+    assert rate.high == pytest.approx(known.COPY_BYTES_PER_S / 0.9)
+
+
+def test_products_that_get_ever_faster_have_no_rate_far_beyond_the_fastest() -> None:
+    rows = [r for r in known.readings_of(cases(), NODE) if r.kind in ("matrix", "copy")]
+    steep = [
+        replace(r, seconds=r.seconds * 512 / r.case["width"]) if r.kind == "matrix" else r
+        for r in rows
+    ]
+    rates = fit(steep).compute["bf16"]
+    fastest = min(
+        r.seconds / (2 * r.case["rows"] * r.case["width"] ** 2)
+        for r in steep
+        if r.kind == "matrix" and r.case["dtype"] == "bf16"
+    )
+    assert rates.flops_per_s.value is not None
+    assert rates.flops_per_s.value <= 1 / fastest * BEYOND * (1 + 1e-9)
+    assert rates.small_dim >= 0
+
+
+def test_one_slow_narrow_product_does_not_make_wide_ones_fast() -> None:
+    rows = known.readings_of(cases(), NODE)
+    narrow = [r.kind == "matrix" and r.case["width"] == 512 for r in rows]
+    rates = fit(
+        [replace(r, seconds=3 * r.seconds) if n else r for r, n in zip(rows, narrow, strict=True)]
+    ).compute["bf16"]
+    fastest = known.FLOPS_PER_S * 8192 / (8192 + known.SMALL_DIM)
+    assert rates.flops_per_s.value == pytest.approx(BEYOND * fastest)
+
+
+def test_noise_of_a_few_percent_moves_rates_by_a_few_percent() -> None:
+    rows = known.readings_of(cases(), NODE)
+    noisy = [replace(r, seconds=r.seconds * (1 + 0.03 * (-1) ** i)) for i, r in enumerate(rows)]
+    found = fit([replace(r, low_s=0.9 * r.seconds, high_s=1.1 * r.seconds) for r in noisy])
+    assert found.compute["bf16"].flops_per_s.value == pytest.approx(known.FLOPS_PER_S, rel=0.06)
+    assert found.links["intra"].bytes_per_s.value == pytest.approx(known.LINK_BYTES_PER_S, rel=0.1)
+
+
+def test_layers_that_shrink_with_depth_say_nothing() -> None:
+    rows = known.readings_of(cases(), NODE)
+    odd = [replace(r, seconds=1.0) if r.kind == "layers" else r for r in rows]
+    found = fit(odd).compute["bf16"]
+    usual = known.calibration_of([c for c in cases() if c["kind"] != "layers"], NODE)
+    assert found.traffic_factor == usual.compute["bf16"].traffic_factor
+
+
+def test_without_copies_or_products_there_is_no_calibration() -> None:
+    rows = known.readings_of(cases(), NODE)
+    with pytest.raises(ValueError, match="copies"):
+        fit([r for r in rows if r.kind != "copy"])
+    with pytest.raises(ValueError, match="matrix"):
+        fit([r for r in rows if r.kind != "matrix"])
+
+
+def fit(rows: list[Reading]) -> Any:
+    return fitted(rows, NODE, versions=known.VERSIONS, at="2026-11-21", wall_s=1.0)

@@ -1,0 +1,92 @@
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.framework import framework
+from tuner.core.quantity import UNKNOWN
+from tuner.core.workload import Optimizer, Precision, Workload, choice
+from tuner.cost.explain import explain_memory
+from tuner.cost.prediction import predict, uncovered, uncovered_settings
+from tuner.model import published_model as read
+
+EIGHT = parse_cluster("8xh100-80gb")
+SIXTY_FOUR = parse_cluster("8x8xh100-80gb")
+OLD = {"accelerate": "0.28.0", "transformers": "4.38.0", "torch": "2.2.0"}
+
+
+def workload(model: str = "llama-3.1-8b", **more: str) -> Workload:
+    return Workload(
+        model=read(model),
+        sequence_length=1024,
+        global_batch_size=8,
+        optimizer=choice("optimizer", Optimizer, more.get("optimizer", "adamw")),
+        precision=choice("precision", Precision, more.get("precision", "bf16")),
+    )
+
+
+def settings(sharding: str) -> Settings:
+    return Settings(sharding=Sharding(sharding), micro_batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        (workload("mixtral-8x7b"), "mixtral"),
+        (workload("gpt2"), "gpt2"),
+        (workload(precision="bf16_mixed"), "bf16_mixed"),
+        (workload(precision="fp32"), "fp32"),
+        (workload(optimizer="sgd"), "sgd"),
+        (workload(optimizer="adamw_8bit"), "adamw_8bit"),
+    ],
+)
+def test_nanotron_is_covered_where_it_was_fitted(asked: Workload, word: str) -> None:
+    assert word in uncovered(asked, framework("nanotron", {}))
+    assert uncovered(asked, framework("torch", {})) == ""
+
+
+def test_a_llama_in_bf16_is_covered() -> None:
+    assert uncovered(workload(), framework("nanotron", {})) == ""
+
+
+FULL = settings("full_shard")
+
+
+def test_experts_that_fsdp1_would_not_pad_are_not_covered() -> None:
+    mixtral, old = workload("mixtral-8x7b"), framework("accelerate", OLD)
+    assert "FSDP1" in uncovered_settings(mixtral, old, SIXTY_FOUR, FULL)
+    assert uncovered_settings(mixtral, old, EIGHT, FULL) == ""  # one expert for each rank
+    assert uncovered_settings(mixtral, framework("torch", {}), SIXTY_FOUR, FULL) == ""
+    assert uncovered_settings(workload(), old, SIXTY_FOUR, FULL) == ""
+
+
+def test_experts_that_are_not_packed_are_not_covered() -> None:
+    mixtral = workload("mixtral-8x7b")
+    stated = {"accelerate": "1.7.0", "torch": "2.7.0"}
+    apart = framework("accelerate", {**stated, "transformers": "4.57.6"})
+    packed = framework("accelerate", {**stated, "transformers": "5.0.0"})
+    assert "before 5" in uncovered_settings(mixtral, apart, SIXTY_FOUR, FULL)
+    assert uncovered_settings(mixtral, apart, EIGHT, FULL) == ""
+    assert uncovered_settings(workload(), apart, SIXTY_FOUR, FULL) == ""
+    assert uncovered_settings(mixtral, packed, SIXTY_FOUR, FULL) == ""
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "hybrid_shard"])
+def test_what_does_not_split_experts_unevenly_is_covered(sharding: str) -> None:
+    """Eight ranks of a node split eight experts, however many nodes there are."""
+    old = framework("accelerate", OLD)
+    asked = workload("mixtral-8x7b"), old, SIXTY_FOUR, settings(sharding)
+    assert uncovered_settings(*asked) == ""
+    found = predict(asked[0], SIXTY_FOUR, old, settings(sharding))
+    assert found.needed_bytes.value is not None
+
+
+def test_what_is_not_covered_is_predicted_as_unknown() -> None:
+    old = framework("accelerate", OLD)
+    found = predict(workload("mixtral-8x7b"), SIXTY_FOUR, old, FULL)
+    assert not found.fits
+    assert "FSDP1 splits 8 experts over 64 ranks" in found.why
+    quantities = (found.needed_bytes, found.allocated_bytes, found.reserved_bytes,
+                  found.device_bytes, found.step_time_s, found.tokens_per_s_per_gpu)  # fmt: skip
+    assert set(quantities) == {UNKNOWN}
+    (told,) = explain_memory(workload("mixtral-8x7b"), SIXTY_FOUR, old, FULL, profiles={})
+    assert "unknown" in told

@@ -1,0 +1,412 @@
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import Framework, FrameworkName, framework
+from tuner.core.measurement import Basis
+from tuner.core.quantity import Provenance
+from tuner.core.workload import Workload
+from tuner.cost.blocks import UNSPLIT
+from tuner.cost.communication import Group, gather_s, reduce_s
+from tuner.cost.constants import default_costs
+from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, WORKSPACES
+from tuner.cost.prediction import Prediction, predict
+from tuner.cost.script import Script
+from tuner.cost.stages import refused, stage_memory, stage_parameters, stages
+from tuner.model import published_model as read
+
+GIB = 2**30
+NANOTRON, TORCH = FrameworkName.NANOTRON, FrameworkName.TORCH
+
+
+def workload(model: str = "llama-3.1-8b", sequence_length: int = 4096) -> Workload:
+    return Workload(model=read(model), sequence_length=sequence_length, global_batch_size=256)
+
+
+def predicted(
+    text: str,
+    cluster: str = "8xh100-80gb",
+    framework: FrameworkName = NANOTRON,
+    model: str = "llama-3.1-8b",
+    sequence_length: int = 4096,
+) -> Prediction:
+    return predict(
+        workload(model, sequence_length), parse_cluster(cluster), framework, parse_settings(text)
+    )
+
+
+def value(prediction: Prediction, name: str) -> float:
+    found = getattr(prediction, name).value
+    assert found is not None
+    return float(found)
+
+
+def test_stages_hold_the_whole_model_once() -> None:
+    model = read("llama-3.1-8b")
+    for pp_size in (1, 2, 4, 8, 16):
+        held = stages(model, pp_size)
+        assert len(held) == pp_size
+        assert sum(stage.layers for stage in held) == model.layers
+        assert sum(stage.embedding for stage in held) == sum(stage.head for stage in held) == 1
+    whole = stage_parameters(model, stages(model, 1)[0])
+    assert whole == pytest.approx(model.parameters, rel=1e-5)
+
+
+def test_a_tied_head_counts_again_in_another_stage() -> None:
+    model = read("llama-3.2-1b")
+    one = stage_parameters(model, stages(model, 1)[0])
+    two = sum(stage_parameters(model, stage) for stage in stages(model, 2))
+    assert two - one == model.vocab_size * model.hidden_size
+
+
+def test_large_heads_take_the_place_of_layers() -> None:
+    first, last = stages(read("llama-3.2-1b"), 2)
+    assert first.layers > last.layers
+
+
+def test_what_nanotron_cannot_run_is_refused() -> None:
+    short = parse_settings("pp_size=8,gradient_accumulation_steps=4")
+    assert "micro-batches" in refused(workload(), short)
+    empty = parse_settings("pp_size=32,gradient_accumulation_steps=64")
+    assert "stage" in refused(workload("llama-3.2-1b"), empty)
+    found = predicted(str(short))
+    assert not found.fits
+    assert found.why
+
+
+def test_zero1_shards_what_belongs_to_the_optimizer() -> None:
+    ddp = predicted("sharding=ddp").breakdown
+    zero1 = predicted("sharding=zero1").breakdown
+    assert zero1["optimizer_state"] == pytest.approx(ddp["optimizer_state"] / 8)
+    assert ddp["optimizer_state"] == pytest.approx(12 * read("llama-3.1-8b").parameters, rel=1e-3)
+    for name in ("parameters", "gradients_unsharded", "activations", "logits_and_loss"):
+        assert zero1[name] == ddp[name]
+
+
+def test_gathering_again_keeps_less_and_takes_longer() -> None:
+    again = predicted("tp_size=8,micro_batch_size=8,tp_recompute_allgather=true")
+    kept = predicted("tp_size=8,micro_batch_size=8,tp_recompute_allgather=false")
+    assert value(again, "allocated_bytes") < value(kept, "allocated_bytes")
+    assert value(again, "step_time_s") > value(kept, "step_time_s")
+
+
+def test_more_micro_batches_make_the_pipeline_idle_less() -> None:
+    few = predicted("pp_size=4,tp_size=2,gradient_accumulation_steps=4")
+    many = predicted("pp_size=4,tp_size=2,gradient_accumulation_steps=64")
+    assert value(many, "tokens_per_s_per_gpu") > value(few, "tokens_per_s_per_gpu")
+
+
+def test_tensor_parallelism_over_nodes_is_slow() -> None:
+    text = "tp_size={},gradient_accumulation_steps=32"
+    within = predicted(text.format(8), "2x8xh100-80gb")
+    across = predicted(text.format(16), "2x8xh100-80gb")
+    assert value(across, "tokens_per_s_per_gpu") < 0.7 * value(within, "tokens_per_s_per_gpu")
+
+
+def test_an_8b_model_runs_at_a_believable_speed() -> None:
+    found = predicted("sharding=full_shard,micro_batch_size=2", framework=TORCH)
+    assert 4_000 < value(found, "tokens_per_s_per_gpu") < 13_000
+
+
+@pytest.mark.parametrize(("sync", "peak_gib"), [("true", 39.3), ("false", 92.0)])
+def test_known_peaks_of_34b_parameters(sync: str, peak_gib: float) -> None:
+    text = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=2"
+    found = predicted(f"{text},sync_each_batch={sync}", "8xa100-80gb", TORCH, "codellama-34b", 1024)
+    assert value(found, "allocated_bytes") / GIB == pytest.approx(peak_gib, rel=0.05)
+    assert found.fits is (peak_gib < 76)
+    assert ("GiB" in found.why) is not found.fits
+
+
+def test_syncing_each_batch_costs_time_over_slow_links() -> None:
+    text = "sharding=full_shard,gradient_accumulation_steps=16,sync_each_batch={}"
+    each = predicted(text.format("true"), "4x8xa100-80gb-pcie", TORCH)
+    last = predicted(text.format("false"), "4x8xa100-80gb-pcie", TORCH)
+    assert value(each, "step_time_s") > 1.1 * value(last, "step_time_s")
+
+
+def test_checkpointing_saves_memory_and_costs_about_a_third() -> None:
+    text = "sharding=full_shard,micro_batch_size=4,activation_checkpointing={}"
+    none = predicted(text.format("none"), framework=TORCH)
+    full = predicted(text.format("full"), framework=TORCH)
+    assert value(full, "allocated_bytes") < value(none, "allocated_bytes")
+    assert 1.2 < value(full, "step_time_s") / value(none, "step_time_s") < 1.4
+
+
+def test_time_is_unknown_where_rates_are() -> None:
+    unknown = parse_cluster("8xh100-80gb").as_dict()
+    unknown["gpu"] = {"name": "thing", "memory_bytes": 80 * GIB}
+    found = predict(workload(), Cluster.from_dict(unknown), TORCH, Settings())
+    assert found.step_time_s.provenance is Provenance.UNKNOWN
+    assert found.allocated_bytes.provenance is Provenance.PREDICTED
+    assert "not known" in found.why or "GiB" in found.why
+
+
+def test_collectives() -> None:
+    cluster, costs = parse_cluster("2x8xh100-80gb"), default_costs()
+    one, eight = Group(ranks=1, ranks_per_node=1), Group(ranks=8, ranks_per_node=8)
+    across = Group(ranks=8, ranks_per_node=4)
+    assert gather_s(1e9, one, cluster, costs) == 0
+    ideal = 1e9 * 7 / 8 / cluster.intra_node.bytes_per_s
+    assert ideal < gather_s(1e9, eight, cluster, costs) < 2 * ideal
+    assert gather_s(1e9, across, cluster, costs) > gather_s(1e9, eight, cluster, costs)
+    assert gather_s(0, across, cluster, costs) == 7 * costs.time.inter_step_s
+    assert reduce_s(1e9, eight, cluster, costs) == 2 * gather_s(1e9, eight, cluster, costs)
+
+
+@dataclass(frozen=True)
+class FakePeak:
+    total_bytes: int = 30 * GIB
+    phase: str = "backward"
+    by_phase: Mapping[str, int] = field(
+        default_factory=lambda: {
+            "forward": 20 * GIB,
+            "loss": 29 * GIB,
+            "backward": 30 * GIB,
+            "optimizer": 10 * GIB,
+        }
+    )
+    breakdown: Mapping[str, int] = field(
+        default_factory=lambda: {"parameters": 10 * GIB, "activations": 20 * GIB}
+    )
+
+
+RUN = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "accelerate": "1.15.0"}
+STATED = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+
+
+class FakeProfile:
+    def __init__(self) -> None:
+        self.versions: Mapping[str, str] = RUN
+        self.asked: list[tuple[int, int]] = []
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
+        self.asked.append((micro_batch_size, accumulation))
+        return FakePeak()
+
+
+def with_profile(
+    of: Framework | FrameworkName = TORCH, sharding: str = "full_shard", **more: Any
+) -> Prediction:
+    text = f"sharding={sharding},micro_batch_size=3,gradient_accumulation_steps=5"
+    profile = FakeProfile()
+    found = predict(
+        workload(),
+        parse_cluster("8xh100-80gb"),
+        of,
+        parse_settings(text),
+        profile=profile,
+        **more,
+    )
+    assert profile.asked == [(3, 5)]
+    return found
+
+
+MORE_BYTES = 3 * 2**19
+"""Of blocks: embedding and head are 125.25 MiB each on one of 8 ranks, and get 126."""
+
+
+def test_a_profiles_memory_is_taken_as_it_is() -> None:
+    found = with_profile()
+    assert found.basis is Basis.DRY_RUN
+    beside = 2 * HOPPER_WORKSPACE_BYTES + MORE_BYTES
+    assert found.allocated_bytes.value == 30 * GIB + beside
+    assert found.allocated_bytes.low == pytest.approx(30 * GIB, rel=0.02)
+    for name, size in FakePeak().by_phase.items():
+        assert size < found.by_phase[name] - 2 * HOPPER_WORKSPACE_BYTES < size + 6 * MORE_BYTES
+    beside_tensors = {WORKSPACES: 2 * HOPPER_WORKSPACE_BYTES, UNSPLIT: MORE_BYTES}
+    assert dict(found.breakdown) == {**FakePeak().breakdown, **beside_tensors}
+    arithmetic = predicted("sharding=full_shard", framework=TORCH)
+    assert arithmetic.basis is Basis.ARITHMETIC
+    assert arithmetic.by_phase.keys() == found.by_phase.keys()
+    assert max(arithmetic.by_phase.values()) == pytest.approx(value(arithmetic, "allocated_bytes"))
+    assert found.step_time_s.value is not None
+
+
+def test_what_is_reserved_is_in_proportion_to_all_that_is_allocated() -> None:
+    """cuBLAS's workspaces were in the peaks of the runs that the factor is fitted to."""
+    found, factor = with_profile(), default_costs().device.reserved_several[0]
+    held = 30 * GIB + 2 * HOPPER_WORKSPACE_BYTES + MORE_BYTES
+    assert value(found, "reserved_bytes") == pytest.approx(factor * held)
+
+
+def test_what_a_script_keeps_counts_in_its_phase() -> None:
+    """Keys and values of all layers, and logits, of the step before."""
+    plain, kept = with_profile(), with_profile(script=Script(use_cache=True, keeps_outputs=True))
+    tokens = 3 * 4096
+    cache = 2 * 2 * tokens * 32 * 8 * 128
+    logits = 2 * tokens * 128256
+    assert kept.by_phase["loss"] - plain.by_phase["loss"] == cache + logits
+    assert kept.by_phase["backward"] - plain.by_phase["backward"] == logits
+    assert kept.allocated_bytes.value == max(kept.by_phase.values())
+    assert sum(kept.breakdown.values()) == pytest.approx(max(kept.by_phase.values()))
+
+
+def test_a_limit_in_bytes_is_taken_as_it_is() -> None:
+    outside = with_profile().context_bytes + with_profile().communicator_bytes
+    needed = int(30 * GIB + 2 * HOPPER_WORKSPACE_BYTES + MORE_BYTES + outside)
+    tight = with_profile(limit_bytes=needed, headroom=0.5)
+    assert tight.fits
+    assert tight.limit_bytes == needed
+    assert not with_profile(limit_bytes=needed - 1).fits
+
+
+def test_a_cpu_has_memory_and_no_time() -> None:
+    found = predicted("sharding=full_shard,micro_batch_size=2", "4xcpu", TORCH, "smollm2-135m", 256)
+    assert found.step_time_s.provenance is found.tokens_per_s_per_gpu.provenance
+    assert found.step_time_s.provenance is Provenance.UNKNOWN
+    assert "CPU" in found.why
+    assert found.allocated_bytes.provenance is Provenance.PREDICTED
+    assert found.context_bytes == found.communicator_bytes == 0
+    assert found.device_bytes.value == found.allocated_bytes.value
+
+
+def test_dry_runs_have_narrower_intervals() -> None:
+    wide = predicted("sharding=full_shard", framework=TORCH).allocated_bytes
+    narrow = with_profile().allocated_bytes
+    assert wide.low is not None
+    assert narrow.low is not None
+    assert narrow.low / (narrow.value or 1) > wide.low / (wide.value or 1)
+
+
+def width(prediction: Prediction) -> float:
+    """How far below the value the interval of the tensors' memory begins, as a share."""
+    assert prediction.allocated_bytes.low is not None
+    low = prediction.allocated_bytes.low - 2 * WORKSPACE_BYTES
+    return 1 - low / (value(prediction, "allocated_bytes") - 2 * HOPPER_WORKSPACE_BYTES)
+
+
+@pytest.mark.parametrize("sharding", ["full_shard", "ddp"])
+@pytest.mark.parametrize("package", sorted(STATED))
+def test_a_dry_run_of_another_release_is_no_surer_than_arithmetic(
+    package: str, sharding: str
+) -> None:
+    figures = default_costs().memory
+    ran = with_profile(framework("torch", STATED), sharding)
+    assert width(ran) == pytest.approx(1 - figures["dry_run_low"])
+    older = {"torch": "2.12.0", "transformers": "5.22.0", "accelerate": "1.14.0"}
+    other = with_profile(framework("torch", {**STATED, package: older[package]}), sharding)
+    assert width(other) == pytest.approx(1 - figures["arithmetic_low"])
+    assert other.basis is Basis.DRY_RUN
+    assert other.allocated_bytes.value == ran.allocated_bytes.value
+
+
+def test_a_dry_run_of_fsdp2_is_no_surer_of_fsdp1() -> None:
+    old = framework("accelerate", {**STATED, "accelerate": "0.28.0"})
+    unversioned = FrameworkName.ACCELERATE
+    assert old.fsdp_version == 1
+    assert width(with_profile(old)) > width(with_profile(unversioned))
+
+
+def test_what_is_needed_has_the_ends_of_what_is_allocated() -> None:
+    for found in (with_profile(), predicted("tp_size=8,micro_batch_size=8")):
+        needed, allocated = found.needed_bytes, found.allocated_bytes
+        late = 0.0
+        if found.basis is Basis.ARITHMETIC:
+            late = value(found, "reserved_bytes") - value(found, "allocated_bytes")
+            assert late > 0
+        rest = found.context_bytes + found.communicator_bytes + late
+        for end in ("low", "value", "high"):
+            assert getattr(needed, end) == pytest.approx(getattr(allocated, end) + rest)
+
+
+def test_a_limit_within_the_interval_of_the_need_is_told() -> None:
+    needed = with_profile().needed_bytes
+    assert needed.low is not None
+    assert needed.high is not None
+    for limit, told in (
+        (needed.low - 1, False), (needed.low + 1, True), (needed.high - 1, True),
+        (needed.high + 1, False),
+    ):  # fmt: skip
+        found = with_profile(limit_bytes=int(limit))
+        assert any("lies within the interval" in note for note in found.notes) is told
+
+
+def test_json_and_sums() -> None:
+    for name in FrameworkName:
+        found = predicted("micro_batch_size=2", framework=name)
+        assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+        assert sum(found.breakdown.values()) == pytest.approx(value(found, "allocated_bytes"))
+        assert value(found, "allocated_bytes") <= value(found, "reserved_bytes")
+        assert value(found, "reserved_bytes") < value(found, "device_bytes")
+
+
+@given(
+    framework=st.sampled_from([NANOTRON, TORCH]),
+    sharding=st.sampled_from(["ddp", "full_shard", "shard_grad_op", "hybrid_shard"]),
+    tp=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 2]),
+    micro=st.integers(1, 32),
+    steps=st.integers(1, 64),
+    model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "gpt2"]),
+)
+@settings(max_examples=examples(100))
+def test_larger_micro_batches_need_more_memory_and_time(
+    framework: FrameworkName, sharding: str, tp: int, pp: int, micro: int, steps: int, model: str
+) -> None:
+    nanotron = framework is NANOTRON
+    one = Settings.from_dict(
+        {
+            "sharding": "zero1" if nanotron else sharding,
+            "tp_size": tp,
+            "pp_size": pp if nanotron else 1,
+            "micro_batch_size": micro,
+            "gradient_accumulation_steps": steps,
+        }
+    )
+    cluster, question = parse_cluster("2x8xh100-80gb"), workload(model, 1024)
+    small = predict(question, cluster, framework, one)
+    large = predict(question, cluster, framework, replace(one, micro_batch_size=micro + 1))
+    assert min(small.breakdown.values()) >= 0
+    assert value(small, "reserved_bytes") <= value(large, "reserved_bytes")
+    assert 0 < value(small, "step_time_s") <= value(large, "step_time_s")
+    assert small.fits or not large.fits
+
+
+def test_the_last_stage_has_one_micro_batch_in_flight() -> None:
+    text = "pp_size=4,gradient_accumulation_steps=32"
+    first, last = (
+        stage_memory(workload(), parse_settings(text), 8, default_costs(), index)
+        for index in (0, 3)
+    )
+    assert first.activations_bytes > 3 * last.activations_bytes
+    assert first.logits_bytes == 0 < last.logits_bytes
+
+
+@pytest.mark.parametrize("framework", [TORCH, NANOTRON])
+@pytest.mark.parametrize("cluster", ["8xh100-80gb", "2x4xl4", "2x8xa100-40gb"])
+def test_what_fits_is_not_said_to_take_more_than_there_is(
+    framework: FrameworkName, cluster: str
+) -> None:
+    device = parse_cluster(cluster).gpu.memory_bytes
+    fitting = 0
+    for micro in (1, 2, 4, 8):
+        for sharding in ("ddp", "full_shard" if framework is TORCH else "zero1"):
+            text = f"sharding={sharding},micro_batch_size={micro}"
+            found = predicted(text, cluster, framework, "llama-3.2-1b", 2048)
+            assert found.allocated_bytes.low is not None
+            for size in (found.allocated_bytes, found.reserved_bytes, found.device_bytes):
+                assert size.low is not None
+                assert size.value is not None
+                assert size.high is not None
+                assert size.low <= size.value <= size.high
+            fitting += found.fits
+            if found.fits:
+                assert (found.device_bytes.high or 0.0) <= device
+                assert (found.reserved_bytes.high or 0.0) <= device
+    assert fitting
+
+
+def test_an_unknown_time_is_told_of_what_does_not_fit_too() -> None:
+    small = predict(workload(), parse_cluster("cpu:2"), TORCH, Settings(), limit_bytes=2**20)
+    assert not small.fits
+    needs, _, unknown = small.why.partition("; ")
+    assert needs.startswith("needs ")
+    assert "time is unknown" in unknown

@@ -1,0 +1,71 @@
+"""Readings of all ranks, merged; those that do not agree are refused."""
+
+from typing import Any
+
+import pytest
+
+from tuner.core.workload import Precision
+from tuner.cost.calibration import merged, of_kind
+
+COPY = {"kind": "copy", "dtype": "bf16", "elements": 1024}
+MATRIX = {"kind": "matrix", "dtype": "fp32", "rows": 8, "width": 8}
+
+
+def timed(case: dict[str, Any], *seconds: float) -> dict[str, Any]:
+    return {**case, "seconds": list(seconds)}
+
+
+def test_the_slowest_rank_counts() -> None:
+    first, second = timed(COPY, 1.0, 2.0, 9.0), timed(COPY, 3.0, 4.0, 5.0)
+    (reading,) = merged([COPY], [[first], [second]])
+    assert (reading.seconds, reading.median_s) == (3.0, 4.0)  # of the second rank
+    assert (reading.low_s, reading.high_s) == (1.0, 9.0)  # of any
+    assert reading.case == COPY
+
+
+def test_ranks_may_have_had_no_time_for_the_last_cases() -> None:
+    found = merged([COPY, MATRIX], [[timed(COPY, 1.0)], [timed(COPY, 1.0)]])
+    assert [reading.kind for reading in found] == ["copy"]
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        [],
+        [timed(MATRIX, 1.0)],
+        [timed({**COPY, "elements": 1}, 1.0)],
+        [timed(COPY)],
+        [timed(COPY, 0.0)],
+        [timed(COPY, float("inf"))],
+        [timed(COPY, 1.0), timed(MATRIX, 1.0)],
+    ],
+)
+def test_what_is_no_answer_is_refused(rank: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match=r"ranks timed|a rank timed|seconds"):
+        merged([COPY], [[timed(COPY, 1.0)], rank])
+
+
+def test_readings_are_found_by_kind_and_size() -> None:
+    found = merged([COPY, MATRIX], [[timed(COPY, 1.0), timed(MATRIX, 1.0)]])
+    assert [r.kind for r in of_kind(found, "matrix", dtype="fp32")] == ["matrix"]
+    assert of_kind(found, "matrix", dtype="bf16") == ()
+
+
+def test_a_case_of_layers_is_a_workload_of_one_rank() -> None:
+    model = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 32,
+    }
+    sizes = {"micro_batch_size": 3, "sequence_length": 32, "layers": 2}
+    case = {"kind": "layers", "dtype": "fp32", "model": model, **sizes}
+    (reading,) = merged([case], [[timed(case, 1.0)]])
+    workload, settings = reading.workload()
+    assert (workload.model.layers, workload.sequence_length) == (2, 32)
+    assert workload.precision is Precision.FP32
+    assert settings.micro_batch_size == 3

@@ -1,0 +1,125 @@
+"""What a script holds, against a step of one that was run on tensors without memory.
+
+The figures are of rank 0 of 8: Llama-2-7B, FSDP1 with bf16 mixed precision, layers checkpointed
+from outside, sequence 4096, micro-batch 4, transformers 4.31, the second step.
+"""
+
+import pytest
+
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.measurement import Category, Phase
+from tuner.core.workload import Precision, Workload
+from tuner.cost.script import Script, script_bytes
+from tuner.errors import UsageError
+from tuner.model import published_model as read
+
+GIB = 2**30
+CHECKPOINTED = "sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"
+
+
+def stack(transformers: str) -> Framework:
+    versions = {"accelerate": "0.24.0", "torch": "2.1.0", "transformers": transformers}
+    return Framework(name=FrameworkName.ACCELERATE, versions=versions)
+
+
+def llama(precision: Precision = Precision.BF16_MIXED) -> Workload:
+    return Workload(
+        model=read("llama-2-7b"), sequence_length=4096, global_batch_size=32, precision=precision
+    )
+
+
+def extra_gib(
+    script: Script,
+    transformers: str = "4.38.2",
+    settings: Settings | None = None,
+    precision: Precision = Precision.BF16_MIXED,
+) -> dict[Phase, float]:
+    candidate = parse_settings(CHECKPOINTED) if settings is None else settings
+    found = script_bytes(llama(precision), candidate, stack(transformers), script)
+    return {phase: sum(found[phase].values()) / GIB for phase in Phase}
+
+
+STEP_GIB = {Phase.LOSS: 20.573, Phase.BACKWARD: 20.950, Phase.OPTIMIZER: 15.877}
+"""Peaks of the step of a script that keeps nothing."""
+
+
+@pytest.mark.parametrize(
+    ("script", "peaks_gib"),
+    [
+        (Script(use_cache=True), (28.573, 20.950, 15.877)),
+        (Script(keeps_outputs=True), (22.526, 22.903, 17.830)),
+        (Script(use_cache=True, keeps_outputs=True), (38.526, 30.903, 25.830)),
+    ],
+    ids=["cache", "outputs", "both"],
+)
+def test_each_phase_grows_as_in_the_step_that_was_run(
+    script: Script, peaks_gib: tuple[float, ...]
+) -> None:
+    plain = extra_gib(Script())
+    kept = extra_gib(script)
+    for (phase, peak), grown in zip(STEP_GIB.items(), peaks_gib, strict=True):
+        assert kept[phase] - plain[phase] == pytest.approx(grown - peak, abs=0.002)
+
+
+def test_nothing_is_added_to_the_newest_step() -> None:
+    assert set(extra_gib(Script(), "4.49.0").values()) == {0.0}
+    bare = script_bytes(llama(), parse_settings(CHECKPOINTED), FrameworkName.TORCH, Script())
+    assert all(extra == 0 for phase in bare.values() for extra in phase.values())
+
+
+def test_old_losses_copy_logits() -> None:
+    logits_gib = 4 * 4096 * 32000 / GIB
+    assert extra_gib(Script(), "4.48.3")[Phase.LOSS] == pytest.approx(4 * logits_gib)
+    assert extra_gib(Script(), "4.45.2")[Phase.LOSS] == pytest.approx(2 * logits_gib)
+    in_fp32 = extra_gib(Script(), "4.45.2", precision=Precision.FP32)
+    assert in_fp32[Phase.LOSS] == pytest.approx(4 * logits_gib)
+
+
+def test_outputs_are_kept_in_the_precision_that_the_model_returns() -> None:
+    kept = Script(keeps_outputs=True)
+    old, new = extra_gib(kept, "4.45.2"), extra_gib(kept, "4.46.0")
+    assert old[Phase.FORWARD] == pytest.approx(2 * new[Phase.FORWARD])
+
+
+def test_without_checkpointing_attention_keeps_the_cache_anyway() -> None:
+    checkpointed = parse_settings(CHECKPOINTED)
+    plain = Settings.from_dict({**checkpointed.as_dict(), "activation_checkpointing": "none"})
+    assert set(extra_gib(Script(use_cache=True), "4.49.0", plain).values()) == {0.0}
+    both = extra_gib(Script(use_cache=True, keeps_outputs=True), "4.49.0", plain)
+    assert both[Phase.LOSS] > 8
+
+
+def test_tensor_parallelism_splits_what_is_kept() -> None:
+    whole = parse_settings(CHECKPOINTED)
+    half = Settings.from_dict({**whole.as_dict(), "tp_size": 2})
+    script = Script(use_cache=True, keeps_outputs=True)
+    of_half = extra_gib(script, settings=half)
+    assert of_half == pytest.approx({k: v / 2 for k, v in extra_gib(script).items()})
+
+
+def test_the_logits_are_told_from_the_cache() -> None:
+    script = Script(use_cache=True, keeps_outputs=True)
+    found = script_bytes(llama(), parse_settings(CHECKPOINTED), stack("4.38.2"), script)
+    assert found[Phase.LOSS][Category.ACTIVATIONS] == 16 * GIB
+    assert found[Phase.OPTIMIZER][Category.LOGITS_AND_LOSS] == 4 * 4 * 4096 * 32000
+
+
+def test_a_script_survives_json() -> None:
+    script = Script(use_cache=True)
+    assert Script.from_dict(script.as_dict()) == script
+    assert Script.from_dict({}) == Script()
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"use_cache": 1}, "script.use_cache"),
+        ({"loop": True}, "script.loop"),
+        ([], "script"),
+    ],
+)
+def test_a_wrong_script_names_its_field(values: object, field: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Script.from_dict(values)
+    assert raised.value.field == field

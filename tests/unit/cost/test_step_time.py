@@ -1,0 +1,183 @@
+from dataclasses import replace
+
+import pytest
+
+from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import FrameworkName
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.workload import Precision, Workload
+from tuner.cost.constants import default_costs
+from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds
+from tuner.cost.step_time import missing_rate, step_notes, step_time
+from tuner.model import published_model as read
+
+TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON
+
+
+def asked(
+    text: str,
+    cluster: str | Cluster,
+    framework: FrameworkName = TORCH,
+    precision: Precision = Precision.BF16,
+) -> tuple[Quantity, str]:
+    workload = Workload(
+        model=read("llama-3.2-1b"),
+        sequence_length=2048,
+        global_batch_size=64,
+        precision=precision,
+    )
+    where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    return step_time(workload, parse_settings(text), where, framework, default_costs())
+
+
+def width(quantity: Quantity) -> float:
+    assert quantity.low is not None
+    assert quantity.high is not None
+    return quantity.high / quantity.low
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "why"),
+    [
+        ("", "cpu:2", "CPU"),
+        ("", "8xv100-32gb", "matrix rate"),
+        ("sharding=full_shard,cpu_offload=true", "known", "host"),
+        ("sharding=full_shard", "no links", "within a node"),
+        ("sharding=hybrid_shard", "no network", "between nodes"),
+        ("tp_size=8", "no memory rate", "bandwidth"),
+    ],
+)
+def test_what_is_not_known_is_said(text: str, cluster: str, why: str) -> None:
+    found, reason = asked(text, special(cluster))
+    assert found.provenance is Provenance.UNKNOWN
+    assert found.value is None
+    assert why in reason
+
+
+def special(name: str) -> str | Cluster:
+    """An H100 of the user's own, with something missing."""
+    h100 = parse_cluster("2x8xh100-80gb")
+    own = replace(h100, gpu=replace(h100.gpu, name="mine"))
+    if name == "no memory rate":
+        return replace(own, gpu=replace(own.gpu, memory_bytes_per_s=None))
+    if name == "no network":
+        return replace(own, inter_node=Link())
+    if name == "no links":
+        return replace(own, intra_node=Link())
+    return own if name == "known" else name
+
+
+def test_links_that_are_not_used_need_not_be_known() -> None:
+    alone = replace(parse_cluster("8xh100-80gb"), inter_node=Link())
+    assert asked("sharding=full_shard", alone)[1] == ""
+    one = replace(parse_cluster("h100-80gb"), inter_node=Link(), intra_node=Link())
+    assert asked("", one)[1] == ""
+    within = replace(parse_cluster("4x1xh100-80gb"), intra_node=Link())
+    assert asked("sharding=full_shard", within)[1] == ""
+
+
+def test_fp32_needs_its_own_rate() -> None:
+    assert asked("", "8xv100-32gb", precision=Precision.FP32)[1] == ""
+    cluster = parse_cluster("h100-80gb")
+    unknown = replace(cluster, gpu=replace(cluster.gpu, fp32_flops_per_s=None))
+    assert "matrix rate" in asked("", unknown, precision=Precision.FP32)[1]
+
+
+def test_intervals_are_wider_where_nothing_was_fitted() -> None:
+    fitted, _ = asked("sharding=zero1", "8xh100-80gb", NANOTRON)
+    other_gpu, _ = asked("sharding=zero1", "8xa100-80gb", NANOTRON)
+    other_stack, _ = asked("sharding=full_shard", "8xh100-80gb", TORCH)
+    assert width(fitted) < width(other_gpu)
+    assert width(fitted) < width(other_stack)
+    for quantity in (fitted, other_gpu, other_stack):
+        assert quantity.value is not None
+        assert quantity.low is not None
+        assert quantity.high is not None
+        assert quantity.low < quantity.value < quantity.high
+        assert quantity.provenance is Provenance.PREDICTED
+
+
+def test_nanotrons_groups_count_too() -> None:
+    gpu = Gpu(name="mine", device=Device.CUDA, memory_bytes=2**36, memory_bytes_per_s=3e12,
+              dense_bf16_flops_per_s=1e15)  # fmt: skip
+    cluster = Cluster(nodes=2, gpus_per_node=1, gpu=gpu, intra_node=Link(), inter_node=Link())
+    workload = Workload(model=read("llama-3.2-1b"), sequence_length=128, global_batch_size=8)
+    for text in ("pp_size=2", "sharding=zero1"):
+        reason = missing_rate(workload, parse_settings(text), cluster, piped=True)
+        assert "between nodes" in reason
+
+
+COSTS = default_costs()
+PIPED = "pp_size=8,gradient_accumulation_steps=64"
+H100, A100 = "2x8xh100-80gb", "2x8xa100-80gb"
+
+
+def piped(
+    text: str, cluster: str, *, sequence_length: int = 4096, fits: bool = True
+) -> tuple[Quantity, PipelineSeconds, tuple[str, ...]]:
+    """llama-3.1-8b's step time, its parts, and what is told of it."""
+    workload = Workload(
+        model=read("llama-3.1-8b"), sequence_length=sequence_length, global_batch_size=128
+    )
+    settings, where = parse_settings(text), parse_cluster(cluster)
+    found, _ = step_time(workload, settings, where, NANOTRON, COSTS, fits=fits)
+    notes = step_notes(workload, settings, where, NANOTRON, COSTS, fits=fits)
+    return found, pipeline_seconds(workload, settings, where, COSTS), notes
+
+
+def ends(quantity: Quantity) -> tuple[float, float, float]:
+    assert quantity.value is not None
+    assert quantity.low is not None
+    assert quantity.high is not None
+    return quantity.low, quantity.value, quantity.high
+
+
+def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
+    (found, parts, notes), (other, _, none) = (
+        piped(f"sharding={sharding},{PIPED}", H100) for sharding in ("ddp", "zero1")
+    )
+    low, value, high = ends(found)
+    assert value == parts.expected_s > 5 * parts.unstalled_s
+    assert low == pytest.approx(COSTS.time.low_pipelined * parts.unstalled_s)
+    assert high == pytest.approx(COSTS.time.high_pipelined * parts.most_s)
+    assert low < ends(other)[2]
+    assert f"{value - parts.unstalled_s:.3g} s of this step" in notes[0]
+    assert "pipelines over nodes" in notes[0]
+    assert none == ()
+
+
+def test_intervals_near_the_memory_limit_hold_both_modes() -> None:
+    text, cluster = "pp_size=8,gradient_accumulation_steps=128", "8xh100-80gb"
+    for length in (4096, 5120, 6144):
+        found, parts, notes = piped(text, cluster, sequence_length=length)
+        low, value, high = ends(found)
+        assert low < parts.unstalled_s <= value <= parts.most_s < high
+    assert "near the memory limit" in notes[0]
+    assert piped(text, cluster, sequence_length=1024)[2] == ()
+
+
+def test_other_gpus_do_not_stall_but_may() -> None:
+    found, parts, notes = piped(f"sharding=ddp,{PIPED}", A100)
+    low, value, high = ends(found)
+    assert value == parts.unstalled_s
+    assert low < parts.unstalled_s
+    assert high > parts.expected_s > 3 * value
+    assert f"up to {parts.most_stall_s:.3g} s" in notes[0]
+
+
+def test_what_does_not_fit_has_no_stall() -> None:
+    found, parts, notes = piped(f"sharding=ddp,{PIPED}", H100, fits=False)
+    low, value, high = ends(found)
+    assert value == parts.unstalled_s
+    assert low < value < high < 2 * value
+    assert notes == ()
+
+
+@pytest.mark.parametrize(("framework", "cluster"), [(TORCH, H100), (NANOTRON, "8xv100-32gb")])
+def test_nothing_is_told_of_other_frameworks_and_unknown_times(
+    framework: FrameworkName, cluster: str
+) -> None:
+    workload = Workload(model=read("llama-3.2-1b"), sequence_length=128, global_batch_size=16)
+    settings = parse_settings("")
+    assert step_notes(workload, settings, parse_cluster(cluster), framework, COSTS) == ()

@@ -1,0 +1,104 @@
+"""Dry runs that are kept are those of the program as it is.
+
+When a test here fails, the code that decides a dry run's figures has changed. Do the figures change
+with it? Then raise ``FORMAT`` in tuner/dryrun/plan.py, so that no kept dry run is taken for a new
+one. In both cases put the new values, which the failure shows, into ``PINNED``.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import tuner
+from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
+
+PINNED = (3, "5f8e91a38559fda595f9c57d2e4f2ace6092131b741d2a6dec995f852c2b76ab")
+"""``FORMAT``, and the digest of the sources that it stands for."""
+ROOT = Path(tuner.__file__).parent.parent
+PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
+"""From here on all that the dry-run program imports of ours decides figures. What starts dry runs
+and ends them does not."""
+DEPTHS = ROOT / "tuner" / "dryrun" / "plan.py"
+"""Which shallow models are run."""
+
+
+def test_figures_that_change_raise_the_format() -> None:
+    found = (FORMAT, digest([*sources(PROGRAM), DEPTHS]))
+    assert found == PINNED, f"see the docstring of {Path(__file__).name}: PINNED = {found}"
+
+
+def test_the_program_is_followed_through_its_imports() -> None:
+    names = {path.relative_to(PROGRAM.parent.parent).as_posix() for path in sources(PROGRAM)}
+    assert {
+        "stack.py",
+        "tracker.py",
+        "dry/ledger.py",
+        "collectives.py",
+        "tensor_parallel/__init__.py",
+    } <= names
+    assert names.isdisjoint({"dry/server.py", "dry/__main__.py", "run.py", "series.py"})
+
+
+def test_words_and_layout_decide_nothing() -> None:
+    same = '"""Doc."""\nA = 1  # why\n"""Unit."""\ndef f(x):\n    """More."""\n    return (x + A)\n'
+    assert tokens_of(same) == tokens_of("A = 1\ndef f(x): return x+A")
+    assert tokens_of(same) != tokens_of("A = 2\ndef f(x): return x+A")
+    assert tokens_of("f'{a} b'") != tokens_of("f'{a} c'")
+
+
+def sources(path: Path) -> list[Path]:
+    """A file and all of workers.probe that it imports, directly or not."""
+    found, left = set[Path](), [path]
+    while left:
+        here = left.pop()
+        if here not in found:
+            found.add(here)
+            left += imported(here)
+    return sorted(found)
+
+
+def imported(path: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workers.probe"):
+            module = ROOT.joinpath(*str(node.module).split("."))
+            for place in (module, *(module / name.name for name in node.names)):
+                known = (place.with_suffix(".py"), place / "__init__.py")
+                yield from (found for found in known if found.is_file())
+
+
+def digest(paths: list[Path]) -> str:
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path.relative_to(ROOT).as_posix()}\n".encode())
+        found.update("\n".join(tokens_of(path.read_text())).encode())
+    return found.hexdigest()
+
+
+def tokens_of(text: str) -> list[str]:
+    """Code without comments, layout and docstrings, alike in all versions of Python."""
+    return list(tokens(ast.parse(text)))
+
+
+def tokens(value: object) -> Iterator[str]:
+    """Of syntax; what a node does not have is left out, as versions differ in naming it."""
+    if isinstance(value, ast.AST):
+        yield type(value).__name__
+        for name, inner in ast.iter_fields(value):
+            if inner not in (None, []) and name != "kind":
+                yield from (name, *tokens(inner), ".")
+    elif isinstance(value, list):
+        for inner in value:
+            if not is_text(inner):
+                yield from tokens(inner)
+    else:
+        yield repr(value)
+
+
+def is_text(node: object) -> bool:
+    """A statement that is nothing but text."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

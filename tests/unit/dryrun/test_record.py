@@ -1,0 +1,134 @@
+"""What is kept of a dry run."""
+
+import json
+import platform
+from typing import Any
+
+import pytest
+
+from tests.unit.dryrun.traces import linear_moments, trace
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import framework
+from tuner.core.workload import Workload
+from tuner.dryrun import DryRun, DryRunPlan, plan_dry_runs
+from tuner.dryrun.process import LIMIT_S
+from tuner.model import published_model as read
+
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+
+
+def plan() -> DryRunPlan:
+    workload = Workload(model=read("llama-3.1-8b"), sequence_length=1024, global_batch_size=8)
+    settings = parse_settings("sharding=full_shard")
+    stack = framework("torch", installed=VERSIONS)
+    return plan_dry_runs(workload, parse_cluster("8xh100-80gb"), stack, settings, VERSIONS)
+
+
+def answers() -> list[dict[str, Any]]:
+    depths = (request["spec"]["model"]["num_hidden_layers"] for request in plan().requests)
+    traces = [trace(depth, linear_moments) for depth in depths]
+    named = zip(plan().requests, traces, strict=True)
+    return [{"id": request["id"], "trace": one} for request, one in named]
+
+
+def test_answers_in_any_order_become_a_profile() -> None:
+    found = DryRun.from_answers(plan(), answers()[::-1], "2026-01-01T00:00:00+00:00")
+    assert found.error == ""
+    assert found.profile is not None
+    assert found.profile.layers == 32
+    assert found.profile is found.profile
+    assert found.versions == {"torch": "2.13.0"}
+
+
+def test_a_record_survives_json() -> None:
+    found = DryRun.from_answers(plan(), answers(), "2026-01-01T00:00:00+00:00")
+    again = DryRun.from_dict(json.loads(json.dumps(found.as_dict())))
+    assert again == found
+    assert again.profile is not None
+    assert found.profile is not None
+    assert again.profile.peak(3, 2) == found.profile.peak(3, 2)
+
+
+def test_a_record_of_another_format_is_refused() -> None:
+    values = DryRun.from_answers(plan(), answers()).as_dict()
+    with pytest.raises(ValueError, match="format"):
+        DryRun.from_dict({**values, "format": 99})
+
+
+def failed(**fields: Any) -> list[dict[str, Any]]:
+    error = {"type": "Error", "message": "", "rule": "", "operator": "", "phase": "", **fields}
+    return [answers()[0], {"id": plan().requests[1]["id"], "error": error}]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (failed(message="too\nmany words"), "Error: too many words"),
+        (failed(operator="aten.nonzero", phase="forward"), "Error (at aten.nonzero in forward)"),
+        (failed(type="TimeLimit", message="took 60 s"), "TimeLimit: took 60 s"),
+        (answers()[:1], "none: no answer came"),
+    ],
+)
+def test_what_went_wrong_is_kept(given: list[dict[str, Any]], error: str) -> None:
+    found = DryRun.from_answers(plan(), given)
+    assert (found.error, found.profile, found.traces) == (error, None, ())
+    assert DryRun.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+
+
+def test_traces_that_cannot_be_combined_are_an_error() -> None:
+    wrong = answers()
+    wrong[1]["trace"] = trace(9, linear_moments) | {"layers": 4}
+    found = DryRun.from_answers(plan(), wrong)
+    assert found.error.startswith("the dry runs cannot be combined")
+    assert found.profile is None
+    assert found.is_kept
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_kept"),
+    [
+        ({"type": "NotImplementedError", "operator": "aten.odd"}, True),
+        ({"type": "ValueError", "rule": "stack"}, True),
+        (
+            {"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd", "limit_s": 45.0},
+            True,
+        ),
+        ({"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd"}, False),
+        ({"type": "Crashed", "operator": "aten.odd"}, False),
+        ({"type": "MemoryError"}, False),
+        ({"type": "OSError", "message": "no space left on device"}, False),
+        ({"type": "RuntimeError", "message": "can't start new thread"}, False),
+        ({"type": "none", "message": "no answer came"}, False),
+    ],
+)
+def test_only_what_the_stack_refused_is_kept(fields: dict[str, Any], is_kept: bool) -> None:
+    found = DryRun.from_answers(plan(), failed(**fields))
+    assert found.error.startswith(fields["type"])
+    assert (found.is_kept, found.holds_here()) == (is_kept, is_kept)
+
+
+def test_a_refusal_counts_more_than_an_accident_beside_it() -> None:
+    crash = {"type": "Crashed", "message": "ended with exit code -9"}
+    given = [{"id": plan().requests[0]["id"], "error": crash}, *failed(rule="stack")[1:]]
+    found = DryRun.from_answers(plan(), given)
+    assert (found.error, found.is_kept) == ("Error", True)
+
+
+def test_what_took_too_long_holds_for_its_machine_and_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = failed(type="TimeLimit", rule="time_limit", limit_s=LIMIT_S)
+    found = DryRun.from_dict(DryRun.from_answers(plan(), late).as_dict())
+    assert found.is_kept
+    assert [found.holds_here(LIMIT_S * x) for x in (0.5, 1.0, 2.0)] == [True, True, False]
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert not found.holds_here()
+
+
+def test_a_record_of_before_refusals_were_told_apart_is_read() -> None:
+    """Its error may have been an accident."""
+    values = DryRun.from_answers(plan(), failed(rule="stack")).as_dict()
+    for name in ("is_refusal", "limit_s", "machine"):
+        del values[name]
+    assert not DryRun.from_dict(values).holds_here()

@@ -1,0 +1,231 @@
+"""Which knob a failure is put down to, and which other settings it speaks against."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.study import Question
+from tuner.core.workload import Precision, Workload
+from tuner.guard.check import Ruling, Verdict
+from tuner.guard.counts import blamed_by_counts, path_of
+from tuner.guard.faults import Faults, Wrong, bears_on, checks_of
+from tuner.guard.replica import family_of
+from tuner.model import load_model
+
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+ACC = "gradient_accumulation_steps=3"
+
+
+def question(model: str = "llama-3.1-8b", stack: str = "torch") -> Question:
+    workload = Workload(model=load_model(model), sequence_length=128, global_batch_size=64)
+    versions = VERSIONS if stack == "torch" else {}
+    return Question(
+        workload=workload,
+        cluster=parse_cluster("8xh100-80gb"),
+        framework=framework(stack, versions, VERSIONS),
+    )
+
+
+def verdict(text: str, *, wrong: bool = False, ranks: int = 2, **more: Any) -> Verdict:
+    """On a twin of another model than the question's, unless its family is given."""
+    outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
+    values = {
+        "key": f"{text} {ranks} {more}",
+        "family": "another",
+        "ruling": Ruling.FAILED if wrong else Ruling.PASSED,
+        "outcome": outcome,
+        "detail": "as planted" if wrong else "",
+        "settings": parse_settings(text).as_dict(),
+        "ranks": ranks,
+        "precision": "fp32",
+        "versions": {**VERSIONS, "torch": "2.13.0+cpu"},
+        **more,
+    }
+    return Verdict(**values)
+
+
+def faults(*verdicts: Verdict) -> Faults:
+    return Faults(checks_of(question(), verdicts))
+
+
+def on(found: Faults, text: str, ranks: int = 8) -> Wrong | None:
+    return found.wrong(path_of(parse_settings(text), ranks))
+
+
+def sync(sharding: str, value: str = "true", **more: Any) -> Verdict:
+    text = f"sharding={sharding},{ACC},sync_each_batch={value}"
+    return verdict(text, **{"knob": "sync_each_batch" if more.get("wrong") else "", **more})
+
+
+# -- the knob that is to blame ----------------------------------------------------------------
+
+
+def test_steps_that_were_miscounted_are_put_down_to_synchronization() -> None:
+    found = Measurement(
+        outcome=Outcome.WRONG_RESULT, optimizer_steps=18, expected_optimizer_steps=6
+    )
+    assert blamed_by_counts(parse_settings(f"sharding=ddp,{ACC}"), 2, found) == "sync_each_batch"
+    assert blamed_by_counts(parse_settings("sharding=ddp"), 2, found) == ""  # nothing to put off
+    assert blamed_by_counts(parse_settings(ACC), 1, found) == "sync_each_batch"  # it is told it
+
+
+def test_an_inactive_knob_is_its_own_blame() -> None:
+    found = Measurement(outcome=Outcome.KNOB_INACTIVE, knob="activation_checkpointing")
+    assert blamed_by_counts(parse_settings("sharding=ddp"), 2, found) == "activation_checkpointing"
+
+
+def test_losses_blame_the_knob_in_which_alone_a_good_twin_differs() -> None:
+    tensor = "tp_size=2,tp_recompute_allgather"
+    found = faults(
+        verdict(f"{tensor}=false", wrong=True), verdict(f"{tensor}=true"), verdict("sharding=ddp")
+    )
+    wrong = on(found, f"sharding=full_shard,{tensor}=false,micro_batch_size=4")
+    assert wrong is not None
+    assert wrong.why.startswith("tp_recompute_allgather=false trains something else")
+    assert on(found, f"sharding=full_shard,{tensor}=true,micro_batch_size=4") is None
+    assert on(found, "sharding=full_shard,micro_batch_size=4") is None
+    assert on(found, "sharding=full_shard,tp_size=4,tp_recompute_allgather=false") is not None
+
+
+def test_losses_of_another_model_or_number_format_are_no_neighbours() -> None:
+    tensor = "tp_size=2,tp_recompute_allgather"
+    failed = verdict(f"{tensor}=false", wrong=True)
+    for other in ({"family": "a third"}, {"precision": "bf16"}):
+        found = faults(failed, verdict(f"{tensor}=true", **other))
+        assert on(found, f"sharding=full_shard,{tensor}=false") is None
+        same = on(found, f"{tensor}=false", ranks=2)
+        assert same is not None
+        assert same.why.startswith("such settings ended as wrong_result: as planted")
+
+
+def test_accumulation_is_not_put_down_to_the_value_that_it_has() -> None:
+    """Without accumulation there is nothing to synchronize, so that shows nothing of the knob."""
+    found = faults(
+        verdict(f"sharding=ddp,{ACC},sync_each_batch=true", wrong=True),
+        verdict("sharding=ddp,sync_each_batch=true"),
+    )
+    assert on(found, f"sharding=full_shard,{ACC},sync_each_batch=true") is None
+    assert on(found, f"sharding=ddp,{ACC},sync_each_batch=true") is not None
+    assert on(found, f"sharding=ddp,{ACC},sync_each_batch=false") is None
+
+
+# -- where it holds ---------------------------------------------------------------------------
+
+
+def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is_seen() -> None:
+    found = faults(sync("ddp", wrong=True))
+    here, there = on(found, f"sharding=ddp,{ACC}"), on(found, f"sharding=full_shard,{ACC}")
+    assert here is not None
+    assert there is not None
+    assert (here.is_unconfirmed, there.is_unconfirmed) == (False, True)
+    assert "with sharding=ddp" in there.why
+    assert on(found, f"sharding=ddp,{ACC},sync_each_batch=false") is None
+    assert on(found, "sharding=ddp,micro_batch_size=4") is None  # the knob does not act
+
+
+def test_a_second_layout_that_fails_closes_all() -> None:
+    found = faults(sync("ddp", wrong=True), sync("full_shard", wrong=True))
+    for sharding in ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"):
+        wrong = on(found, f"sharding={sharding},{ACC},activation_checkpointing=full")
+        assert wrong is not None
+        assert not wrong.is_unconfirmed
+        assert " with " not in wrong.why
+
+
+def test_a_second_layout_that_passes_leaves_only_the_first_closed() -> None:
+    found = faults(sync("ddp", wrong=True), sync("full_shard"))
+    assert on(found, f"sharding=ddp,{ACC}") is not None
+    assert on(found, f"sharding=full_shard,{ACC}") is None
+    assert on(found, f"sharding=shard_grad_op,{ACC}") is None
+
+
+def test_one_data_parallel_rank_clears_no_synchronization() -> None:
+    alone = verdict(f"tp_size=2,{ACC},sync_each_batch=true")
+    found = on(faults(sync("ddp", wrong=True), alone), f"sharding=full_shard,{ACC}")
+    assert found is not None
+    assert found.is_unconfirmed
+
+
+def test_the_own_models_twin_says_more_than_anothers() -> None:
+    own = family_of(question())
+    for sharding in ("ddp", "full_shard"):
+        failed = [sync("ddp", wrong=True), sync("full_shard", wrong=True)]
+        found = faults(*failed, sync(sharding, family=own))
+        assert on(found, f"sharding={sharding},{ACC}") is None
+    found = faults(sync("ddp"), sync("ddp", wrong=True, family=own))
+    assert on(found, f"sharding=ddp,{ACC}") is not None
+
+
+@pytest.mark.parametrize("blamed", ["sync_each_batch", ""])
+def test_no_twin_clears_what_a_probe_has_counted(blamed: str) -> None:
+    """It was seen on the devices themselves, and what a probe counts is no model's own."""
+    probe = sync("ddp", wrong=True, study="st-1", family="")
+    probe = replace(probe, knob=blamed, precision="")
+    own = sync("ddp", family=family_of(question()))
+    assert on(faults(own), f"sharding=ddp,{ACC}") is None
+    found = on(faults(probe, own), f"sharding=ddp,{ACC}")
+    assert found is not None
+    assert not found.is_unconfirmed
+
+
+def test_settings_that_failed_as_a_whole_are_not_tried_for_a_knob() -> None:
+    whole = verdict(f"sharding=full_shard,{ACC},activation_checkpointing=full", wrong=True)
+    found = on(faults(sync("ddp", wrong=True), whole), f"sharding=full_shard,{ACC},"
+               "activation_checkpointing=full")  # fmt: skip
+    assert found is not None
+    assert not found.is_unconfirmed
+    assert found.why.startswith("such settings ended as wrong_result")
+
+
+def test_counts_of_a_probe_say_nothing_of_losses() -> None:
+    tensor = "tp_size=2,tp_recompute_allgather=false,activation_checkpointing"
+    failed = verdict(f"{tensor}=none", wrong=True)
+    right = verdict(f"{tensor.replace('false', 'true')}=none")
+    probe = verdict(f"{tensor}=full", study="st-1", family="")
+    found = on(faults(failed, right, probe), f"{tensor}=full")
+    assert found is not None
+    assert found.is_unconfirmed
+    assert on(faults(failed, right, verdict(f"{tensor}=full")), f"{tensor}=full") is None
+
+
+def test_a_path_is_checked_when_each_of_its_values_passed_there() -> None:
+    text = f"sharding=full_shard,{ACC},activation_checkpointing=full"
+    path = path_of(parse_settings(text), 8)
+    full = verdict("sharding=full_shard,activation_checkpointing=full")
+    assert not faults(full).is_checked(path)
+    assert faults(full, sync("full_shard")).is_checked(path)
+    assert not faults(full, sync("ddp")).is_checked(path)
+    assert not faults(full, sync("full_shard", study="st-1", family="")).is_checked(path)
+
+
+# -- versions and programs --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"versions": {**VERSIONS, "accelerate": "1.14.0"}},
+        {"versions": {"torch": "2.13.0"}},
+        {"program": "a script"},
+        {"precision": "bf16_mixed"},
+        {"settings": {}},
+    ],
+)
+def test_what_ran_otherwise_does_not_count(other: dict[str, Any]) -> None:
+    failed = replace(sync("ddp", wrong=True), **other)
+    assert not bears_on(question(), failed)
+    assert on(faults(failed), f"sharding=ddp,{ACC}") is None
+
+
+def test_the_same_release_of_another_build_counts() -> None:
+    assert bears_on(question(), sync("ddp"))
+    assert bears_on(question(stack="accelerate"), sync("ddp"))
+    assert not bears_on(question(stack="nanotron"), sync("ddp"))
+    own = replace(question().workload, precision=Precision.BF16_MIXED)
+    mixed = replace(sync("ddp"), precision="bf16_mixed")
+    assert bears_on(replace(question(), workload=own), mixed)

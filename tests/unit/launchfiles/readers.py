@@ -1,0 +1,198 @@
+"""Reads the settings back out of each format, by the format's own parser."""
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
+
+Knobs = dict[str, Any]
+
+
+def settings_in(format_name: str, text: str, question: Question) -> Settings:
+    """The settings that a file's own fields say, comments left aside."""
+    return Settings.from_dict(READERS[format_name](text, question))
+
+
+def header_of(text: str) -> str:
+    """The comments that a file has, as one text without line breaks."""
+    lines = (line[2:] for line in text.splitlines() if line.startswith("# "))
+    return " ".join(" ".join(lines).split())
+
+
+def _sharding(shards: bool, reshards: bool, replicas: int = 1) -> str:
+    if not shards:
+        return "ddp"
+    if replicas > 1:
+        return "hybrid_shard"
+    return "full_shard" if reshards else "shard_grad_op"
+
+
+def _accelerate(text: str, question: Question) -> Knobs:
+    values = yaml.safe_load(text)
+    fsdp = values.get("fsdp_config", {})
+    mesh = values.get("parallelism_config", {})
+    code = header_of(text)
+    in_script = "model.gradient_checkpointing_enable(" in code
+    full = fsdp.get("fsdp_activation_checkpointing", False) or in_script
+    return {
+        "sharding": _sharding(
+            bool(fsdp),
+            fsdp.get("fsdp_reshard_after_forward", False),
+            mesh.get("parallelism_config_dp_replicate_size", 1),
+        ),
+        "micro_batch_size": int(_found(r"batch_size=(\d+)\)", code)),
+        "gradient_accumulation_steps": int(_found(r"num_steps=(\d+)", code)),
+        "sync_each_batch": _found(r"sync_each_batch=(True|False)", code) == "True",
+        "activation_checkpointing": "full" if full else "none",
+        "cpu_offload": fsdp.get("fsdp_offload_params", False),
+    }
+
+
+def _trainer(text: str, question: Question) -> Knobs:
+    return _of_arguments(json.loads(text))
+
+
+def _trainer_flags(text: str, question: Question) -> Knobs:
+    command = text[text.index("exec torchrun") :].replace("\\\n", " ")
+    words = iter(shlex.split(command.partition('"$@"')[2]))
+    values: dict[str, Any] = {}
+    for flag in words:
+        name = flag.removeprefix("--")
+        values[name] = True if name == "fsdp" else next(words)
+    return _of_arguments({n: _value(v) for n, v in values.items()})
+
+
+def _value(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _of_arguments(values: Mapping[str, Any]) -> Knobs:
+    fsdp = values.get("fsdp_config", {})
+    sync = values["accelerator_config"]["gradient_accumulation_kwargs"]["sync_each_batch"]
+    by_model = values.get("gradient_checkpointing", values.get("activation_checkpointing"))
+    full = by_model or fsdp.get("activation_checkpointing", False)
+    return {
+        "sharding": _sharding("fsdp" in values, fsdp.get("reshard_after_forward", False)),
+        "micro_batch_size": values["per_device_train_batch_size"],
+        "gradient_accumulation_steps": values["gradient_accumulation_steps"],
+        "sync_each_batch": sync,
+        "activation_checkpointing": "full" if full else "none",
+        "cpu_offload": fsdp.get("cpu_offload", False),
+    }
+
+
+def _torch(text: str, question: Question) -> Knobs:
+    assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    values = {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}  # type: ignore[attr-defined]
+    assert values.pop("WORLD_SIZE") == question.cluster.world_size
+    return {name.lower(): value for name, value in values.items()}
+
+
+def variables_in(text: str) -> dict[str, str]:
+    """What a shell script exports."""
+    lines = (line for line in text.splitlines() if line.startswith("export "))
+    return dict(shlex.split(line)[1].split("=", 1) for line in lines)
+
+
+def _shell(text: str, question: Question) -> Knobs:
+    return _of_variables(variables_in(text))
+
+
+def _of_variables(values: Mapping[str, str]) -> Knobs:
+    return {name: values[f"TUNED_{name.upper()}"] for name in Settings().as_dict()}
+
+
+def _kubernetes(text: str, question: Question) -> Knobs:
+    env = yaml.safe_load(text)["spec"]["trainer"]["env"]
+    return _of_variables({one["name"]: one["value"] for one in env})
+
+
+def _nanotron(text: str, question: Question) -> Knobs:
+    values = yaml.safe_load(text)
+    parallelism, tokens = values["parallelism"], values["tokens"]
+    assert parallelism["dp"] * parallelism["tp"] * parallelism["pp"] == question.cluster.world_size
+    return {
+        "sharding": "zero1" if values["optimizer"]["zero_stage"] else "ddp",
+        "tp_size": parallelism["tp"],
+        "tp_recompute_allgather": parallelism.get("tp_recompute_allgather", False),
+        "pp_size": parallelism["pp"],
+        "micro_batch_size": tokens["micro_batch_size"],
+        "gradient_accumulation_steps": tokens["batch_accumulation_per_replica"],
+        "sync_each_batch": False,
+        "activation_checkpointing": "full" if parallelism["recompute_layer"] else "none",
+    }
+
+
+def _deepspeed(text: str, question: Question) -> Knobs:
+    values = json.loads(text)
+    zero = values["zero_optimization"]
+    notes = " ".join(values["tuner"]["notes"])
+    return {
+        "sharding": ("ddp", "zero1", "shard_grad_op", "full_shard")[zero["stage"]],
+        "micro_batch_size": values["train_micro_batch_size_per_gpu"],
+        "gradient_accumulation_steps": values["gradient_accumulation_steps"],
+        "sync_each_batch": zero["stage"] >= 2,
+        "activation_checkpointing": "full" if "gradient_checkpointing_enable" in notes else "none",
+        "cpu_offload": "offload_param" in zero,
+    }
+
+
+def _torchtitan(text: str, question: Question) -> Knobs:
+    values = tomllib.loads(text)
+    parallelism, training = values["parallelism"], values["training"]
+    replicas = parallelism["data_parallel_replicate_degree"]
+    shards = parallelism["data_parallel_shard_degree"]
+    ranks = replicas * shards
+    micro = training["local_batch_size"]
+    return {
+        "sharding": _sharding(
+            shards > 1, parallelism["fsdp_reshard_after_forward"] == "always", replicas
+        ),
+        "tp_size": parallelism["tensor_parallel_degree"],
+        "pp_size": parallelism["pipeline_parallel_degree"],
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": training["global_batch_size"] // (micro * ranks),
+        "sync_each_batch": True,
+        "activation_checkpointing": values["activation_checkpoint"]["mode"],
+        "cpu_offload": training["enable_cpu_offload"],
+    }
+
+
+def _json(text: str, question: Question) -> Knobs:
+    values = json.loads(text)
+    assert {name: values[name] for name in question.as_dict()} == question.as_dict()
+    return dict(values["settings"])
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found, (pattern, text)
+    return found[1]
+
+
+READERS: Mapping[str, Callable[[str, Question], Knobs]] = {
+    "accelerate": _accelerate,
+    "trainer": _trainer,
+    "trainer-flags": _trainer_flags,
+    "torch": _torch,
+    "torchrun": _shell,
+    "nanotron": _nanotron,
+    "deepspeed": _deepspeed,
+    "torchtitan": _torchtitan,
+    "sbatch": _shell,
+    "kubernetes": _kubernetes,
+    "env": _shell,
+    "json": _json,
+}
+"""A reader for each format."""

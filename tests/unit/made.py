@@ -1,0 +1,136 @@
+"""Measurements and studies made by hand."""
+
+from collections.abc import Sequence
+
+from tuner.core.configuration import parse_settings
+from tuner.core.measurement import (
+    Collective,
+    Fidelity,
+    Measurement,
+    Memory,
+    Outcome,
+    OutOfMemory,
+)
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.space import check_settings
+from tuner.store import Store, WorkerIdentity
+
+MIB = 2**20
+
+
+def ok(seconds: float, mib: float, counts: Sequence[int] = (1, 2, 4, 8)) -> Measurement:
+    """A probe whose steps took about ``seconds``."""
+    size = int(mib * MIB)
+    memory = Memory(
+        allocated_bytes=size,
+        allocated_low_bytes=size,
+        reserved_bytes=size,
+        device_bytes=size * 2,
+        overhead_bytes=0,
+        by_phase={"forward": size // 2, "backward": size},
+        by_category={"parameters": size // 4},
+        per_rank_bytes=(size, size),
+    )
+    times = tuple(seconds * (1 + 0.001 * i) for i in range(-5, 5))
+    return Measurement(
+        outcome=Outcome.OK,
+        memory=memory,
+        step_times_s=dict.fromkeys(counts, times),
+        collectives=(
+            Collective(op="all_reduce", axis="dp", phase="backward", count=4, bytes=3 * MIB),
+        ),
+        tracked_accumulation=1,
+        losses=(4.5, 4.25),
+        versions={"torch": "2.13.0"},
+        wall_s=12.0,
+        device_s=24.0,
+    )
+
+
+def oom(mib: float) -> Measurement:
+    """A probe that ran out of memory."""
+    shortage = OutOfMemory(
+        rank=1,
+        phase="backward",
+        requested_bytes=MIB,
+        allocated_bytes=int(mib * MIB),
+        reserved_bytes=int(mib * MIB),
+        limit_bytes=int(mib * MIB),
+    )
+    return Measurement(
+        outcome=Outcome.OOM,
+        detail="rank 1 ran out of memory in backward",
+        oom=shortage,
+        log_tails={0: "a warning of no interest"},
+        wall_s=3.0,
+        device_s=6.0,
+    )
+
+
+def crashed() -> Measurement:
+    """A probe that failed."""
+    return Measurement(
+        outcome=Outcome.CRASHED,
+        detail="rank 0 raised RuntimeError: no such kernel",
+        log_tails={0: "Traceback ...\nRuntimeError: no such kernel"},
+        wall_s=2.0,
+        device_s=4.0,
+    )
+
+
+Found = tuple[str, Measurement | ProbeState]
+
+
+def request_of(question: Question, text: str, repetition: int = 0) -> ProbeRequest:
+    """A probe of settings that are written down."""
+    settings = check_settings(question, parse_settings(text))
+    return ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
+
+
+def study_of(question: Question, *found: Found, terms: Terms | None = None) -> Study:
+    """A study with these probes, in this order."""
+    probes = []
+    for number, (text, result) in enumerate(found, start=1):
+        done = isinstance(result, Measurement)
+        probes.append(
+            Probe(
+                id=number,
+                request=request_of(question, text),
+                state=ProbeState.DONE if done else ProbeState(result),
+                measurement=result if isinstance(result, Measurement) else None,
+                finished_at=f"2026-11-21T06:{29 + number}:00+00:00" if done else None,
+            )
+        )
+    return Study(
+        id="st-0123456789ab",
+        question=question,
+        terms=terms or Terms(max_probes=5),
+        state=StudyState.DONE,
+        probes=tuple(probes),
+        created_at="2026-11-21T06:00:00+00:00",
+        asked_at="2026-11-21T06:10:00+00:00",
+    )
+
+
+def stored(
+    store: Store, question: Question, *found: tuple[str, Measurement], terms: Terms | None = None
+) -> Study:
+    """A finished study with these probes in a database."""
+    study = store.ask(question, terms or Terms(max_probes=5))
+    for number, (text, result) in enumerate(found):
+        request = request_of(question, text, number)
+        revision = store.study(study.id).revision
+        assert store.enter_probe(study.id, revision, request, None)
+        while claim := store.claim(study.id, WorkerIdentity.of_this_process()):
+            assert store.record(claim, result)
+    store.move(study.id, StudyState.RUNNING)
+    store.move(study.id, StudyState.DONE, "the budget is spent")
+    return store.study(study.id)

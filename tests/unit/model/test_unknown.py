@@ -1,0 +1,98 @@
+"""A model that is not named: only a script's, and no number comes from it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.script import read_script
+from tuner.core.study import Probe, ProbeState, Question, Study, StudyState, Terms
+from tuner.core.workload import Workload
+from tuner.errors import UsageError
+from tuner.launchfiles import About, export
+from tuner.model import load_model
+from tuner.model.shape import is_named, shown_question, shown_workload, unnamed_model
+from tuner.planner import answer, next_probe
+from tuner.planner.spending import Stop, Wait
+from tuner.space import enumerate_space
+
+BOTH = ("{micro_batch_size}", "{gradient_accumulation_steps}")
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Of a script whose model is not named, under a limit that its stand-in would never keep."""
+    (tmp_path / "train.py").write_text("")
+    question = Question(
+        workload=Workload(model=unnamed_model(), sequence_length=32, global_batch_size=16),
+        cluster=parse_cluster("8xa100-80gb"),
+        framework=framework("torch", {}, VERSIONS),
+        script=read_script(
+            "train.py", arguments=(*BOTH, "{tp_size}", "{sharding}"), folder=tmp_path
+        ),
+    )
+    terms = Terms(memory_limit_bytes=2**28)
+    return Study(id="st-1", question=question, terms=terms, state=StudyState.RUNNING)
+
+
+def test_it_is_told_from_others() -> None:
+    assert is_named(load_model("stories15m"))
+    assert not is_named(unnamed_model())
+
+
+def test_only_a_script_can_do_without(study: Study) -> None:
+    with pytest.raises(UsageError, match=r"model: got .*; must be named; only a --script"):
+        replace(study.question, script=None)
+
+
+def test_its_sizes_rule_nothing_out(study: Study) -> None:
+    legal = enumerate_space(study.question).legal
+    assert {settings.tp_size for settings in legal} == {1, 2, 4, 8}
+    assert {settings.micro_batch_size for settings in legal} == {1, 2, 4, 8, 16}
+
+
+def test_no_configuration_is_shown_of_it(study: Study) -> None:
+    shown = shown_workload(study.question.workload.as_dict())
+    assert shown["model"] is None
+    assert shown["model_name"] == "a model that is not named"
+    named = replace(study.question.workload, model=load_model("stories15m")).as_dict()
+    assert shown_workload(named) == named
+
+
+def test_rules_of_thumb_say_what_comes_first(study: Study) -> None:
+    plan = next_probe(study)
+    assert not isinstance(plan, Stop | Wait)
+    assert plan.settings.tp_size == 1
+    assert plan.settings.gradient_accumulation_steps == 1
+    assert plan.accumulation_counts == ()
+
+
+def test_nothing_is_predicted_of_it(study: Study) -> None:
+    for one in (study, failed(study)):
+        found = answer(one)
+        assert found.best is None
+        assert found.alternatives == found.pareto == ()
+        assert found.workload["model"] is None
+        assert "nothing is predicted of a script of one's own" in " ".join(found.explanation)
+
+
+def failed(study: Study) -> Study:
+    plan = next_probe(study)
+    assert not isinstance(plan, Stop | Wait)
+    found = Measurement(outcome=Outcome.CRASHED, wall_s=1.0, device_s=8.0)
+    probe = Probe(id=1, request=plan, state=ProbeState.DONE, measurement=found)
+    return replace(study, probes=(probe,), state=StudyState.DONE, reason="nothing ran")
+
+
+def test_the_file_of_everything_shows_none_either(study: Study) -> None:
+    about = About(study_id=study.id, date="2026-01-15", provenance=Provenance.MEASURED)
+    (settings, *_) = enumerate_space(study.question).legal
+    shown = json.loads(export("json", study.question, settings, about))
+    assert shown["workload"]["model"] is None
+    assert shown_question(study.question.as_dict())["workload"]["model"] is None

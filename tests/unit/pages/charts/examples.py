@@ -1,0 +1,211 @@
+"""Charts to test, and what tests read out of their markup."""
+
+from collections.abc import Callable, Iterator
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from markupsafe import Markup
+
+from api.pages.charts import progress, scatter, small_multiples
+from api.pages.charts.memory import Part, stacked_bar
+from tuner.core.answer import GIB
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.results import BestSoFar, KnobEffect, KnobValue, Point, PointKind
+
+HOSTILE = '</title><script>alert("x")</script>&\u202ekcab \' مرحبا 🧑‍💻 ]]> \x00\ud800' + "x" * 200
+"""Markup, quotes, other directions, emoji, what XML forbids, and no end."""
+
+NAMES = ("parameters", "optimizer state", "activations", "logits and loss", "temporaries")
+
+
+def about(value: float | None, share: float = 0.02) -> Quantity:
+    """A number with an interval of a share to each side."""
+    if value is None:
+        return UNKNOWN
+    ends = {"low": value * (1 - share), "high": value * (1 + share)}
+    return Quantity(value=value, provenance=Provenance.MEASURED, **ends)
+
+
+def point(number: int, memory: float | None, speed: float | None, **changes: object) -> Point:
+    """A measured configuration that fits."""
+    values: dict[str, object] = {
+        "settings": Settings(),
+        "words": f"full_shard,micro batch {number}",
+        "memory_gib": about(memory, 0.01),
+        "allocated_gib": UNKNOWN,
+        "tokens_per_s_per_gpu": about(speed),
+        "step_time_s": UNKNOWN,
+        "kind": PointKind.FITS,
+        "provenance": Provenance.MEASURED,
+        "probes": (number,),
+        "outcome": Outcome.OK,
+        "on_front": False,
+        "is_best": False,
+        "overshoot_gib": None,
+        "detail": "",
+    }
+    return Point(**{**values, **changes})  # type: ignore[arg-type]
+
+
+POINTS = (
+    point(0, 22.4, 5210, on_front=True),
+    point(1, 58.2, 9412, on_front=True, is_best=True),
+    point(2, 44.7, 8630, on_front=True, provenance=Provenance.EMULATED),
+    point(3, 63.0, 8900, provenance=Provenance.PREDICTED),
+    point(4, 70.0, 9100, provenance=Provenance.TRANSFERRED),
+    point(5, 85.0, 9900, provenance=Provenance.PREDICTED, kind=PointKind.OVER_LIMIT),
+    point(6, 82.0, None, kind=PointKind.OOM),
+    point(7, None, None, kind=PointKind.OOM),
+    point(8, 500.0, None, kind=PointKind.OOM),
+    point(9, 30.0, None, kind=PointKind.OTHER),
+    point(10, None, None, kind=PointKind.OTHER),
+)
+
+
+def path_of(found: Point) -> str:
+    """The address of a probe."""
+    return f"?probe={found.probes[0]}"
+
+
+def scattered(
+    points: tuple[Point, ...], path: Callable[[Point], str] = path_of, **changes: object
+) -> Markup:
+    """A scatter with a limit of 76 GiB."""
+    values: dict[str, object] = {"limit_bytes": 76 * GIB, "per": "GPU", **changes}
+    return scatter(points, path, **values)  # type: ignore[arg-type]
+
+
+def bar(*sizes: float, **changes: object) -> Markup:
+    """Sizes in GiB against 76 GiB of 80."""
+    parts = [Part(name, size) for name, size in zip(NAMES, sizes, strict=False)]
+    values: dict[str, object] = {
+        "parts": parts,
+        "title": "Peak memory of a GPU",
+        "unit": "GiB",
+        "limit": 76.0,
+        "limit_label": "limit 76.0 GiB",
+        "headroom": 4.0,
+        **changes,
+    }
+    return stacked_bar(**values)  # type: ignore[arg-type]
+
+
+def ended(*speeds: float | None, **changes: object) -> tuple[BestSoFar, ...]:
+    """Probes with these speeds, in order."""
+    found: list[BestSoFar] = []
+    best: float | None = None
+    for number, speed in enumerate(speeds, start=1):
+        best = max((s for s in (best, speed) if s is not None), default=None)
+        values: dict[str, object] = {
+            "number": number,
+            "probe_id": number,
+            "settings": Settings(),
+            "words": f"full_shard,micro batch {number}",
+            "fidelity": Fidelity.MEASURED,
+            "outcome": Outcome.OOM if speed is None else Outcome.OK,
+            "fits": None,
+            "tokens_per_s_per_gpu": about(speed),
+            "best": best,
+            "is_best": False,
+            "wall_s": 0.0,
+            "device_s": 0.0,
+        }
+        found.append(BestSoFar(**{**values, **changes}))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def value(
+    shown: str, speed: float | None, memory: float | None = None, **changes: object
+) -> KnobValue:
+    """One value of a knob, measured."""
+    values: dict[str, object] = {
+        "value": shown,
+        "shown": shown,
+        "settings": None,
+        "tokens_per_s_per_gpu": about(speed),
+        "memory_gib": about(memory, 0.0),
+        "relative": None,
+        "provenance": Provenance.MEASURED,
+        "probes": (),
+        "fits": None,
+        "is_best": False,
+        "differs": (),
+        "note": "",
+    }
+    return KnobValue(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def effect(*values: KnobValue, knob: str = "knob") -> KnobEffect:
+    """A knob."""
+    return KnobEffect(knob=knob, values=values)
+
+
+EFFECTS = (
+    effect(
+        value("ddp", None, note="out of memory"),
+        value("shard_grad_op", 8900, 61.2),
+        value("full_shard", 9412, 58.2, is_best=True),
+        knob="sharding",
+    ),
+    effect(
+        value("2", 7420, 31.0),
+        value("4", 9412, 58.2, is_best=True),
+        value("8", 9600, 88.1, note="over the limit", provenance=Provenance.PREDICTED),
+        knob="micro_batch_size",
+    ),
+)
+
+
+def everything() -> dict[str, Markup]:
+    """One chart of each kind, by its name."""
+    return {
+        "memory": bar(3.7, 14.9, 21.4, 9.8, 0.05),
+        "scatter": scattered(POINTS),
+        "progress": progress(ended(6400, 6100, 9150, None, 9375, 7000), per="GPU"),
+        "knobs": small_multiples(EFFECTS, per="GPU"),
+    }
+
+
+def hostile() -> dict[str, Markup]:
+    """The same of words that nobody should trust."""
+    names = {"title": HOSTILE, "unit": HOSTILE, "limit_label": HOSTILE, "prefix": HOSTILE}
+    marks = (point(1, 40, 5000, is_best=True, words=HOSTILE),)
+    more = {"per": HOSTILE, "prefix": HOSTILE}
+    one = value(HOSTILE, 5.0, 1.0, note=HOSTILE)
+    return {
+        "memory": bar(parts=[Part(HOSTILE, 1.0)], **names),
+        "scatter": scattered(marks, lambda _: "/" + HOSTILE, **more),
+        "progress": progress(ended(1.0, words=HOSTILE), **more),
+        "knobs": small_multiples((effect(one, knob=HOSTILE),), **more),
+    }
+
+
+def parsed(markup: Markup) -> Element:
+    """Its elements; raises where it is not well-formed."""
+    return ElementTree.fromstring(str(markup).encode())
+
+
+def with_class(root: Element, name: str) -> Iterator[Element]:
+    """Elements of a class."""
+    return (e for e in root.iter() if name in (e.get("class") or "").split())
+
+
+def words(root: Element, class_: str) -> list[str]:
+    """The words of the elements of a class."""
+    return ["".join(e.itertext()) for e in with_class(root, class_)]
+
+
+def share(place: str) -> float:
+    """``34.5%`` as 0.345; what is not a percentage is wrong."""
+    assert place.endswith("%"), place
+    return float(place[:-1]) / 100
+
+
+def coordinates(line: Element) -> list[float]:
+    """The numbers of a path."""
+    return [
+        float(n)
+        for n in "".join(c if c in ".0123456789" else " " for c in line.get("d", "")).split()
+    ]

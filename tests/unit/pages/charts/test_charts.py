@@ -1,0 +1,106 @@
+"""What holds for every chart: it is well-formed, safe, named, and looks as it did.
+
+``TUNER_WRITE_GOLDEN=1`` writes the golden files instead of comparing.
+"""
+
+import os
+import re
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import pytest
+from markupsafe import Markup
+
+import api.pages.charts as charts
+from api.pages.charts import progress, small_multiples
+from tests.unit.pages.charts.examples import (
+    HOSTILE,
+    bar,
+    everything,
+    hostile,
+    parsed,
+    scattered,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+STYLE_SHEET = Path(charts.__file__).parents[1] / "static" / "charts.css"
+NAMES = sorted(everything())
+EMPTY = {
+    "memory": bar(),
+    "scatter": scattered(()),
+    "progress": progress((), per="GPU"),
+    "knobs": small_multiples((), per="GPU"),
+}
+
+
+def all_of(root: Element) -> list[tuple[str, str]]:
+    return [item for element in root.iter() for item in element.items()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_files(name: str) -> None:
+    golden = GOLDEN / f"{name}.html"
+    written = str(everything()[name]).replace("><", ">\n<") + "\n"
+    if os.environ.get("TUNER_WRITE_GOLDEN"):
+        golden.write_text(written, encoding="utf-8")
+    assert written == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("chart", [*everything().values(), *hostile().values(), *EMPTY.values()])
+def test_nothing_that_a_strict_policy_forbids(chart: Markup) -> None:
+    root = parsed(chart)
+    tags = {element.tag for element in root.iter()}
+    assert not tags & {"script", "style", "foreignObject", "image", "iframe", "animate", "set"}
+    for name, value in all_of(root):
+        assert not name.startswith("on")
+        assert name not in {"style", "stroke", "color", "font-size", "font-family"}
+        assert name != "fill" or value.startswith("url(#"), value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_words_are_text(name: str) -> None:
+    chart = hostile()[name]
+    clean = HOSTILE.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
+    root = parsed(chart)
+    everywhere = [*root.itertext(), *(value for _, value in all_of(root))]
+    assert any(clean in words for words in everywhere), "the whole is kept somewhere"
+    assert "<script" not in chart
+    assert all(len(words) < 60 for e in root.iter("text") for words in e.itertext())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_are_named_and_described_and_references_lead_somewhere(name: str) -> None:
+    root = parsed(everything()[name])
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
+    by_id = {element.get("id"): element for element in root.iter()}
+    plots = [element for element in root.iter("svg") if element.get("role")]
+    assert plots
+    for plot in plots:
+        title = by_id[plot.get("aria-labelledby")]
+        description = by_id[plot.get("aria-describedby")]
+        assert (title.tag, description.tag) == ("title", "desc")
+        assert title.text
+        assert (description.text or "").endswith(".")
+    referred = {use.get("href", "").removeprefix("#") for use in root.iter("use")}
+    referred |= {m for _, value in all_of(root) for m in re.findall(r"^url\(#(.*)\)$", value)}
+    assert referred <= set(ids)
+
+
+def test_two_charts_of_a_page_share_no_id() -> None:
+    first, second = scattered((), prefix="first"), scattered((), prefix="second")
+    ids = [[e.get("id") for e in parsed(c).iter() if e.get("id")] for c in (first, second)]
+    assert not set(ids[0]) & set(ids[1])
+
+
+def test_every_class_is_in_the_style_sheet_and_every_rule_has_a_use() -> None:
+    drawn = [*everything().values(), *EMPTY.values(), bar(*[30.0] * 5)]
+    used = {
+        c for chart in drawn for k, v in all_of(parsed(chart)) if k == "class" for c in v.split()
+    }
+    css = re.sub(r"/\*.*?\*/", "", STYLE_SHEET.read_text(encoding="utf-8"), flags=re.DOTALL)
+    styled = {c for rule in re.findall(r"([^{}]+)\{", css) for c in re.findall(r"\.([\w-]+)", rule)}
+    plain = {"chart-x", "chart-y", "chart-tick", "chart-headroom", "chart-knobs"}
+    tones = {f"chart-tone-{n}" for n in range(1, 10)}
+    assert used - plain - tones <= styled
+    assert styled - used - tones == set()

@@ -1,0 +1,421 @@
+"""Each chart: its marks are where their numbers say, and its words say what is drawn."""
+
+import random
+from itertools import pairwise
+from xml.etree.ElementTree import Element
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as checked
+from hypothesis import strategies as st
+
+from api.pages.charts import progress, small_multiples
+from api.pages.charts.memory import Part
+from api.pages.charts.scales import TEXT_PX, width_px
+from tests.profiles import examples
+from tests.unit.pages.charts.examples import (
+    EFFECTS,
+    HOSTILE,
+    POINTS,
+    about,
+    bar,
+    coordinates,
+    effect,
+    ended,
+    parsed,
+    point,
+    scattered,
+    share,
+    value,
+    with_class,
+    words,
+)
+from tuner.core.answer import GIB
+from tuner.core.quantity import Provenance
+from tuner.results import KnobEffect, Point, PointKind
+
+numbers = st.floats(min_value=1e-3, max_value=1e9)
+maybe = st.none() | st.floats(min_value=1e-3, max_value=1e7)
+
+# -- memory against speed ---------------------------------------------------------------------
+
+
+@st.composite
+def points(draw: st.DrawFn) -> tuple[Point, ...]:
+    """Any configurations."""
+    found = []
+    for number in range(draw(st.integers(min_value=0, max_value=12))):
+        kind = draw(st.sampled_from(PointKind))
+        speed = None if kind in (PointKind.OOM, PointKind.OTHER) else draw(numbers)
+        more = {"provenance": draw(st.sampled_from(Provenance)), "on_front": draw(st.booleans())}
+        found.append(point(number, draw(st.none() | numbers), speed, kind=kind, **more))
+    return tuple(found)
+
+
+@checked(max_examples=examples(60))
+@given(points(), numbers)
+def test_every_configuration_lies_within_the_plot(found: tuple[Point, ...], limit: float) -> None:
+    root = parsed(scattered(found, limit_bytes=limit * GIB))
+    plot = next(root.iter("svg"))
+    height = float(plot.get("height", ""))
+    for link in plot.iter("a"):
+        for use in link.findall("use"):
+            assert 0 <= share(use.get("x", "")) <= 1
+            assert 0 <= float(use.get("y", "")) <= height
+    for line in plot.iter("path"):
+        if (line.get("class") or "") in {"chart-whisker", "chart-front-line"}:
+            ends = coordinates(line)
+            assert all(0 <= x <= 1000 for x in ends[::2])
+            assert all(0 <= y <= height for y in ends[1::2])
+    shown = sum(p.memory_gib.value is not None or p.kind is PointKind.OOM for p in found)
+    assert len(list(plot.iter("a"))) == shown
+
+
+@pytest.fixture(scope="module")
+def scatter() -> Element:
+    return parsed(scattered(POINTS))
+
+
+def place(root: Element, number: int) -> tuple[float, float]:
+    """The place of a mark: share of the width, pixels from the top."""
+    (link,) = (e for e in root.iter("a") if e.get("id") == f"points-{number}")
+    use = link.findall("use")[-1]
+    return share(use.get("x", "")), float(use.get("y", ""))
+
+
+def test_places_of_marks(scatter: Element) -> None:
+    small, large = place(scatter, 0), place(scatter, 1)
+    assert small[0] < large[0], "more memory is further right"
+    assert small[1] > large[1], "more speed is higher"
+    assert all(300 < place(scatter, number)[1] < 334 for number in (6, 7, 9)), "on the rail"
+    assert "no speed" in words(scatter, "chart-tick")
+    assert "no speed" not in words(parsed(scattered(POINTS[:2])), "chart-tick")
+    (region,) = (e for e in with_class(scatter, "chart-beyond") if e.get("y") == "0")
+    start = share(region.get("x", ""))
+    assert start < place(scatter, 7)[0] < 1, "memory that ran out lies beyond the limit"
+    assert start + share(region.get("width", "")) == pytest.approx(1, abs=2e-4)
+    assert place(scatter, 8)[0] == 1, "far memory is put at the edge"
+    assert "beyond this axis" in words(scatter, "chart-legend")[0]
+    assert "1 more of unknown memory not shown" in (scatter.findtext("svg/desc") or "")
+
+
+def test_names_and_shapes_of_marks(scatter: Element) -> None:
+    links = {e.get("id", "").removeprefix("points-"): e for e in scatter.iter("a")}
+    titles = {number: e.findtext("title") or "" for number, e in links.items()}
+    assert titles["1"] == (
+        "full_shard, micro batch 1: 9,412 (9,224 to 9,600) tokens/s per GPU; "
+        "58.2 (57.6 to 58.8) memory, GiB; measured"
+    )
+    assert titles["9"].endswith("ended otherwise; measured")
+    assert "500" in titles["8"]
+    assert [e.get("href") for e in links.values()][-1] == "?probe=1", "the answer is drawn last"
+    assert set(links) == {str(n) for n in range(10)}
+    shapes = {
+        number: [use.get("href", "").removeprefix("#points-") for use in e.findall("use")]
+        for number, e in links.items()
+    }
+    assert [shapes[n] for n in "012"] == [["measured"], ["best", "measured"], ["emulated"]]
+    assert [shapes[n] for n in "369"] == [["predicted"], ["oom"], ["failed"]]
+    assert shapes["8"] == ["oom", "beyond"]
+    assert words(scatter, "chart-end") == ["9,412"]
+    (legend,) = words(parsed(scattered(POINTS[:1])), "chart-legend")
+    assert legend == "measuredPareto frontover the limit", "what is drawn, and nothing else"
+
+
+def test_the_front_is_a_staircase_up_to_the_limit(scatter: Element) -> None:
+    (line,) = (e for e in with_class(scatter, "chart-front-line") if e.tag == "path")
+    ends = coordinates(line)
+    corners = list(zip(ends[::2], ends[1::2], strict=True))
+    for (x1, y1), (x2, y2) in pairwise(corners):
+        assert x1 == x2 or y1 == y2, "level or upright"
+        assert x1 <= x2
+        assert y1 >= y2
+    (limit,) = with_class(scatter, "chart-limit")
+    assert corners[-1][0] / 1000 == pytest.approx(share(limit.get("x1", "")), abs=2e-4)
+
+
+def test_500_configurations_are_a_pages_worth() -> None:
+    chance = random.Random(7)
+    found = tuple(
+        point(
+            number,
+            chance.uniform(5, 120),
+            chance.uniform(100, 9000),
+            words="full_shard,micro batch 4 x 8,checkpointing full,tp 2,pp 4",
+            on_front=number < 30,
+            provenance=chance.choice(list(Provenance)),
+        )
+        for number in range(500)
+    )
+    chart = scattered(found)
+    assert len(chart.encode()) < 120_000
+    assert len(list(parsed(chart).iter("a"))) == 500
+
+
+def test_few_marks_have_whiskers_and_of_many_only_the_front() -> None:
+    def whiskers(found: tuple[Point, ...]) -> int:
+        lines = with_class(parsed(scattered(found)), "chart-whisker")
+        return sum((line.get("d") or "").count("M") for line in lines)
+
+    plain = tuple(point(n, 10.0 + n / 4, 100.0 + n) for n in range(200))
+    assert whiskers(plain[:10]) == 20
+    assert whiskers(plain) == 0
+    assert whiskers((*plain, point(200, 70.0, 400.0, on_front=True))) == 2
+    certain = {"memory_gib": about(5.0, 0.0), "tokens_per_s_per_gpu": about(5.0, 0.0)}
+    assert whiskers((point(1, None, None, **certain),)) == 0
+
+
+def test_a_scatter_of_nothing_yet() -> None:
+    root = parsed(scattered(()))
+    assert words(root, "chart-nothing") == ["nothing to show yet"]
+    assert root.findtext("svg/desc") == "No settings yet."
+    failed = parsed(scattered((point(1, 40.0, None, kind=PointKind.OTHER),)))
+    assert words(failed, "chart-nothing") == ["nothing ran to its end yet"]
+
+
+@pytest.mark.parametrize("href", ["javascript:alert(1)", "//evil.example", "/\\evil.example"])
+def test_links_stay_on_this_site(href: str) -> None:
+    with pytest.raises(AssertionError):
+        scattered((point(1, 40.0, 5000.0),), lambda _: href)
+
+
+# -- best so far ------------------------------------------------------------------------------
+
+
+def of_speeds(*speeds: float | None) -> Element:
+    return parsed(progress(ended(*speeds), per="GPU"))
+
+
+@checked(max_examples=examples(60))
+@given(st.lists(st.none() | numbers, max_size=30))
+def test_each_probe_is_a_mark_within_the_plot(found: list[float | None]) -> None:
+    plot = next(of_speeds(*found).iter("svg"))
+    marks = list(plot.iter("use"))
+    assert len(marks) == len(found)
+    for use in marks:
+        assert 0 < share(use.get("x", "")) < 1
+        assert 0 <= float(use.get("y", "")) <= 200
+    for path in with_class(plot, "chart-best-line"):
+        ys = coordinates(path)[1::2]
+        assert ys == sorted(ys, reverse=True), "the best never gets worse"
+
+
+@checked(max_examples=examples(60))
+@given(st.integers(min_value=1, max_value=900))
+def test_probe_numbers_below_the_axis_are_whole_and_apart(count: int) -> None:
+    (axis,) = with_class(of_speeds(*[1.0] * count), "chart-x")
+    labels = list(with_class(axis, "chart-tick"))
+    assert all(1 <= int(label.text or "") <= count for label in labels)
+    assert labels[0].text == "1"
+    narrow = 213  # less than other plots have: the best's number stands at the right
+    places = [(narrow * share(e.get("x", "")), width_px(e.text or "") / 2) for e in labels]
+    assert all(b - a >= half + other + 5 for (a, half), (b, other) in pairwise(places))
+
+
+def test_failures_are_crosses_on_the_axis_and_the_best_is_a_staircase() -> None:
+    root = of_speeds(5000, None, 8000, 7000)
+    uses = list(next(root.iter("svg")).iter("use"))
+    hrefs = [use.get("href", "").removeprefix("#progress-") for use in uses]
+    assert hrefs == ["oom", "measured", "measured", "measured"]
+    assert (uses[0].get("y"), uses[0].findtext("title")) == (
+        "200",
+        "2: full_shard, micro batch 2: oom",
+    )
+    (line,) = (e for e in with_class(root, "chart-best-line") if e.tag == "path")
+    assert (line.get("d") or "").count("L") == 3, "level, up, level"
+    assert words(root, "chart-end") == ["8,000"]
+    groups = {g.get("class"): [use.findtext("title") or "" for use in g] for g in root.iter("g")}
+    assert [t[0] for t in groups["chart-is-other"]] == ["4"]
+    assert [t[0] for t in groups["chart-is-best"]] == ["1", "3"]
+    said = "4 probes ended; 1 of them without a speed; the best makes 8,000 tokens/s per GPU."
+    assert root.findtext("svg/desc") == said
+
+
+def test_many_probes_are_small_marks_without_words() -> None:
+    chart = progress(ended(*(float(n % 90 + 1) for n in range(500))), per="GPU")
+    root = parsed(chart)
+    assert len(chart.encode()) < 50_000
+    assert not [use for use in root.iter("use") if use.find("title") is not None]
+    assert not list(with_class(root, "chart-whisker"))
+
+
+def test_no_probe_yet_and_nothing_but_failures() -> None:
+    assert words(of_speeds(), "chart-nothing") == ["no probe has ended yet"]
+    failed = of_speeds(None, None)
+    assert words(failed, "chart-nothing") == ["no probe has a speed yet"]
+    assert not list(with_class(failed, "chart-end"))
+
+
+# -- knobs ------------------------------------------------------------------------------------
+
+
+def panels(*effects: KnobEffect) -> list[Element]:
+    return list(with_class(parsed(small_multiples(effects, per="GPU")), "chart-panel"))
+
+
+def ems(line: Element, *names: str) -> list[float]:
+    return [float((line.get(name) or "").removesuffix("em")) for name in names]
+
+
+@checked(max_examples=examples(60))
+@given(st.lists(st.tuples(maybe, maybe, st.booleans()), max_size=8))
+def test_every_value_has_a_row_within_its_panel(
+    found: list[tuple[float | None, float | None, bool]],
+) -> None:
+    values = [
+        value(str(n), speed, memory, note="a note" if noted else "")
+        for n, (speed, memory, noted) in enumerate(found)
+    ]
+    (panel,) = panels(effect(*values))
+    height = float(panel.get("height", ""))
+    labels = list(with_class(panel, "chart-value"))
+    assert [label.text for label in labels] == [str(n) for n in range(len(found))]
+    places = [float(label.get("y", "")) for label in labels]
+    assert all(b - a >= 2 * TEXT_PX for a, b in pairwise(places))
+    assert all(0 < y < height for y in places)
+    assert all(0 <= share(use.get("x", "")) <= 1 for use in panel.iter("use"))
+    assert all(6.0 <= ems(e, "x1")[0] <= 9.6 for e in with_class(panel, "chart-memory-line"))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "labels"),
+    [
+        ((10.0, 95.0), ["0", "50"]),
+        ((71_000.0, 80_500.0), ["70k", "80k"]),
+        ((4_464.0, 8_596.0), ["6k", "8k"]),
+        ((6_101.0, 12_000.0, 18_000.0, 291_000.0), ["10k"]),
+    ],
+)
+def test_labels_of_ticks_do_not_touch(speeds: tuple[float, ...], labels: list[str]) -> None:
+    (panel,) = panels(effect(*(value(str(n), speed) for n, speed in enumerate(speeds))))
+    assert [one.text for one in with_class(panel, "chart-tick")] == labels
+
+
+def test_panels_share_one_scale_and_say_in_words_what_they_show() -> None:
+    first, second = panels(*EFFECTS)
+    best = [
+        use.get("x")
+        for panel in (first, second)
+        for group in with_class(panel, "chart-is-best")
+        for use in group.iter("use")
+    ]
+    assert len(best) == 2
+    assert best[0] == best[1], "the answer is at one place in all panels"
+    assert words(first, "chart-tick") == words(second, "chart-tick")
+    assert words(first, "chart-figure") == ["8,900", "61.2", "9,412", "58.2"]
+    assert words(first, "chart-note") == ["out of memory"]
+    (note,) = with_class(second, "chart-note")
+    row = next(e for e in with_class(second, "chart-value") if e.text == "8")
+    assert float(note.get("y", "")) - float(row.get("y", "")) >= TEXT_PX, "on a line of its own"
+    assert first.findtext("desc") == (
+        "ddp: speed unknown, out of memory; "
+        "shard_grad_op: 8,900 (8,722 to 9,078) tokens/s per GPU, 61.2 memory, GiB, measured; "
+        "full_shard: 9,412 (9,224 to 9,600) tokens/s per GPU, 58.2 memory, GiB, measured, "
+        "the answer."
+    )
+
+
+@pytest.mark.parametrize(("memory", "keys"), [(512.0, ["memory, GiB"]), (None, [])])
+def test_the_unit_of_memory_is_told_where_no_speed_is_known(
+    memory: float | None, keys: list[str]
+) -> None:
+    root = parsed(small_multiples((effect(value("a", None, memory)),), per="GPU"))
+    shown = [span.text for one in with_class(root, "chart-legend") for span in one.iter("span")]
+    assert list(filter(None, shown)) == keys
+
+
+def test_lines_of_memory_are_to_scale() -> None:
+    (panel,) = panels(effect(value("a", 5.0, 10.0), value("b", 5.0, 5.0)))
+    lines = [ems(e, "x1", "x2") for e in with_class(panel, "chart-memory-line")]
+    full, half = (end - start for start, end in lines)
+    assert full == pytest.approx(2 * half)
+
+
+def test_long_words_are_cut_to_their_room() -> None:
+    (panel,) = panels(effect(value(HOSTILE, None, 5.0, note=HOSTILE), knob=HOSTILE))
+    for class_, most_em in {"chart-name": 25.0, "chart-value": 8.6, "chart-note": 13.0}.items():
+        (text,) = words(panel, class_)
+        assert text.endswith("…")
+        assert width_px(text) <= most_em * TEXT_PX + 0.1
+
+
+def test_no_knob_and_a_knob_without_values() -> None:
+    root = parsed(small_multiples((), per="GPU"))
+    assert words(root, "chart-nothing") == ["No knob has been tried yet."]
+    assert len(panels(effect())) == 1
+
+
+# -- memory by category -----------------------------------------------------------------------
+
+
+def boxes(root: Element, class_: str) -> list[tuple[float, float]]:
+    """Left end and width of rectangles in the plot, not of keys."""
+    found = [e for e in with_class(root, class_) if (e.get("x") or "").endswith("%")]
+    return [(share(e.get("x", "")), share(e.get("width", ""))) for e in found]
+
+
+@given(
+    st.lists(st.floats(min_value=0, max_value=1e6), max_size=5),
+    st.floats(min_value=0.1, max_value=1e6),
+    st.floats(min_value=0, max_value=1e3),
+)
+def test_parts_lie_side_by_side_within_the_plot(
+    parts: list[float], limit: float, headroom: float
+) -> None:
+    drawn = boxes(parsed(bar(*parts, limit=limit, headroom=headroom)), "chart-part")
+    assert len(drawn) == sum(size > 0 for size in parts)
+    end = 0.0
+    for left, width in drawn:
+        assert left == pytest.approx(end, abs=2e-4)
+        end = left + width
+    assert end <= 1 + 2e-4
+    assert end == pytest.approx(sum(parts) / max(sum(parts), limit + headroom), abs=2e-3)
+
+
+def test_sizes_are_to_scale_and_listed() -> None:
+    root = parsed(bar(20.0, 10.0))
+    assert boxes(root, "chart-part") == [(0, 0.25), (0.25, 0.125)]
+    assert boxes(root, "chart-room") == [(0, 0.95)]
+    assert boxes(root, "chart-headroom") == [(0.95, pytest.approx(0.05))]
+    root = parsed(bar(20.0, 10.04))
+    names = ["".join(name.itertext()) for name in root.iter("bdi")]
+    assert dict(zip(names, words(root, "chart-figure"), strict=True)) == {
+        "parameters": "20.0 GiB",
+        "optimizer state": "10.0 GiB",
+        "together": "30.0 GiB",
+        "free until the limit": "46.0 GiB",
+        "headroom beyond the limit": "4.0 GiB",
+    }
+
+
+def test_what_exceeds_the_limit_is_marked_and_counted() -> None:
+    root = parsed(bar(90.0, 10.0))
+    (over,) = with_class(root, "chart-over")
+    assert (over.get("x1"), over.get("x2")) == ("76%", "100%")
+    names = ["".join(name.itertext()) for name in root.iter("bdi")]
+    assert words(root, "chart-figure")[names.index("over the limit")] == "24.0 GiB"
+    assert "free until the limit" not in names
+
+
+def test_parts_are_told_apart_by_letter_and_by_their_own_colour() -> None:
+    plot, keys = list(parsed(bar(20.0, 1.0, 10.0)))
+    assert words(plot, "chart-letter") == ["A", "C"], "B has no room for its letter"
+    assert words(keys, "chart-letter") == ["A", "B", "C"]
+    plot, _ = list(parsed(bar(parts=[Part("activations", 5.0, tone=3), Part("other", 5.0)])))
+    tones = [e.get("class", "").split()[1] for e in with_class(plot, "chart-part")]
+    assert tones == ["chart-tone-3", "chart-tone-2"]
+    root = parsed(bar(parts=[Part(f"part {n}", 1.0) for n in range(30)]))
+    assert len(boxes(root, "chart-part")) == 30
+    assert len(list(with_class(root, "chart-tone-1"))) == 8, "colours begin again"
+
+
+def test_limits_and_nothing_known() -> None:
+    root = parsed(bar(0.0))
+    assert words(root, "chart-nothing") == ["nothing known yet"]
+    assert not list(with_class(root, "chart-figure"))
+    assert root.findtext("svg/desc") == "Nothing known, of 76.0 GiB."
+    for size, anchor in ((10.0, "end"), (4000.0, "start")):
+        (label,) = with_class(parsed(bar(size)), "chart-words")
+        assert label.get("text-anchor") == anchor, "its words stay within the plot"
+    with pytest.raises(AssertionError):
+        bar(1.0, limit=0.0)

@@ -1,0 +1,216 @@
+"""Studies made by hand, of any size and any outcomes, with names of any kind."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from api.answers import Whole
+from api.pages.study import StudyPage, study_page
+from tests.unit.api.studies import TINY
+from tuner.client.launch import with_launch
+from tuner.client.tune_request import read_request
+from tuner.core.measurement import (
+    Collective,
+    Fidelity,
+    Measurement,
+    Memory,
+    Outcome,
+    OutOfMemory,
+)
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.planner.known import best_known
+from tuner.results import Evidence
+from tuner.space import enumerate_space
+from tuner.store import Event, Store, StudyStatus
+from tuner.store.tables import EventKind
+
+GIB = 2**30
+BEGAN = datetime(2026, 11, 21, 6, tzinfo=UTC)
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+
+
+def question(
+    cluster: str = "8xa100-80gb", batch: int = 256, name: str = "tiny", **knobs: Any
+) -> Question:
+    """A question with many legal settings."""
+    body = {
+        "workload": {
+            "model": TINY,
+            "model_name": name,
+            "sequence_length": 128,
+            "global_batch_size": batch,
+        },
+        "cluster": cluster,
+        "knobs": knobs,
+    }
+    return read_request(body).question(VERSIONS)
+
+
+def ok(seconds: float, count: int, allocated: int) -> Measurement:
+    """A probe that went well."""
+    memory = Memory(
+        allocated_bytes=allocated,
+        allocated_low_bytes=allocated,
+        reserved_bytes=allocated + 2**27,
+        device_bytes=allocated + 2**29,
+        overhead_bytes=2**28,
+        by_phase={"forward": allocated // 2, "backward": allocated},
+        by_category={
+            "parameters": allocated // 8,
+            "gradients": allocated // 8,
+            "optimizer": allocated // 4,
+            "activations_and_temporaries": allocated // 2,
+        },
+        per_rank_bytes=(allocated, allocated - 1024),
+    )
+    return Measurement(
+        outcome=Outcome.OK,
+        memory=memory,
+        step_times_s={count: tuple(seconds * (1 + 0.002 * n) for n in range(8))},
+        collectives=(
+            Collective(op="all_gather", axis="dp", phase="forward", count=12, bytes=2**26),
+        ),
+        losses=(4.5, 4.25),
+        versions=VERSIONS,
+        wall_s=12.0,
+        device_s=96.0,
+    )
+
+
+def oom(phase: str = "backward", log: str = "CUDA out of memory") -> Measurement:
+    """A probe that ran out of memory."""
+    return Measurement(
+        outcome=Outcome.OOM,
+        detail="rank 3: out of memory",
+        oom=OutOfMemory(
+            rank=3,
+            phase=phase,
+            requested_bytes=3 * GIB,
+            allocated_bytes=75 * GIB,
+            reserved_bytes=76 * GIB,
+            limit_bytes=76 * GIB,
+        ),
+        log_tails={3: log},
+        wall_s=5.0,
+        device_s=40.0,
+    )
+
+
+def crashed(detail: str = "signal 11", log: str = "Traceback\nRuntimeError: no") -> Measurement:
+    """A probe that crashed."""
+    return Measurement(
+        outcome=Outcome.CRASHED, detail=detail, log_tails={0: log}, wall_s=3.0, device_s=24.0
+    )
+
+
+def study(
+    asked: Question,
+    found: list[Measurement | None],
+    state: StudyState = StudyState.DONE,
+    reason: str = "the budget is spent",
+    **more: Any,
+) -> Study:
+    """A study whose probes are the first legal settings, with these findings; ``None`` runs."""
+    settings = enumerate_space(asked).legal
+    assert len(settings) >= len(found), len(settings)
+    step = max(1, len(settings) // max(1, len(found)))
+    probes = tuple(
+        Probe(
+            id=number,
+            request=ProbeRequest(
+                settings=settings[(number - 1) * step], fidelity=Fidelity.MEASURED
+            ),
+            state=ProbeState.DONE if one else ProbeState.RUNNING,
+            memory_limit_bytes=76 * GIB,
+            measurement=one and _at_its_count(one, settings[(number - 1) * step]),
+            finished_at=_moment(20 * number) if one else None,
+        )
+        for number, one in enumerate(found, start=1)
+    )
+    made = Study(
+        id="st-0123456789ab",
+        question=asked,
+        terms=Terms(max_probes=max(1, len(found) + 3)),
+        state=state,
+        reason=reason,
+        probes=probes,
+        created_at=_moment(0),
+        asked_at=_moment(0),
+    )
+    return replace(made, **more)
+
+
+def whole(made: Study) -> Whole:
+    """The study with its answer."""
+    found = best_known(made)
+    return Whole(
+        standing=_standing(made),
+        study=made,
+        suggestion=found and with_launch(found, made.question),
+        evidence=Evidence(made),
+    )
+
+
+def shown(made: Study) -> StudyPage:
+    """The study's page."""
+    return study_page(whole(made), events(made))
+
+
+def events(made: Study) -> list[Event]:
+    """What happened to it: running probes began, and it ended, if it did."""
+    running = [
+        _event(made, EventKind.PROBE, 30 * p.id, probe=p.id, state="running")
+        for p in made.probes
+        if p.state is ProbeState.RUNNING
+    ]
+    return [*running, _event(made, EventKind.STUDY, 20_000, state=str(made.state))]
+
+
+def _event(made: Study, kind: EventKind, at_s: float, **data: Any) -> Event:
+    return Event(id=1, study_id=made.id, kind=kind, at=_moment(at_s), data=data)
+
+
+def _standing(made: Study) -> StudyStatus:
+    return StudyStatus(
+        id=made.id,
+        identity=made.question.identity,
+        state=made.state,
+        reason=made.reason,
+        revision=made.revision,
+        terms=made.terms.as_dict(),
+        asked_at=made.asked_at,
+        newest_event=7,
+    )
+
+
+def _at_its_count(found: Measurement, settings: Any) -> Measurement:
+    """Steps of as many micro-batches as the settings have."""
+    steps = next(iter(found.step_times_s.values()), ())
+    count = settings.gradient_accumulation_steps
+    return replace(found, step_times_s={count: steps} if steps else {})
+
+
+def _moment(after_s: float) -> str:
+    return (BEGAN + timedelta(seconds=after_s)).isoformat(timespec="milliseconds")
+
+
+def stored(store: Store, made: Study) -> str:
+    """Enters a made study's question and finished probes into a store, and ends it; its id."""
+    study_id = store.ask(made.question, made.terms).id
+    store.move(study_id, StudyState.RUNNING)
+    for probe in made.probes:
+        revision = store.study(study_id).revision
+        assert probe.measurement is not None
+        limit = probe.memory_limit_bytes
+        done = store.enter_probe(study_id, revision, probe.request, limit, probe.measurement)
+        assert done is not None
+    assert store.move(study_id, StudyState.DONE, made.reason)
+    return study_id

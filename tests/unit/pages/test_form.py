@@ -1,0 +1,331 @@
+"""The form that starts a study: what was typed becomes a request, or comes back with the errors."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.pages.form import Wrong, all_wrong, form_of, initial_texts, read_form, texts_of
+from api.pages.form_fields import (
+    CLUSTER,
+    CONFIG,
+    FRAMEWORK,
+    GPU,
+    GPUS_PER_NODE,
+    MODEL,
+    MODEL_NAME,
+    NODES,
+    VERSIONS,
+    Kind,
+    groups,
+    specs,
+)
+from api.questions import TuneRequest as Document
+from tests.unit.api.studies import TINY
+from tuner.client.tune_request import OPTIONAL, REQUIRED, read_request
+from tuner.core.configuration import KNOBS
+from tuner.errors import UsageError
+
+GOOD = {
+    MODEL: "llama-3.1-8b",
+    GPU: "h100-80gb",
+    NODES: "2",
+    GPUS_PER_NODE: "8",
+    "workload.sequence_length": "4096",
+    "workload.global_batch_size": "256",
+    "workload.optimizer": "adamw",
+    "workload.precision": "bf16",
+    FRAMEWORK: "torch",
+    "fidelity": "auto",
+}
+WRONG = {
+    "workload.sequence_length": "abc",
+    "workload.global_batch_size": "-1",
+    "workload.optimizer": "adagrad",
+    "workload.precision": "fp8",
+    "workload.reduce_dtype": "fp8",
+    MODEL: "lama-3.1-8b",
+    GPU: "h10",
+    NODES: "0",
+    GPUS_PER_NODE: "many",
+    FRAMEWORK: "jax",
+    VERSIONS: "jax=1",
+    "fidelity": "guessed",
+    "budget.max_probes": "0",
+    "budget.wall_s": "soon",
+    "budget.gpu_s": "-3m",
+    "headroom": "1.5",
+    "memory_limit_gib": "-2",
+    "tolerance": "x",
+    "pool": "a b",
+    "sampler": "annealing",
+    "knobs.sharding": "zero9",
+    "knobs.tp_size": "1, two",
+    "knobs.tp_recompute_allgather": "perhaps",
+    "knobs.pp_size": "0",
+    "knobs.micro_batch_size": "1.5",
+    "knobs.gradient_accumulation_steps": "-1",
+    "knobs.sync_each_batch": "yes",
+    "knobs.activation_checkpointing": "some",
+    "knobs.cpu_offload": "1",
+}
+
+
+def _texts(fields: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [v] if isinstance(v, str) else v for name, v in fields.items()}
+
+
+def _request(**fields: Any) -> dict[str, Any]:
+    asked = read_form(_texts({**GOOD, **fields}))
+    assert all_wrong(asked) == ()
+    return json.loads(json.dumps(asked.request))
+
+
+def _said(**fields: Any) -> dict[str, str]:
+    """What is wrong by field, each of which has one error."""
+    wrong = all_wrong(read_form(_texts({**GOOD, **fields})))
+    assert len({one.name for one in wrong}) == len(wrong), wrong
+    return {one.name: one.said for one in wrong}
+
+
+def test_a_form_asks_what_its_json_would() -> None:
+    request = _request()
+    asked = read_request({name: v for name, v in request.items() if v is not None})
+    body = {
+        "workload": {
+            "model": "llama-3.1-8b",
+            "sequence_length": 4096,
+            "global_batch_size": 256,
+        },
+        "cluster": "2x8xh100-80gb",
+    }
+    expected = read_request(body)
+    assert (asked.workload, asked.cluster, asked.terms, asked.fidelity) == (
+        expected.workload,
+        expected.cluster,
+        expected.terms,
+        expected.fidelity,
+    )
+
+
+def test_every_field_of_a_request_can_be_filled_in() -> None:
+    def leaves(model: type[Any], path: str = "") -> set[str]:
+        return {f"{path}{name}" for name in model.model_fields}
+
+    paths = {path for name in specs() for path in (name, name.partition(".")[0])}
+    assert leaves(Document) == {*REQUIRED, *OPTIONAL}
+    assert leaves(Document) - {"replace"} <= paths  # which is offered where it is wanted
+    workload = Document.model_fields["workload"].annotation
+    assert workload is not None
+    assert leaves(workload, "workload.") <= paths
+    budget = Document.model_fields["budget"].annotation
+    assert budget is not None
+    assert leaves(budget, "budget.") <= paths
+    assert {f"knobs.{name}" for name in KNOBS} <= paths
+
+
+def test_all_that_can_be_given_is_asked() -> None:
+    request = _request(
+        **{
+            VERSIONS: "torch=2.13.0, accelerate==1.15.0",
+            FRAMEWORK: "accelerate",
+            "knobs.sharding": ["full_shard", "hybrid_shard"],
+            "knobs.tp_size": "1, 2 4",
+            "knobs.sync_each_batch": ["false"],
+            "budget.max_probes": "12",
+            "budget.wall_s": "1.5h",
+            "budget.gpu_s": "90",
+            "headroom": ".1",
+            "tolerance": "0.02",
+            "memory_limit_gib": "60.5",
+            "pool": "h100s",
+            "sampler": "tpe",
+            "workload.reduce_dtype": "fp32",
+        }
+    )
+    assert request["framework"] == {
+        "name": "accelerate",
+        "versions": {"torch": "2.13.0", "accelerate": "1.15.0"},
+    }
+    assert request["knobs"] == {
+        "sharding": ["full_shard", "hybrid_shard"],
+        "tp_size": [1, 2, 4],
+        "sync_each_batch": [False],
+    }
+    assert request["budget"] == {"max_probes": 12, "wall_s": 5400.0, "gpu_s": 90.0}
+    assert (request["headroom"], request["memory_limit_gib"]) == (0.1, 60.5)
+    assert request["workload"]["reduce_dtype"] == "fp32"
+
+
+def test_a_pasted_configuration_is_the_model() -> None:
+    pasted = {MODEL: "", CONFIG: json.dumps(TINY), MODEL_NAME: "our <b>model</b>"}
+    request = _request(**pasted, **{"workload.sequence_length": "32"})
+    assert request["workload"]["model"] == TINY
+    assert request["workload"]["model_name"] == "our <b>model</b>"
+
+
+def test_a_name_without_a_configuration_is_not_asked_for() -> None:
+    assert "model_name" not in _request(**{MODEL_NAME: "left from before"})["workload"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "spelled"), [("1", "2", "cpu:2"), ("2", "2", "2x2xcpu")]
+)
+def test_cpu_ranks_are_of_whoever_works(nodes: str, ranks: str, spelled: str) -> None:
+    request = _request(**{GPU: "CPU", NODES: nodes, GPUS_PER_NODE: ranks})
+    assert request["cluster"] == spelled
+
+
+def test_a_cluster_can_be_written_out() -> None:
+    own = {"nodes": 1, "gpus_per_node": 4, "gpu": {"name": "ours", "memory_bytes": 2**36}}
+    assert _request(**{CLUSTER: json.dumps(own)})["cluster"] == own
+    assert _request(**{CLUSTER: "4x8xa100-80gb", GPU: "", NODES: ""})["cluster"] == "4x8xa100-80gb"
+
+
+def test_nothing_typed_says_all_that_is_needed() -> None:
+    wrong = all_wrong(read_form({}))
+    assert {one.name for one in wrong} == {
+        MODEL,
+        "workload.sequence_length",
+        "workload.global_batch_size",
+        GPU,
+        NODES,
+        GPUS_PER_NODE,
+    }
+    assert {one.said for one in wrong} == {"Is required"}
+
+
+def test_every_wrong_field_is_told_beside_it_at_once() -> None:
+    assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER}
+    assert set(_said(**WRONG)) == set(WRONG)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_field_alone_is_the_only_one_that_is_told(name: str) -> None:
+    said = _said(**{name: WRONG[name]})
+    assert list(said) == [name]
+    assert said[name][:1].isupper()
+
+
+@pytest.mark.parametrize("name", [n for n in WRONG if specs()[n].kind in (Kind.WHOLE, Kind.NUMBER)])
+def test_they_are_refused_in_the_words_of_the_reader(name: str) -> None:
+    asked = read_form(_texts({**GOOD, name: WRONG[name]}))
+    with pytest.raises(UsageError) as error:
+        read_request({key: value for key, value in asked.request.items() if value is not None})
+    assert _said(**{name: WRONG[name]})[name].lower() == error.value.allowed.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{bad", "Is not JSON: expecting property name"),
+        ("[1]", "Must be an object of fields"),
+        ('"llama"', "Must be an object of fields"),
+        ('{"hidden_size": 1, "hidden_size": 2}', "hidden_size is there twice"),
+        ('{"hidden_size": NaN}', "NaN is no number"),
+        ("[" * 100_000, "too deep"),
+        ('{"a": ' + "9" * 5000 + "}", "number too long"),
+        ('{"model_type": "mamba"}', "mamba"),
+        ('{"model_type": "llama", "hidden_size": 0}', "hidden_size: "),
+        ('{"model_type": "llama", "auto_map": {"x": "y"}}', "auto_map"),
+    ],
+)
+def test_what_is_wrong_with_a_pasted_configuration(text: str, said: str) -> None:
+    found = _said(**{MODEL: "", CONFIG: text, MODEL_NAME: "ours"})
+    assert list(found) == [CONFIG]
+    assert said in found[CONFIG]
+
+
+def test_a_model_that_is_wrong_is_not_blamed_for_the_sequence() -> None:
+    """What stands in for it takes any sequence."""
+    said = _said(**{MODEL: "no such", "workload.sequence_length": "200000"})
+    assert list(said) == [MODEL]
+
+
+def test_a_sequence_too_long_for_the_model_is() -> None:
+    said = _said(**{MODEL: "gpt2", "workload.sequence_length": "2048"})
+    assert "gpt2 takes 1024 at most" in said["workload.sequence_length"]
+
+
+def test_a_name_and_a_configuration_contradict_each_other() -> None:
+    said = _said(**{CONFIG: json.dumps(TINY)})
+    assert said == {MODEL: "A configuration is pasted too: empty one of the two"}
+
+
+def test_a_name_too_long_is_told_beside_the_name() -> None:
+    said = _said(**{MODEL: "", CONFIG: json.dumps(TINY), MODEL_NAME: "m" * 201,
+                    "workload.sequence_length": "32"})  # fmt: skip
+    assert list(said) == [MODEL_NAME]
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "{bad", "no such thing", '{"nodes": 1, "gpus_per_node": 1, "gpu": {}}', "local"]
+)
+def test_a_cluster_that_is_written_out_wrongly(text: str) -> None:
+    assert list(_said(**{CLUSTER: text})) == [CLUSTER]
+
+
+def test_the_nearest_names_are_offered() -> None:
+    assert "did you mean llama-3.1-8b" in _said(**{MODEL: "lama-3.1-8b"})[MODEL]
+
+
+def test_it_comes_back_as_it_was_typed() -> None:
+    texts = _texts({**GOOD, **WRONG, "knobs.sharding": ["ddp", "zero9"]})
+    asked = read_form(texts)
+    form = form_of(texts, all_wrong(asked))
+    shown = {c.spec.name: c for s in form.sections for c in (*s.controls, *s.folded)}
+    for name, values in texts.items():
+        assert list(shown[name].values) == values
+    assert [one for one in shown.values() if one.errors] == [
+        shown[n] for n in specs() if n in WRONG
+    ]
+    assert [place for place, _ in form.errors] == [
+        specs()[name].id for name in specs() if name in WRONG
+    ]
+
+
+def test_what_is_of_no_field_is_told_above_all() -> None:
+    wrong = (Wrong(name="pool", said="Is full"), Wrong(name="", said="too many studies are open"))
+    assert form_of({}, wrong).errors == (
+        ("", "Too many studies are open"),
+        ("f-pool", "Pool of workers: Is full"),
+    )
+
+
+def test_it_begins_with_what_is_most_usual_and_folded() -> None:
+    form = form_of(None)
+    assert not any(section.is_open for section in form.sections)
+    shown = {c.spec.name: c.text for s in form.sections for c in s.controls}
+    assert {name: [text] for name, text in shown.items() if text} == initial_texts()
+
+
+def test_what_was_filled_in_is_not_folded_away() -> None:
+    open_now = [s.group.title for s in form_of({"headroom": ["0.1"]}).sections if s.is_open]
+    assert open_now == ["More"]
+
+
+def test_other_fields_than_the_forms_are_left_out() -> None:
+    assert texts_of([("pool", "a"), ("evil", "b"), ("pool", "c"), ("headroom", 1)]) == {
+        "pool": ["a", "c"]
+    }
+
+
+def test_ids_are_each_fields_own() -> None:
+    ids = [spec.id for spec in specs().values()]
+    assert len(set(ids)) == len(ids)
+    assert len(specs()) == sum(len(group.fields) + len(group.folded) for group in groups())
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(specs())), st.lists(st.text(max_size=40), max_size=3))
+)
+def test_whatever_is_typed_is_either_asked_or_told(texts: dict[str, list[str]]) -> None:
+    asked = read_form(texts)
+    wrong = all_wrong(asked)
+    assert all(one.said and (one.name in specs() or one.name == "") for one in wrong)
+    form = form_of(texts, wrong)
+    assert len(form.errors) == len({(one.name, one.said) for one in wrong})
+    if not wrong:
+        read_request({name: value for name, value in asked.request.items() if value is not None})

@@ -1,0 +1,100 @@
+"""The table of probes: columns, orders, filters."""
+
+import pytest
+
+from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
+from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
+from tuner.core.study import StudyState
+from tuner.errors import UsageError
+
+FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed(), ok(1.5, 1, 10 * GIB), None]
+
+
+@pytest.fixture(scope="module")
+def table() -> ProbeTable:
+    made = study(question(), FOUND, StudyState.RUNNING)
+    return table_of(made, made.probes[2].request.settings)
+
+
+def ids(table: ProbeTable) -> list[int]:
+    return [row.id for row in table.rows]
+
+
+def test_a_row_says_what_was_found(table: ProbeTable) -> None:
+    keys = ("outcome", "memory", "step", "speed", "took")
+    shown = {row.id: tuple(row.cells[key].text for key in keys) for row in table.rows}
+    assert shown[3] == ("ok", "30.2", "1.01", "4,068", "12 s")
+    assert shown[2] == ("oom", "> 78.0", "-", "-", "5.0 s")
+    assert shown[6] == ("running", "-", "-", "-", "-")
+    assert [row.id for row in table.rows if row.is_best] == [3]
+    assert [row.id for row in table.rows if row.failed] == [2, 4]
+    assert "memory, GiB" in [column.title for column in table.columns]
+    assert all(list(row.cells) == [column.key for column in table.columns] for row in table.rows)
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        (FASTEST_FIRST, [3, 5, 1, 2, 4, 6]),
+        ("id", [1, 2, 3, 4, 5, 6]),
+        ("-id", [6, 5, 4, 3, 2, 1]),
+        ("memory", [5, 1, 3, 2, 4, 6]),
+        ("-memory", [2, 3, 1, 5, 4, 6]),
+        ("outcome", [4, 1, 3, 5, 2, 6]),
+        ("step", [3, 5, 1, 2, 4, 6]),
+    ],
+)
+def test_it_is_sorted_and_what_is_unknown_goes_last(
+    table: ProbeTable, sort: str, expected: list[int]
+) -> None:
+    assert ids(table.chosen(sort, ANY)) == expected
+
+
+def test_every_column_can_be_sorted_by(table: ProbeTable) -> None:
+    for column in table.columns:
+        for sort in (column.key, f"-{column.key}"):
+            assert sorted(ids(table.chosen(sort, ANY))) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("sort", "outcome", "key", "now", "href"),
+    [
+        (FASTEST_FIRST, "", "speed", "descending", "?sort=speed#probes"),
+        (FASTEST_FIRST, "", "memory", "", "?sort=-memory#probes"),
+        (FASTEST_FIRST, "", "outcome", "", "?sort=outcome#probes"),
+        (FASTEST_FIRST, "", "id", "", "?sort=id#probes"),
+        ("outcome", "ok", "outcome", "ascending", "?sort=-outcome&outcome=ok#probes"),
+        ("outcome", "ok", "speed", "", "?outcome=ok#probes"),
+    ],
+)
+def test_a_column_leads_to_its_order_and_back(
+    table: ProbeTable, sort: str, outcome: str, key: str, now: str, href: str
+) -> None:
+    chosen = table.chosen(sort, outcome)
+    column = next(one for one in chosen.columns if one.key == key)
+    assert chosen.sorted_by(column) == now
+    assert chosen.sorting(column) == f"/studies/st-0123456789ab{href}"
+
+
+def test_an_outcome_is_chosen_and_all_are_counted(table: ProbeTable) -> None:
+    chosen = table.chosen(FASTEST_FIRST, "ok")
+    assert ids(chosen) == [3, 5, 1]
+    assert chosen.counts == {"": 6, "ok": 3, "oom": 1, "crashed": 1, "running": 1}
+    assert chosen.choosing("oom") == "/studies/st-0123456789ab?outcome=oom#probes"
+    assert ids(table.chosen(FASTEST_FIRST, "timeout")) == []
+
+
+@pytest.mark.parametrize(("sort", "outcome"), [("price", ""), ("--id", ""), ("id", "fine")])
+def test_what_there_is_not_is_refused(table: ProbeTable, sort: str, outcome: str) -> None:
+    with pytest.raises(UsageError):
+        table.chosen(sort, outcome)
+
+
+def test_knobs_that_are_the_same_everywhere_have_no_column(table: ProbeTable) -> None:
+    assert "pp_size" not in [column.key for column in table.columns]
+    assert "pp size 1" in table.common
+
+
+def test_a_study_without_probes_has_an_empty_table() -> None:
+    table = table_of(study(question(), [], StudyState.QUEUED), None)
+    assert (table.rows, table.counts) == ((), {"": 0})

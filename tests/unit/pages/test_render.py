@@ -1,0 +1,127 @@
+"""The environment of templates: what it escapes, and figures as they are written."""
+
+from datetime import UTC, datetime
+
+import pytest
+from jinja2 import UndefinedError
+
+from api.pages import render
+from api.pages.assets import asset_url
+from api.pages.render import linked, sentence
+from tests.unit.pages.html import read_part
+
+
+def shown(template: str, **values: object) -> str:
+    return render.environment().from_string(template).render(**values)
+
+
+def test_everything_is_escaped() -> None:
+    assert shown("{{ a }}", a="<b>\"'&") == "&lt;b&gt;&#34;&#39;&amp;"
+
+
+def test_what_is_not_given_is_a_mistake() -> None:
+    with pytest.raises(UndefinedError):
+        shown("{{ missing }}")
+
+
+def test_assets_have_addresses_that_change_with_them() -> None:
+    assert shown("{{ asset('style.css') }}") == asset_url("style.css")
+    with pytest.raises(KeyError):
+        shown("{{ asset('none.css') }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ 61.25|gib }}", "61.2 GiB"),
+        ("{{ 0.5|gib }}", "512 MiB"),
+        ("{{ none|gib }}", "unknown"),
+        ("{{ 9412.4|per_s }}", "9,412"),
+        ("{{ none|per_s }}", "unknown"),
+        ("{{ 0.4281|seconds }}", "0.428 s"),
+        ("{{ none|seconds }}", "unknown"),
+        ("{{ 65|duration }}", "1:05 min"),
+        ("{{ 0.125|percent }}", "12%"),
+        ("{{ 4096|commas }}", "4,096"),
+        ("{{ 'full_shard'|words }}", "full shard"),
+        ("{{ 'oom'|outcome }}", "out of memory"),
+        ("{{ 'stopped_early'|outcome }}", "stopped early"),
+        ("{{ true|knob }}", "true"),
+        ("{{ 1|count('probe') }}", "1 probe"),
+        ("{{ none|moment }}", "unknown"),
+        ("{{ ''|ago }}", "unknown"),
+        ("{{ '2026-11-21T06:00:00Z'|between('2026-11-21T06:01:05Z') }}", "1:05 min"),
+        ("{{ '2026-11-21T06:00:00Z'|between('2026-11-21T05:59:59Z') }}", "0.0 s"),
+    ],
+)
+def test_figures_as_they_are_written(template: str, expected: str) -> None:
+    assert shown(template) == expected
+
+
+def test_moments_are_machine_readable() -> None:
+    time = read_part(render.moment("2026-11-21T06:10:00.000Z")).one("time")
+    assert (time["datetime"], time.text) == ("2026-11-21T06:10:00.000Z", "2026-11-21 06:10 UTC")
+
+
+@pytest.mark.parametrize(
+    ("iso", "expected"),
+    [
+        ("2026-11-21T11:59:30Z", "just now"),
+        ("2026-11-21T12:00:30Z", "just now"),
+        ("2026-11-21T11:58:00Z", "2 minutes ago"),
+        ("2026-11-21T10:30:00Z", "1 hour ago"),
+        ("2026-11-18T10:30:00Z", "3 days ago"),
+    ],
+)
+def test_how_long_ago(iso: str, expected: str) -> None:
+    found = read_part(render.ago(iso, datetime(2026, 11, 21, 12, tzinfo=UTC))).one("time")
+    assert (found["datetime"], found.text) == (iso, expected)
+
+
+def test_names_are_isolated_and_cut_with_the_whole_behind_them() -> None:
+    template = "{% from 'macros.html' import name %}{{ name(text) }}"
+    short = read_part(shown(template, text="<i>a</i>")).one("bdi")
+    assert (short.text, short.get("title")) == ("<i>a</i>", "")
+    whole = "\N{LLAMA}" * 200
+    long = read_part(shown(template, text=whole)).one("bdi")
+    assert long["title"] == whole
+    assert long.text == "\N{LLAMA}" * 80 + "…"
+
+
+def test_probes_of_the_study_are_links_and_others_are_not() -> None:
+    found = linked("faster (probe #3 against #12, #9).", "st-1", {3, 12})
+    assert found == (
+        'faster (probe <a href="/studies/st-1/probes/3">#3</a> against '
+        '<a href="/studies/st-1/probes/12">#12</a>, #9).'
+    )
+
+
+def test_markup_is_text() -> None:
+    found = linked("<b>#3</b> & \"'", "st-1", {3})
+    assert found == ('&lt;b&gt;<a href="/studies/st-1/probes/3">#3</a>&lt;/b&gt; &amp; &#34;&#39;')
+
+
+def test_settings_can_be_wrapped() -> None:
+    assert linked("sharding=ddp,tp_size=2 takes 1,201 s", "st-1", ()) == (
+        "sharding=ddp, tp_size=2 takes 1,201 s"
+    )
+
+
+def test_numbers_too_long_for_a_probe_are_text() -> None:
+    number = "9" * 30
+    assert f"#{number}"[:19] in linked(f"#{number}", "st-1", ())
+
+
+def test_what_turns_the_direction_of_text_is_shown_and_not_obeyed() -> None:
+    found = linked("crashed, \u202eevil (probe #3)", "st-1", {3})
+    assert found.startswith("crashed, \ufffdevil (probe <a")
+
+
+def test_what_stands_between_backticks_is_code() -> None:
+    found = linked("`tp_size=2` saves <b>, and `<i> #3`", "st-1", ())
+    assert found == "<code>tp_size=2</code> saves &lt;b&gt;, and `&lt;i&gt; #3`"
+
+
+def test_a_sentence_begins_with_a_capital() -> None:
+    assert sentence("nothing fits: a=1,b=2") == "Nothing fits: a=1, b=2"
+    assert sentence("") == ""

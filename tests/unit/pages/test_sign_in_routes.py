@@ -1,0 +1,375 @@
+"""Signing in with a key, and out again."""
+
+import logging
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import func, select, text, update
+
+from api.app import create_app
+from api.settings import Settings
+from tests.unit.api.browsers import Browser
+from tests.unit.api.studies import PREDICTED
+from tuner.store import Store
+from tuner.store.access import IDLE, LASTS, Keys
+from tuner.store.tables import Scope, SessionRow, clock
+
+WRONG = f"tuner_{'0' * 16}_{'A' * 43}"
+
+
+@pytest.fixture
+def keys(store: Store) -> Keys:
+    return Keys(store.transactions)
+
+
+@pytest.fixture
+def app(store: Store) -> Callable[..., FastAPI]:
+    """The service with such settings; keys are needed unless they say otherwise."""
+
+    def make(**given: Any) -> FastAPI:
+        return create_app(store, Settings(_env_file=None, **{"require_keys": True, **given}))
+
+    return make
+
+
+@pytest.fixture
+def browser(app: Callable[..., FastAPI]) -> Browser:
+    """Somebody's browser, and a service that needs keys."""
+    return Browser(app())
+
+
+@pytest.fixture
+def study_id(store: Store, app: Callable[..., FastAPI]) -> str:
+    """A study that is queued."""
+    opened = Browser(app(require_keys=None))
+    return str(opened.post("/tune", json=PREDICTED).json()["study_id"])
+
+
+def aged(store: Store, created: timedelta, unused: timedelta) -> None:
+    """Lets every session have begun, and been used last, so long ago."""
+    with store.transactions.write() as session:
+        now = clock(session)
+        ends = min(now - created + LASTS, now - unused + IDLE)
+        times = {"created_at": now - created, "expires_at": ends}
+        session.execute(update(SessionRow).values(times))
+
+
+def count(store: Store) -> int:
+    with store.transactions.read() as session:
+        return session.scalar(select(func.count()).select_from(SessionRow)) or 0
+
+
+# -- in
+
+
+def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, keys: Keys) -> None:
+    _, key = keys.create("the team", Scope.READ)
+    sent = browser.get("/?query=a%20b&state=done")
+    assert (sent.status_code, sent.headers["location"]) == (
+        303,
+        "/sign-in?next=/%3Fquery%3Da%2520b%26state%3Ddone",
+    )
+    form = browser.get(sent.headers["location"])
+    onward = re.search(r'name="next" value="([^"]*)"', form.text)
+    assert onward is not None
+    response = browser.sign_in(key, next=onward[1].replace("&amp;", "&"))
+    assert (response.status_code, response.headers["location"]) == (
+        303,
+        "/?query=a%20b&state=done",
+    )
+    page = browser.get(response.headers["location"])
+    assert page.status_code == 200
+    assert 'action="/sign-out"' in page.text
+
+
+def test_the_first_page_is_where_one_goes_without_a_wish(browser: Browser, keys: Keys) -> None:
+    assert browser.get("/").headers["location"] == "/sign-in"
+    response = browser.sign_in(keys.create("a", Scope.READ)[1])
+    assert response.headers["location"] == "/"
+
+
+def test_a_key_may_be_pasted_with_what_is_around_it(browser: Browser, keys: Keys) -> None:
+    assert browser.sign_in(f"  {keys.create('a', Scope.READ)[1]}\n").status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        ("http", r"tuner_session=[\w-]{43}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800"),
+        (
+            "https",
+            r"__Host-tuner_session=[\w-]{43}; Path=/; HttpOnly; SameSite=Lax; Secure;"
+            r" Max-Age=604800",
+        ),
+    ],
+)
+def test_the_cookie_is_for_this_browser_and_service_alone(
+    app: Any, keys: Keys, scheme: str, expected: str
+) -> None:
+    opened = Browser(app(), scheme=scheme)
+    response = opened.sign_in(keys.create("a", Scope.READ)[1])
+    given = response.headers.get_list("set-cookie")
+    assert len([one for one in given if re.fullmatch(expected, one)]) == 1
+    (forgotten,) = [one for one in given if "tuner_visit=;" in one]
+    assert forgotten.endswith("Max-Age=0")
+    assert opened.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "onward",
+    [
+        "//evil.example",
+        "\\\\evil.example",
+        "/\\evil.example",
+        "http:evil.example",
+        "http://evil.example",
+        "javascript:alert(1)",
+        "/\t/evil.example",
+        "/new\r\nX-Evil: 1",
+        "/sign-out",
+        "/tune",
+        "",
+    ],
+)
+def test_nobody_is_sent_elsewhere(browser: Browser, keys: Keys, onward: str) -> None:
+    shown = browser.get("/sign-in", params={"next": onward})
+    assert 'name="next" value="/"' in shown.text
+    key = keys.create("a", Scope.READ)[1]
+    signed_in = browser.sign_in(key, next=onward)
+    assert signed_in.headers["location"] == "/"
+    assert "x-evil" not in signed_in.headers
+    again = browser.get("/sign-in", params={"next": onward})
+    assert (again.status_code, again.headers["location"]) == (303, "/")
+
+
+def test_of_two_wishes_none_leads_elsewhere(browser: Browser, keys: Keys) -> None:
+    browser.sign_in(keys.create("a", Scope.READ)[1])
+    again = browser.get("/sign-in?next=/new&next=//evil.example")
+    assert again.headers["location"] == "/"
+
+
+def test_each_sign_in_is_a_session_of_its_own(browser: Browser, keys: Keys, store: Store) -> None:
+    """Whoever had a cookie put into the browser knows nothing of the session that begins."""
+    key = keys.create("a", Scope.READ)[1]
+    planted = "P" * 43
+    browser.cookies.set("tuner_session", planted, domain="localhost.local")
+    browser.sign_in(key)
+    first = browser.session()
+    assert first not in (None, planted)
+    old = Browser(browser.app)  # type: ignore[arg-type]
+    old.cookies.set("tuner_session", first or "")
+    assert old.get("/").status_code == 200
+    browser.submit("/sign-in", {"key": key}, page="/")
+    assert browser.session() not in (first, planted)
+    assert count(store) == 1
+    assert old.get("/").status_code == 303, "the one before has ended"
+
+
+def test_who_has_signed_in_need_not_again(browser: Browser, keys: Keys) -> None:
+    browser.sign_in(keys.create("a", Scope.READ)[1])
+    again = browser.get("/sign-in?next=/new")
+    assert (again.status_code, again.headers["location"]) == (303, "/new")
+
+
+def test_on_this_machine_nobody_needs_to(app: Any) -> None:
+    opened = Browser(app(require_keys=None))
+    assert opened.get("/").status_code == 200
+    assert opened.get("/sign-in").headers["location"] == "/"
+    passed_on = {"X-Forwarded-For": "192.0.2.7"}
+    assert opened.get("/", headers=passed_on).headers["location"] == "/sign-in"
+    assert opened.get("/sign-in", headers=passed_on).status_code == 200
+
+
+def test_on_this_machine_one_may_take_a_smaller_key(app: Any, keys: Keys, study_id: str) -> None:
+    opened = Browser(app(require_keys=None))
+    assert opened.get("/new").status_code == 200
+    key = keys.create("a", Scope.READ)[1]
+    opened.submit("/sign-in", {"key": key}, page="/new")
+    assert opened.get("/new").status_code == 403
+    opened.submit("/sign-out", page="/")
+    assert opened.get("/new").status_code == 200
+
+
+# -- refused
+
+
+@pytest.mark.parametrize("key", ["", "x", WRONG, "tuner_", "é", "k" * 100_000, "\x00"])
+def test_a_key_that_is_none_is_told_so_beside_the_field(browser: Browser, key: str) -> None:
+    response = browser.sign_in(key, next="/new")
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == 'Bearer realm="tuner"'
+    assert 'aria-invalid="true"' in response.text
+    assert 'name="next" value="/new"' in response.text
+    assert browser.session() is None
+    assert key not in response.text or key in ("", "x", "tuner_", "é")
+
+
+def test_a_revoked_key_opens_nothing(browser: Browser, keys: Keys) -> None:
+    made, key = keys.create("a", Scope.ADMIN)
+    keys.revoke(made.id)
+    assert browser.sign_in(key).status_code == 401
+
+
+def test_refused_keys_are_logged_and_not_what_was_given(
+    browser: Browser, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, key = keys.create("a", Scope.READ)
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+    assert browser.sign_in(wrong).status_code == 401
+    (line,) = [vars(one) for one in caplog.records if one.message == "key refused"]
+    assert (line["key"], line["client"]) == (made.id, "192.0.2.1")
+    assert wrong[-43:] not in repr(line)
+
+
+def test_guesses_have_the_rate_of_their_address(app: Any, keys: Keys) -> None:
+    limited = app(rate_burst=6, rate_per_s=0.001)
+    guesser = Browser(limited)
+    token = guesser.token("/sign-in")
+    guesses = [
+        guesser.post("/sign-in", data={"key": WRONG, "csrf_token": token}).status_code
+        for _ in range(8)
+    ]
+    assert guesses == [401] * 5 + [429] * 3
+    refused = guesser.get("/sign-in")
+    assert refused.status_code == 429
+    assert refused.headers["content-type"].startswith("text/html")
+    assert int(refused.headers["retry-after"]) > 900
+    other = Browser(limited, address="192.0.2.9")
+    assert other.sign_in(keys.create("a", Scope.READ)[1]).status_code == 303
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}])
+def test_nobody_is_signed_in_by_another_site(
+    browser: Browser, keys: Keys, headers: dict[str, str]
+) -> None:
+    key = keys.create("a", Scope.READ)[1]
+    assert browser.submit("/sign-in", {"key": key}, **headers).status_code == 403
+    assert browser.post("/sign-in", data={"key": key}).status_code == 403, "nor without the token"
+    assert browser.session() is None
+
+
+def test_no_secret_is_kept_or_logged(
+    browser: Browser, keys: Keys, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, key = keys.create("a", Scope.READ)
+    with caplog.at_level(logging.DEBUG):
+        browser.sign_in(WRONG)
+        browser.sign_in(key)
+        token = browser.session()
+        form = browser.token("/")
+        browser.get("/nowhere")
+        browser.post("/new", data={"key": key})
+        browser.submit("/sign-out", page="/")
+    assert token is not None
+    logged = repr([record.__dict__ for record in caplog.records])
+    assert "/sign-in" in logged
+    with store.transactions.read() as session:
+        kept = "".join(
+            repr(session.execute(text(f"SELECT * FROM {table}")).all())
+            for table in ("audit", "sessions", "keys")
+        )
+    for secret in (key.rpartition("_")[2], WRONG[-43:], token, form):
+        assert secret not in logged
+        assert secret not in kept
+
+
+# -- on, and out
+
+
+def test_a_session_ends_unused_or_after_a_week(browser: Browser, keys: Keys, store: Store) -> None:
+    key = keys.create("a", Scope.READ)[1]
+    minute = timedelta(minutes=1)
+    for created, unused, open_still in (
+        (timedelta(days=1), IDLE - minute, True),
+        (IDLE, IDLE, False),
+        (LASTS - minute, minute, True),
+        (LASTS, minute, False),
+    ):
+        browser.cookies.clear()
+        browser.sign_in(key)
+        aged(store, created, unused)
+        assert (browser.get("/").status_code == 200) is open_still, (created, unused)
+
+
+def test_what_comes_too_late_must_sign_in(
+    browser: Browser, keys: Keys, store: Store, study_id: str
+) -> None:
+    browser.sign_in(keys.create("a", Scope.SUBMIT)[1])
+    token = browser.token("/")
+    aged(store, LASTS, IDLE)
+    form = {"csrf_token": token}
+    assert browser.post("/new", data=form).status_code == 401
+    assert browser.post(f"/studies/{study_id}/cancel", data=form).status_code == 401
+    assert browser.get(f"/studies/{study_id}").headers["location"].startswith("/sign-in?next=")
+    as_script = {"Accept": "application/json"}
+    assert browser.get(f"/studies/{study_id}", headers=as_script).status_code == 401
+    assert browser.get(f"/tune/{study_id}").status_code == 401
+    out = browser.post("/sign-out", data=form)
+    assert (out.status_code, out.headers["location"]) == (303, "/sign-in")
+
+
+def test_a_revoked_key_ends_its_sessions(browser: Browser, keys: Keys) -> None:
+    made, key = keys.create("a", Scope.READ)
+    browser.sign_in(key)
+    assert browser.get("/").status_code == 200
+    keys.revoke(made.id)
+    assert browser.get("/").status_code == 303
+    assert browser.get("/tune").status_code == 401
+
+
+def test_who_signs_out_is_out_everywhere(browser: Browser, keys: Keys, store: Store) -> None:
+    browser.sign_in(keys.create("a", Scope.READ)[1])
+    token = browser.session() or ""
+    response = browser.submit("/sign-out", page="/")
+    assert (response.status_code, response.headers["location"]) == (303, "/sign-in")
+    given = response.headers.get_list("set-cookie")
+    assert sorted(one.partition("=")[0] for one in given) == ["tuner_session", "tuner_visit"]
+    assert all(one.endswith("Max-Age=0") for one in given)
+    assert browser.session() is None
+    assert count(store) == 0
+    browser.cookies.set("tuner_session", token)
+    assert browser.get("/").status_code == 303, "also for whoever kept the cookie"
+
+
+def test_nobody_is_signed_out_by_another_site(browser: Browser, keys: Keys) -> None:
+    browser.sign_in(keys.create("a", Scope.READ)[1])
+    assert browser.post("/sign-out").status_code == 415
+    assert browser.post("/sign-out", data={"csrf_token": "0" * 64}).status_code == 403
+    cross = {"Sec_Fetch_Site": "cross-site"}
+    assert browser.submit("/sign-out", page="/", **cross).status_code == 403
+    assert browser.get("/sign-out").status_code == 405
+    assert browser.get("/").status_code == 200
+
+
+def test_a_session_does_not_cancel_for_tools(
+    browser: Browser, keys: Keys, store: Store, study_id: str
+) -> None:
+    browser.sign_in(keys.create("a", Scope.ADMIN)[1])
+    token = {"csrf_token": browser.token("/")}
+    assert browser.get(f"/tune/{study_id}").status_code == 200
+    assert browser.request("DELETE", f"/tune/{study_id}").status_code == 401
+    assert browser.request("DELETE", f"/tune/{study_id}", data=token).status_code == 401
+    assert browser.post("/tune", json=PREDICTED).status_code == 401
+    assert store.study(study_id).state == "queued"
+
+
+def test_exports_and_events_are_read_with_a_session(
+    browser: Browser, keys: Keys, study_id: str
+) -> None:
+    browser.sign_in(keys.create("a", Scope.READ)[1])
+    assert browser.get(f"/tune/{study_id}/export/accelerate").status_code != 401
+    assert browser.get("/tune/st-000000000000/events").status_code == 404
+
+
+def test_a_small_key_cancels_nothing(
+    browser: Browser, keys: Keys, store: Store, study_id: str
+) -> None:
+    browser.sign_in(keys.create("a", Scope.READ)[1])
+    response = browser.submit(f"/studies/{study_id}/cancel", page="/")
+    assert response.status_code == 403
+    assert "This key allows read; this needs submit." in response.text
+    assert store.study(study_id).state == "queued"

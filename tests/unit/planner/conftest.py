@@ -1,0 +1,225 @@
+"""A machine made of arithmetic, on which studies can be played through in milliseconds."""
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import framework
+from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.core.workload import Precision, Workload
+from tuner.cost.memory import memory_bound
+from tuner.model import read_model_config
+from tuner.planner import Stop, Wait, next_probe
+
+MIB = 2**20
+APART_S = 1000
+"""Between the ends of two probes: more than any takes."""
+SIZES = {
+    "hidden_size": 288,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+def make_question(
+    cluster: str = "cpu:2", batch: int = 8, heads: int = 6, **knobs: tuple[Any, ...]
+) -> Question:
+    sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": heads}
+    return Question(
+        workload=Workload(
+            model=read_model_config({"model_type": "llama", **sizes}, name="tiny"),
+            sequence_length=128,
+            global_batch_size=batch,
+            precision=Precision.FP32,
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework("torch", {"torch": "2.13.0"}, {}),
+        knobs=knobs,
+    )
+
+
+def make_study(
+    question: Question | None = None, *, probes: Sequence[Probe] = (), seed: int = 0, **terms: Any
+) -> Study:
+    return Study(
+        id="st-000000000000",
+        question=question or make_question(),
+        terms=Terms(**{"memory_limit_bytes": 4096 * MIB, **terms}),
+        state=StudyState.RUNNING,
+        seed=seed,
+        probes=tuple(probes),
+    )
+
+
+def make_memory(allocated: int, overhead: int = 0) -> Memory:
+    return Memory(
+        allocated_bytes=allocated,
+        allocated_low_bytes=allocated - allocated // 100,
+        reserved_bytes=allocated + allocated // 10,
+        device_bytes=allocated + overhead,
+        overhead_bytes=overhead,
+        by_phase={"backward": allocated},
+        by_category={"parameters": allocated // 4, "gradients": allocated // 4},
+        per_rank_bytes=(allocated,),
+    )
+
+
+def make_ok(
+    seconds: float | dict[int, Sequence[float]], allocated: int, *, count: int = 1, **more: Any
+) -> Measurement:
+    """Done, with ten equal steps, or the steps that are given by count."""
+    times = seconds if isinstance(seconds, dict) else {count: (seconds,) * 10}
+    return Measurement(
+        outcome=Outcome.OK,
+        memory=make_memory(allocated, more.pop("overhead", 0)),
+        step_times_s={n: tuple(steps) for n, steps in times.items()},
+        versions={"torch": "2.13.0"},
+        wall_s=more.pop("wall_s", 2.0),
+        device_s=more.pop("device_s", 4.0),
+        **more,
+    )
+
+
+def make_oom(needed: int, limit: int) -> Measurement:
+    shortage = OutOfMemory(
+        rank=0,
+        phase="backward",
+        requested_bytes=needed // 10,
+        allocated_bytes=needed - needed // 10,
+        reserved_bytes=needed,
+        limit_bytes=limit,
+    )
+    return Measurement(outcome=Outcome.OOM, oom=shortage, wall_s=1.0, device_s=2.0)
+
+
+def moment(number: int) -> str:
+    """When a probe was done that no other ran beside."""
+    at = datetime(2026, 1, 1) + timedelta(seconds=(number - 1) * APART_S)
+    return f"{at.isoformat()}Z"
+
+
+def make_probe(
+    number: int,
+    settings: Settings,
+    measurement: Measurement | None,
+    *,
+    repetition: int = 0,
+    limit: int | None = None,
+    state: ProbeState = ProbeState.DONE,
+) -> Probe:
+    request = ProbeRequest(settings=settings, fidelity=Terms().fidelity, repetition=repetition)
+    return Probe(
+        id=number,
+        request=request,
+        state=state,
+        memory_limit_bytes=limit,
+        measurement=measurement,
+        finished_at=moment(number) if measurement else None,
+    )
+
+
+@dataclass
+class Machine:
+    """Says what a probe would find. Deterministic: noise comes from the settings' names."""
+
+    question: Question
+    noise: float = 0.0
+    memory_factor: float = 0.9
+    fail: Callable[[Settings], Outcome | None] = lambda _: None
+
+    def memory(self, settings: Settings) -> int:
+        bound = memory_bound(self.question.workload, settings, self.question.cluster)
+        return int(max(self.memory_factor * bound.total_bytes, bound.floor_bytes))
+
+    def seconds(self, settings: Settings, count: int) -> float:
+        """The truth: compute, communication, and a fixed part."""
+        tokens = settings.micro_batch_size * 128
+        compute = (tokens + 60) / settings.tp_size**0.8 * 1e-3
+        compute *= 1.3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+        gather = {Sharding.FULL_SHARD: 0.04, Sharding.HYBRID_SHARD: 0.03}
+        each = compute + gather.get(settings.sharding, 0.0)
+        each += 0.03 * (settings.tp_size - 1) * (1.5 if settings.tp_recompute_allgather else 1)
+        syncs = count if settings.sync_each_batch else 1
+        return count * each + 0.05 * syncs + 0.02
+
+    def run(self, request: ProbeRequest, limit: int) -> Measurement:
+        settings = request.settings
+        outcome = self.fail(settings)
+        if outcome is not None:
+            return Measurement(outcome=outcome, wall_s=1.0, device_s=2.0)
+        needed = self.memory(settings)
+        if needed > limit:
+            return make_oom(max(limit + 1, needed // 2), limit)
+        counts = request.accumulation_counts or (settings.gradient_accumulation_steps,)
+        draw = random.Random(zlib.crc32(f"{settings} {request.repetition}".encode()))
+        luck = 1 + self.noise * draw.gauss(0, 1)
+        times = {
+            n: tuple(
+                self.seconds(settings, n) * luck * (1 + self.noise * abs(draw.gauss(0, 1)))
+                for _ in range(10)
+            )
+            for n in counts
+        }
+        return make_ok(times, needed, wall_s=sum(map(sum, times.values())))
+
+    def play(self, study: Study, most: int = 500) -> tuple[Study, Stop]:
+        """Ask and measure until the planner stops."""
+        for _ in range(most):
+            step = next_probe(study)
+            if isinstance(step, Stop):
+                return study, step
+            assert not isinstance(step, Wait)
+            limit = study.terms.limit_bytes(study.question.cluster)
+            number = len(study.probes) + 1
+            probe = Probe(
+                id=number,
+                request=step,
+                state=ProbeState.DONE,
+                memory_limit_bytes=limit,
+                measurement=self.run(step, limit),
+                finished_at=moment(number),
+            )
+            study = replace(study, probes=(*study.probes, probe))
+        raise AssertionError("the planner does not stop")
+
+    def best_seconds(self, legal: Sequence[Settings], limit: int) -> float:
+        """The fastest of all that fit."""
+        fitting = [s for s in legal if self.memory(s) <= limit]
+        return min(self.seconds(s, s.gradient_accumulation_steps) for s in fitting)
+
+
+@pytest.fixture(scope="session")
+def lab() -> SimpleNamespace:
+    """Makers of questions, studies, probes and measurements, and the machine."""
+    return SimpleNamespace(
+        Machine=Machine,
+        question=make_question,
+        study=make_study,
+        probe=make_probe,
+        ok=make_ok,
+        oom=make_oom,
+        memory=make_memory,
+        MIB=MIB,
+    )

@@ -1,0 +1,174 @@
+"""Emulated studies: planned as measured ones, and labelled for what they are."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import (
+    Collective,
+    Emulation,
+    Exposed,
+    Fidelity,
+    Measurement,
+    Outcome,
+)
+from tuner.core.quantity import Provenance
+from tuner.core.study import Probe, ProbeRequest, Study, StudyState
+from tuner.planner import answer
+from tuner.planner.corrections import corrections
+from tuner.planner.knowledge import learn
+from tuner.planner.ranking import indistinguishable
+from tuner.planner.spending import devices_held
+from tuner.planner.timing import step_time
+
+DDP = Settings(micro_batch_size=4)
+FULL = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
+HALF = replace(FULL, micro_batch_size=2, gradient_accumulation_steps=2)
+EXPOSED = Exposed(value_s=0.4, low_s=0.2, high_s=0.8)
+
+
+def emulated(found: Measurement, exposed: Exposed = EXPOSED, **more: Any) -> Measurement:
+    """The measurement of a probe whose steps wait for communication."""
+    if found.outcome is not Outcome.OK:
+        return found
+    times = found.step_times_s
+    emulation = Emulation(
+        compute_s={n: tuple(s - exposed.value_s for s in steps) for n, steps in times.items()},
+        exposed_s=dict.fromkeys(times, exposed),
+        collectives={
+            n: (Collective(op="all_gather", axis="dp_shard", phase="forward", count=1, bytes=9),)
+            for n in times
+        },
+        **more,
+    )
+    made = replace(found, emulation=emulation)
+    assert Measurement.from_dict(made.as_dict()) == made
+    return made
+
+
+def of(
+    lab: SimpleNamespace,
+    number: int,
+    settings: Settings,
+    found: Measurement,
+    fidelity: Fidelity = Fidelity.EMULATED,
+) -> Probe:
+    probe = lab.probe(number, settings, found)
+    return replace(probe, request=ProbeRequest(settings=settings, fidelity=fidelity))
+
+
+def study_of(lab: SimpleNamespace, *probes: Probe, **terms: Any) -> Study:
+    return lab.study(probes=probes, **{"fidelity": Fidelity.EMULATED, **terms})
+
+
+def test_a_whole_study_is_labelled_emulated(lab: SimpleNamespace) -> None:
+    class Alone(lab.Machine):
+        def run(self, request: ProbeRequest, limit: int) -> Measurement:
+            assert request.fidelity is Fidelity.EMULATED
+            tiny = Exposed(value_s=1e-3, low_s=1e-3, high_s=1e-3)
+            return emulated(super().run(request, limit), tiny)
+
+    study, _ = Alone(lab.question()).play(study_of(lab, max_probes=14))
+    found = answer(replace(study, state=StudyState.DONE))
+    assert found.provenance == "emulated"
+    assert found.probes == {"ok": len(study.probes)}
+    assert len(study.probes) > 5
+    best = found.best
+    assert best is not None
+    quantities = (best.allocated_gib, best.reserved_gib, best.device_gib, best.step_time_s)
+    assert {q.provenance for q in quantities} == {Provenance.EMULATED}
+
+
+def test_the_model_widens_the_interval_and_tells_no_settings_apart(lab: SimpleNamespace) -> None:
+    steps = [1.0, 1.01, 1.02, 1.03, 1.04]
+    found = emulated(lab.ok({1: steps}, 2**30))
+    narrow, wide = (step_time([found], 1, with_model=on) for on in (False, True))
+    assert wide.value == narrow.value == 1.02
+    assert wide.low == pytest.approx(narrow.low - 0.2)
+    assert wide.high == pytest.approx(narrow.high + 0.4)
+    slower = emulated(lab.ok({1: [1.2 * s for s in steps]}, 2**30))
+    known = learn(study_of(lab, of(lab, 1, DDP, found), of(lab, 2, FULL, slower)))
+    assert not indistinguishable(known.findings[DDP], known.findings[FULL], 0.01)
+
+
+def test_what_the_model_may_be_wrong_by_grows_with_the_accumulation(lab: SimpleNamespace) -> None:
+    found = emulated(lab.ok({2: [2.0] * 10, 4: [3.0] * 10}, 2**30))
+    time = step_time([found], 16)
+    assert time.provenance is Provenance.PREDICTED
+    assert time.high is not None
+    assert time.value is not None
+    steps = step_time([found], 16, with_model=False)
+    assert steps.high is not None
+    assert time.high - steps.high == pytest.approx(4 * 0.4)
+
+
+def test_a_device_that_stands_in_says_nothing_of_time(lab: SimpleNamespace) -> None:
+    found = emulated(lab.ok(1.0, 2**30), stands_in=True)
+    best = answer(study_of(lab, of(lab, 1, DDP, found))).best
+    assert best is not None
+    assert best.step_time_s.provenance is Provenance.PREDICTED
+    assert best.allocated_gib.provenance is Provenance.EMULATED
+    assert best.provenance == "predicted"
+
+
+def test_steps_without_a_price_have_no_speed(lab: SimpleNamespace) -> None:
+    found = replace(emulated(lab.ok(1.0, 2**30)), step_times_s={})
+    assert answer(study_of(lab, of(lab, 1, DDP, found))).best is None
+
+
+def test_one_device_is_held(lab: SimpleNamespace) -> None:
+    assert devices_held(study_of(lab)) == 1
+    assert devices_held(lab.study()) == 2
+
+
+def test_each_of_two_fidelities_mentions_the_other(lab: SimpleNamespace) -> None:
+    probes = (
+        of(lab, 1, DDP, emulated(lab.ok(1.0, 2**30))),
+        of(lab, 2, FULL, lab.ok(2.0, 2**30), Fidelity.MEASURED),
+    )
+    for fidelity, other in (("emulated", "measured"), ("measured", "emulated")):
+        found = answer(study_of(lab, *probes, fidelity=Fidelity(fidelity)))
+        said = " ".join(found.explanation)
+        assert found.provenance == fidelity
+        assert f"1 probe of this question {other} too; --fidelity {other}" in said
+
+
+def seconds(lab: SimpleNamespace, probes: Sequence[Probe], settings: Settings) -> float:
+    predicted = {DDP: 1.0, FULL: 2.0, HALF: 3.0}
+    found = corrections(study_of(lab, *probes), predicted)
+    return found.factor(settings) * predicted[settings]
+
+
+def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab: SimpleNamespace) -> None:
+    one = of(lab, 1, FULL, emulated(lab.ok(3.0, 2**30)))
+    assert seconds(lab, [one], FULL) == pytest.approx(3.0)
+    assert seconds(lab, [one], HALF) == pytest.approx(4.5)  # of the same class
+    assert seconds(lab, [one], DDP) == pytest.approx(1.5)  # by what is typical
+    other = of(lab, 2, DDP, emulated(lab.ok(0.9, 2**30)))
+    assert seconds(lab, [one, other], DDP) == pytest.approx(0.9)
+    assert seconds(lab, [], DDP) == 1.0
+
+
+def test_what_was_measured_replaces_what_was_emulated(lab: SimpleNamespace) -> None:
+    one = of(lab, 1, FULL, emulated(lab.ok(3.0, 2**30)))
+    two = of(lab, 2, FULL, lab.ok(2.2, 2**30), Fidelity.MEASURED)
+    assert seconds(lab, [one, two], FULL) == pytest.approx(2.2)
+    assert seconds(lab, [two, one], FULL) == pytest.approx(2.2)
+    stand_in = of(lab, 1, FULL, emulated(lab.ok(3.0, 2**30), stands_in=True))
+    assert seconds(lab, [stand_in], FULL) == 2.0
+
+
+def test_what_ran_out_of_memory_is_no_answer_whatever_is_predicted(lab: SimpleNamespace) -> None:
+    limit = 4096 * lab.MIB
+    oom = of(lab, 1, HALF, lab.oom(2 * limit, limit))
+    larger = replace(HALF, micro_batch_size=1, gradient_accumulation_steps=4)
+    found = corrections(study_of(lab, oom), {})
+    assert "did not fit" in found.why_not(HALF)
+    assert found.why_not(larger) == ""
+    assert found.why_not(DDP) == ""
+    fits = of(lab, 2, HALF, lab.ok(1.0, 2**30, count=2), Fidelity.MEASURED)
+    assert corrections(study_of(lab, oom, fits), {}).why_not(HALF) == ""

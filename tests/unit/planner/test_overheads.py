@@ -1,0 +1,127 @@
+"""What probes saw outside the allocator is what predictions of that machine count with."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Emulation, Fidelity
+from tuner.core.study import Probe, ProbeRequest, Question, Study
+from tuner.cost.constants import default_costs
+from tuner.planner.corrections import overheads
+from tuner.planner.estimates import forecast
+
+MIB = 2**20
+FULL = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=8)
+HALVES = replace(FULL, tp_size=2, tp_recompute_allgather=True, gradient_accumulation_steps=16)
+"""Communicators of the world, of data parallelism and of tensor parallelism: 3, not 1."""
+
+
+@pytest.fixture
+def question(lab: SimpleNamespace) -> Question:
+    found: Question = lab.question("8xa100-80gb", 64)
+    return found
+
+
+def seen(lab: SimpleNamespace, number: int, settings: Settings, overhead_mib: int) -> Probe:
+    count = settings.gradient_accumulation_steps
+    found = lab.ok(1.0, MIB, count=count, overhead=overhead_mib * MIB)
+    probe: Probe = lab.probe(number, settings, found)
+    return probe
+
+
+def study_of(lab: SimpleNamespace, question: Question, *probes: Probe, **terms: object) -> Study:
+    found: Study = lab.study(question, **{"memory_limit_bytes": None, **terms})
+    return replace(found, probes=probes)
+
+
+def test_settings_of_as_many_communicators_have_what_the_worst_of_them_had(
+    lab: SimpleNamespace, question: Question
+) -> None:
+    larger = replace(FULL, micro_batch_size=2, gradient_accumulation_steps=4)
+    study = study_of(lab, question, seen(lab, 1, FULL, 2000), seen(lab, 2, larger, 2100))
+    assert overheads(study).of(replace(FULL, micro_batch_size=8)) == 2100 * MIB
+
+
+def test_others_differ_by_communicators(lab: SimpleNamespace, question: Question) -> None:
+    one = overheads(study_of(lab, question, seen(lab, 1, FULL, 2000)))
+    each = default_costs().device.communicator_bytes
+    assert one.of(HALVES) == 2000 * MIB + int(2 * each)
+    both = study_of(lab, question, seen(lab, 1, FULL, 2000), seen(lab, 2, HALVES, 2600))
+    assert overheads(both).of(HALVES) == 2600 * MIB
+    four = replace(HALVES, sharding=Sharding.HYBRID_SHARD)
+    on_nodes = replace(both, question=lab.question("2x4xa100-80gb", 64))
+    assert overheads(on_nodes).of(four) == 2900 * MIB  # 4 of them, and 300 MiB each
+
+
+def test_nothing_is_known_where_nothing_was_seen(lab: SimpleNamespace, question: Question) -> None:
+    assert overheads(study_of(lab, question)).of(FULL) is None
+    assert overheads(study_of(lab, question, seen(lab, 1, FULL, 0))).of(FULL) is None
+    on_cpus = study_of(lab, lab.question("cpu:2", 64), seen(lab, 1, FULL, 300))
+    assert overheads(on_cpus).of(FULL) is None
+
+
+def test_measured_goes_before_emulated_and_another_device_says_nothing(
+    lab: SimpleNamespace, question: Question
+) -> None:
+    def emulated(number: int, *, stands_in: bool) -> Probe:
+        probe = seen(lab, number, FULL, 900)
+        emulation = Emulation(compute_s={}, exposed_s={}, collectives={}, stands_in=stands_in)
+        assert probe.measurement is not None
+        return replace(
+            probe,
+            request=ProbeRequest(settings=FULL, fidelity=Fidelity.EMULATED),
+            measurement=replace(probe.measurement, emulation=emulation),
+        )
+
+    alone = study_of(lab, question, emulated(1, stands_in=False))
+    assert overheads(alone).of(FULL) == 900 * MIB
+    assert overheads(study_of(lab, question, emulated(1, stands_in=True))).of(FULL) is None
+    both = study_of(lab, question, emulated(1, stands_in=False), seen(lab, 2, FULL, 1500))
+    assert overheads(both).of(FULL) == 1500 * MIB
+
+
+def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(
+    lab: SimpleNamespace, question: Question
+) -> None:
+    past = study_of(lab, question, seen(lab, 1, FULL, 1700))
+    study = replace(study_of(lab, question), past=(past,))
+    assert overheads(study).of(FULL) == 1700 * MIB
+    elsewhere = replace(past, question=lab.question("4xa100-80gb", 64))
+    assert overheads(replace(study, past=(elsewhere,))).of(FULL) is None
+
+
+def test_a_forecast_counts_with_what_was_seen(lab: SimpleNamespace, question: Question) -> None:
+    study = study_of(lab, question, fidelity=Fidelity.PREDICTED)
+    before = forecast(study).estimates[FULL].prediction
+    probed = replace(study, probes=(seen(lab, 1, FULL, 3000),))
+    after = forecast(probed).estimates[FULL].prediction
+    more = 3000 * MIB - before.context_bytes - before.communicator_bytes
+    assert more > 0
+    for name in ("value", "low", "high"):
+        was, now = getattr(before.needed_bytes, name), getattr(after.needed_bytes, name)
+        assert now == pytest.approx(was + more)
+    assert after.context_bytes + after.communicator_bytes == 3000 * MIB
+    assert after.allocated_bytes == before.allocated_bytes
+    assert "are counted as in probes on these devices: 2.93 GiB" in after.notes[-1]
+
+
+def test_it_decides_what_fits(lab: SimpleNamespace, question: Question) -> None:
+    """Settings that fit with the catalogue's sizes do not with those seen; and back again."""
+    plain = study_of(lab, question, fidelity=Fidelity.PREDICTED)
+    needed = forecast(plain).estimates[FULL].expected_bytes
+    tight = study_of(
+        lab, question, fidelity=Fidelity.PREDICTED, memory_limit_bytes=needed + 100 * MIB
+    )
+    assert forecast(tight).estimates[FULL].prediction.fits
+    found = forecast(replace(tight, probes=(seen(lab, 1, HALVES, 9000),))).estimates[FULL]
+    assert not found.prediction.fits
+    assert found.prediction.why.startswith("needs ")
+    less = study_of(
+        lab, question, fidelity=Fidelity.PREDICTED, memory_limit_bytes=needed - 100 * MIB
+    )
+    assert not forecast(less).estimates[FULL].prediction.fits
+    found = forecast(replace(less, probes=(seen(lab, 1, FULL, 600),))).estimates[FULL]
+    assert found.prediction.fits
+    assert "needs" not in found.prediction.why

@@ -1,0 +1,136 @@
+"""What probes have taken, whatever the order in which they are told."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, Terms
+from tuner.planner import answer
+from tuner.planner.spending import (
+    Cost,
+    cost,
+    cost_of_asking,
+    measured_so_far,
+    probes_of_asking,
+    spent,
+    total_measured,
+)
+
+
+def probe(wall_s: float, end_s: float | None) -> Probe:
+    return Probe(
+        id=1,
+        request=ProbeRequest(settings=Settings(), fidelity=Terms().fidelity),
+        state=ProbeState.DONE,
+        measurement=Measurement(outcome=Outcome.OK, wall_s=wall_s, device_s=2 * wall_s),
+        finished_at=None if end_s is None else f"2026-01-01T00:00:{end_s:06.3f}Z",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected_s"),
+    [
+        ([], 0),
+        ([(2, 10), (3, 20)], 5),
+        ([(2, 10), (3, 11)], 3),
+        ([(9, 10), (2, 5), (3, 9)], 9),
+        ([(2, 10), (2, 10)], 2),
+        ([(2, 10), (2, 12)], 4),
+        ([(2, 10), (2, None), (3, None)], 7),
+        ([(0, 10)], 0),
+    ],
+)
+def test_time_that_several_share_counts_once(
+    rows: list[tuple[float, float | None]], expected_s: float
+) -> None:
+    probes = [probe(*row) for row in rows]
+    for seed in range(3):
+        random.Random(seed).shuffle(probes)
+        assert total_measured(probes) == (pytest.approx(expected_s), 2 * sum(r[0] for r in rows))
+
+
+def test_it_is_what_counting_moments_says() -> None:
+    draw = random.Random(1)
+    rows = [(draw.randint(1, 9), draw.randint(10, 59)) for _ in range(12)]
+    covered = {s for wall, end in rows for s in range(end - wall, end)}
+    assert any(later[1] - later[0] < one[1] for one, later in pairwise(sorted(rows)))
+    assert total_measured(probe(*row) for row in rows)[0] == len(covered)
+
+
+def test_after_each_probe_it_is_what_those_up_to_it_took() -> None:
+    draw = random.Random(2)
+    rows = [(draw.randint(0, 9), draw.randint(10, 59)) for _ in range(20)]
+    probes = [probe(*row) for row in sorted(rows, key=lambda row: row[1])] + [probe(3, None)]
+    so_far = list(measured_so_far(probes))
+    for number, taken in enumerate(so_far, start=1):
+        assert taken == pytest.approx(total_measured(probes[:number]))
+    assert len(so_far) == len(probes)
+
+
+def test_what_is_not_done_has_taken_nothing() -> None:
+    one = Probe(id=1, request=probe(1, 1).request, state=ProbeState.RUNNING)
+    assert total_measured([one]) == (0, 0)
+    assert list(measured_so_far([one])) == []
+
+
+# One sum
+
+
+@pytest.fixture
+def study(lab: SimpleNamespace) -> Study:
+    """Two askings of two probes each, on two devices."""
+    probes = [
+        lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, 1, wall_s=10.0, device_s=20.0))
+        for n in (1, 2, 3, 4)
+    ]
+    return replace(
+        lab.study(probes=probes),
+        probes_before=2,
+        fruitless_s=3.0,
+        fruitless_before_s=5.0,
+        guard_s=0.5,
+        guard_before_s=0.25,
+    )
+
+
+def test_all_that_was_spent_counts(study: Study) -> None:
+    assert cost(study) == Cost(wall_s=40 + 8 + 0.75, device_s=80 + 2 * 8)
+    assert cost_of_asking(study) == Cost(wall_s=20 + 3 + 0.5, device_s=40 + 2 * 3)
+
+
+def test_budget_answer_and_break_even_say_the_same(study: Study) -> None:
+    found = answer(study)
+    assert (found.wall_s, found.device_s) == (cost(study).wall_s, cost(study).device_s)
+    assert any("49 s and 96 device-seconds so far" in line for line in found.explanation)
+    for wall_s, is_spent in ((23.6, False), (23.5, True)):
+        asked = replace(study, terms=replace(study.terms, wall_s=wall_s))
+        assert bool(spent(asked)) is is_spent
+    for device_s, is_spent in ((46.1, False), (46.0, True)):
+        asked = replace(study, terms=replace(study.terms, device_s=device_s))
+        assert bool(spent(asked)) is is_spent
+
+
+def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study: Study) -> None:
+    def alone(fidelity: Fidelity) -> Cost:
+        terms = replace(study.terms, fidelity=fidelity)
+        return cost(replace(study, terms=terms, probes=(), probes_before=0))
+
+    assert alone(Fidelity.EMULATED) == Cost(wall_s=8.75, device_s=8.0)
+    assert alone(Fidelity.PREDICTED) == Cost(wall_s=8.0, device_s=0.0)
+
+
+def test_what_another_worker_runs_meanwhile_is_the_new_askings(study: Study) -> None:
+    """It was asked for first, and is done last."""
+    first, *others = study.probes
+    late = replace(first, finished_at="2026-02-01T00:00:00.000Z")
+    found = replace(study, probes=(late, *others), probes_before=3)
+    assert [p.id for p in probes_of_asking(found)] == [1]
+    running = replace(first, state=ProbeState.RUNNING, measurement=None, finished_at=None)
+    found = replace(study, probes=(running, *others), probes_before=3)
+    assert [p.id for p in probes_of_asking(found)] == [1]
+    assert cost_of_asking(found).wall_s == 3.5

@@ -1,0 +1,175 @@
+import random
+from math import log, sqrt
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.quantity import Provenance, Quantity
+from tuner.planner.timing import (
+    ASSUMED,
+    STUDENT,
+    Luck,
+    alike,
+    counts_to_run,
+    is_extrapolated,
+    runs_timed,
+    step_time,
+)
+
+NO_LUCK = Luck(squares=0.0)
+"""Runs differ by nothing but their steps."""
+
+
+def run(**counts: list[float]) -> Measurement:
+    """``run(n4=[...])`` timed those steps of four micro-batches."""
+    return Measurement(
+        outcome=Outcome.OK,
+        step_times_s={int(name[1:]): tuple(steps) for name, steps in counts.items()},
+    )
+
+
+def ends(found: Quantity) -> tuple[float | None, float | None, float | None]:
+    return found.low, found.value, found.high
+
+
+def test_the_median_and_its_order_statistics() -> None:
+    steps = [float(n) for n in range(1, 11)]
+    # the 3rd and the 8th of ten carry 1 - 2 * 56 / 1024 = 89%, the 4th and the 7th 66%
+    low, value, high = ends(step_time([run(n1=steps)], 1, luck=NO_LUCK))
+    assert low == pytest.approx(3.59, abs=0.01)
+    assert high == pytest.approx(7.41, abs=0.01)
+    assert value == 5.5
+    assert step_time([run(n1=steps)], 1).provenance is Provenance.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([2.0], (1.5, 2.0, 2.5)),
+        ([2.0, 2.2], (1.8, 2.1, 2.4)),
+        ([2.0, 2.1, 2.4], (1.9, 2.1, 2.5)),
+        ([2.0, 2.1, 2.2, 2.4], (2.035, 2.15, 2.331)),
+        ([1.0, 9.0], (0.5, 5.0, 17.0)),
+    ],
+)
+def test_few_steps_widen_the_interval(steps: list[float], expected: tuple[float, ...]) -> None:
+    found = step_time([run(n1=steps)], 1, luck=NO_LUCK)
+    assert ends(found) == pytest.approx(expected, abs=0.001)
+
+
+def test_runs_count_the_same_however_many_steps_they_timed() -> None:
+    found = step_time([run(n1=[1.0] * 10), run(n1=[1.2] * 3)], 1, luck=NO_LUCK)
+    assert ends(found) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_one_run_does_not_show_its_luck() -> None:
+    low, value, high = ends(step_time([run(n1=[2.0] * 10)], 1))
+    assert value == 2.0
+    assert log(high / value) == pytest.approx(log(value / low)) == pytest.approx(0.0308, abs=1e-4)
+
+
+def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it() -> None:
+    once, same, other = (
+        step_time([run(n1=[seconds] * 10) for seconds in runs], 1)
+        for runs in ((1.0,), (1.0, 1.0), (1.0, 1.2))
+    )
+    assert same.high - same.low < (once.high - once.low) / 3
+    assert other.low < 1.03
+    assert other.high > 1.17
+
+
+def test_the_luck_that_other_settings_have_shown_counts() -> None:
+    rough = Luck(squares=ASSUMED**2 + 3 * 0.05**2, freedom=4)
+    found = step_time([run(n1=[1.0] * 10)], 1, luck=rough)
+    sd = sqrt(rough.squares / 4)
+    assert log(found.high) == pytest.approx(STUDENT[3] * sd)
+
+
+def test_long_accumulation_lies_on_the_line() -> None:
+    found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10)], 64, luck=NO_LUCK)
+    assert ends(found) == pytest.approx((64.5, 64.5, 64.5))
+    assert found.provenance is Provenance.PREDICTED
+    assert is_extrapolated([run(n2=[2.5], n4=[4.5])], 64)
+
+
+def test_the_lever_widens_the_interval() -> None:
+    spread = [-0.2, -0.1, -0.1, -0.1, 0.0, 0.0, 0.1, 0.1, 0.1, 0.2]
+    measured = run(n2=[2.5 + d for d in spread], n4=[4.5 + d for d in spread])
+    near, far = step_time([measured], 8), step_time([measured], 64)
+    assert far.value == pytest.approx(64.5)
+    assert far.high - far.low > 5 * (near.high - near.low)
+
+
+def test_noise_cannot_bend_the_line_out_of_reason() -> None:
+    falling = step_time([run(n2=[5.0] * 10, n4=[4.0] * 10)], 64)
+    assert falling.value == 4.0
+    steep = step_time([run(n2=[0.1] * 10, n4=[4.0] * 10)], 64)
+    assert steep.value == 64.0  # 4 s for 4 micro-batches: at most 1 s for each
+
+
+def test_steps_at_the_full_count_overrule_the_line() -> None:
+    found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10), run(n64=[60.0] * 5)], 64)
+    assert found.value == 60.0
+    assert found.provenance is Provenance.MEASURED
+    assert not is_extrapolated([run(n2=[2.5]), run(n64=[60.0])], 64)
+
+
+def test_runs_behind_a_time_are_those_of_its_step_else_of_the_longest() -> None:
+    short, full = run(n2=[1.0], n4=[2.0]), run(n64=[30.0])
+    assert runs_timed([short, short, full], 64) == 1
+    assert runs_timed([short, short, run(n2=[1.0])], 64) == 2
+    assert runs_timed([run(n2=[])], 64) == runs_timed([], 1) == 0
+
+
+def test_nothing_timed_is_unknown() -> None:
+    assert step_time([], 4).value is None
+    assert step_time([Measurement(outcome=Outcome.OOM)], 4).value is None
+    assert step_time([run(n2=[1.0])], 64).value is None
+    assert step_time([run(n2=[1.0], n8=[3.0])], 4).value is None
+
+
+@settings(max_examples=examples(60))
+@given(
+    runs=st.lists(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+)
+def test_order_does_not_matter_and_the_interval_holds_the_value(
+    runs: list[list[float]], order: random.Random
+) -> None:
+    measured = [run(n1=steps) for steps in runs]
+    found = step_time(measured, 1)
+    shuffled = [run(n1=order.sample(steps, len(steps))) for steps in runs]
+    order.shuffle(shuffled)
+    assert step_time(shuffled, 1) == found
+    assert 0 < found.low <= found.value <= found.high
+    assert found.value == median(median(steps) for steps in runs)
+
+
+@settings(max_examples=examples(60))
+@given(
+    few=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
+    many=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
+    count=st.integers(5, 1000),
+)
+def test_the_line_is_always_a_quantity(few: list[float], many: list[float], count: int) -> None:
+    found = step_time([run(n2=few, n4=many)], count)
+    assert 0 < found.low <= found.value <= found.high
+    assert median(many) <= found.value <= median(many) * count / 4 * (1 + 1e-9)
+
+
+def test_only_long_accumulation_is_cut_short() -> None:
+    assert counts_to_run(1) == counts_to_run(8) == ()
+    assert counts_to_run(9) == (2, 4)
+
+
+def test_values_are_alike_when_each_lies_in_the_others_interval() -> None:
+    def q(low: float, value: float, high: float) -> Quantity:
+        return Quantity(value=value, low=low, high=high, provenance=Provenance.MEASURED)
+
+    assert alike(q(1, 1.5, 2), q(1.2, 1.9, 2.5))
+    assert not alike(q(1, 1.5, 2), q(1.6, 2.2, 3))  # the intervals overlap, and that is all
+    assert not alike(q(0.4, 0.55, 1.0), q(0.63, 0.81, 1.1))  # a noisy one and a slower one

@@ -1,0 +1,395 @@
+"""Knob values that train something else: found once, confirmed once, and never answered."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.planner.machines import play_at_once
+from tuner.core.configuration import Settings, Sharding, parse_settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
+from tuner.cost.memory import memory_bound
+from tuner.errors import NothingFitsError, TrainsWronglyError
+from tuner.guard.check import Ruling, Verdict
+from tuner.guard.counts import path_of
+from tuner.guard.replica import twin_of
+from tuner.planner import Stop, answer, next_probe, to_guard
+from tuner.planner.knowledge import learn
+from tuner.planner.known import require_best, why_none
+from tuner.planner.search import LAST_RESORTS
+
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+GIB = 2**30
+DETAIL = "rank 0: the optimizer stepped 18 times instead of 6"
+Bug = Callable[[Settings], bool]
+
+
+def steps_on_each(settings: Settings) -> bool:
+    return settings.gradient_accumulation_steps > 1 and settings.sync_each_batch
+
+
+def only_ddp(settings: Settings) -> bool:
+    return steps_on_each(settings) and settings.sharding is Sharding.DDP and settings.tp_size == 1
+
+
+def miscounted() -> Measurement:
+    return Measurement(
+        outcome=Outcome.WRONG_RESULT,
+        detail=DETAIL,
+        optimizer_steps=18,
+        expected_optimizer_steps=6,
+        wall_s=1.0,
+        device_s=2.0,
+    )
+
+
+def study_of(lab: SimpleNamespace, *, cluster: str = "cpu:2", terms: Any = None, **knobs: Any):
+    asked = replace(lab.question(cluster, **knobs), framework=framework("torch", VERSIONS, {}))
+    return lab.study(asked, **(terms or {}))
+
+
+def machine(lab: SimpleNamespace, study: Study, bug: Bug) -> Callable[..., Measurement]:
+    """What a probe finds in a stack with a bug."""
+    usual = lab.Machine(question=study.question)
+
+    def run(request: ProbeRequest, limit: int) -> Measurement:
+        return miscounted() if bug(request.settings) else usual.run(request, limit)
+
+    return run
+
+
+def played(lab: SimpleNamespace, study: Study, bug: Bug) -> tuple[Study, Stop]:
+    study, stop, _ = play_at_once(study, machine(lab, study, bug), 1, random.Random(0))
+    state = StudyState.FAILED if stop.failure else StudyState.DONE
+    return replace(study, state=state, reason=stop.failure or stop.reason), stop
+
+
+def wrong_probes(study: Study) -> list[Probe]:
+    return [p for p in study.probes if p.measurement.outcome is Outcome.WRONG_RESULT]
+
+
+# -- a study finds it -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_value_is_wrong_after_a_probe_and_a_confirmation(
+    lab: SimpleNamespace, at_once: int, seed: int
+) -> None:
+    study = study_of(lab, terms={"max_probes": 30, "tolerance": 0.0})
+    run = machine(lab, study, steps_on_each)
+    study, stop, _ = play_at_once(study, run, at_once, random.Random(seed))
+    found = wrong_probes(study)
+    assert 1 <= len(found) <= 2 * at_once
+    if at_once == 1 and len(found) == 2:
+        paths = [dict(path_of(p.request.settings, 2)) for p in found]
+        assert len({path.get("sharding") for path in paths}) == 2
+    suggestion = answer(study)
+    assert suggestion.best is not None
+    shown = [suggestion.best, *suggestion.alternatives, *suggestion.pareto]
+    assert not any(steps_on_each(one.settings) for one in shown)
+    assert not stop.failure
+
+
+def test_the_confirmation_leaves_what_is_right(lab: SimpleNamespace) -> None:
+    study = study_of(lab, terms={"max_probes": 60, "tolerance": 0.0}, sync_each_batch=(True,))
+    study, _ = played(lab, study, only_ddp)
+    assert len(wrong_probes(study)) == 1
+    right = [p for p in study.probes if steps_on_each(p.request.settings)]
+    assert len({p.request.settings.sharding for p in right}) > 1
+    closed = learn(study).closed
+    assert closed.keys() == {one for one in learn(study).space.legal if only_ddp(one)}
+
+
+def test_a_step_without_accumulation_stays_open(lab: SimpleNamespace) -> None:
+    """The knob is canonical there, not wrong: its class has the same values."""
+    ddp = parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2")
+    study = study_of(lab)
+    known = learn(replace(study, probes=(lab.probe(1, ddp, miscounted()),)))
+    alone = parse_settings("sharding=ddp,micro_batch_size=4")
+    assert alone in known.candidates()
+    assert ddp in known.closed
+
+
+def test_no_second_confirmation_is_on_its_way(lab: SimpleNamespace) -> None:
+    study = study_of(lab, terms={"max_probes": 30, "tolerance": 0.0}, sync_each_batch=(True,),
+                     gradient_accumulation_steps=(2, 4))  # fmt: skip
+    first = next_probe(study)
+    assert isinstance(first, ProbeRequest)
+    study = replace(study, probes=(lab.probe(1, first.settings, miscounted()),))
+    second = next_probe(study)
+    assert isinstance(second, ProbeRequest)
+    assert path_of(second.settings, 2) != path_of(first.settings, 2)
+    running = lab.probe(2, second.settings, None, state=ProbeState.RUNNING)
+    beside = next_probe(replace(study, probes=(*study.probes, running)), beside=True)
+    assert not isinstance(beside, ProbeRequest)
+
+
+def test_where_all_that_fits_is_wrong_the_end_says_so(lab: SimpleNamespace) -> None:
+    knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
+    study, stop = played(lab, study_of(lab, terms={"max_probes": 8}, **knobs), steps_on_each)
+    assert len(study.probes) == 2
+    assert stop.failure.startswith(
+        f"what fits trains something else: sync_each_batch=true trains something else: {DETAIL}"
+    )
+    found = answer(study)
+    assert (found.best, found.alternatives, found.pareto) == (None, (), ())
+    assert not any("the next would be" in line for line in found.explanation)
+    with pytest.raises(TrainsWronglyError, match="what fits trains something else") as raised:
+        require_best(study, found)
+    assert raised.value.exit_code == 4
+    assert "nothing" not in str(why_none(study, found))
+
+
+def test_a_budget_that_ends_at_a_wrong_probe_answers_nothing_wrong(lab: SimpleNamespace) -> None:
+    knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
+    study, _ = played(lab, study_of(lab, terms={"max_probes": 1}, **knobs), steps_on_each)
+    found = answer(study)
+    assert found.best is None
+    assert isinstance(why_none(study, found), TrainsWronglyError)
+
+
+def test_what_was_not_tried_is_not_called_wrong(lab: SimpleNamespace) -> None:
+    study = study_of(lab, cluster="8xh100-80gb", terms={"memory_limit_bytes": None}, batch=64)
+    wrong = next(one for one in learn(study).space.legal if steps_on_each(one))
+    study = replace(study, probes=(lab.probe(1, wrong, miscounted()),))
+    found = answer(study)
+    assert found.best is not None
+    why = why_none(study, found)
+    assert isinstance(why, TrainsWronglyError)
+    assert str(why).startswith("what was measured and fits trains something else: sync_each_batch")
+    assert str(why).endswith(". What is suggested is predicted.")
+
+
+@pytest.mark.parametrize("probed", [Fidelity.MEASURED, Fidelity.EMULATED])
+@pytest.mark.parametrize("asked", list(Fidelity))
+def test_a_probe_that_blames_no_knob_closes_such_settings_at_every_fidelity(
+    lab: SimpleNamespace, probed: Fidelity, asked: Fidelity
+) -> None:
+    """Steps that were miscounted without accumulation are no knob's that is known."""
+    knobs = {"sharding": (Sharding.DDP,), "tp_size": (1,), "gradient_accumulation_steps": (1,),
+             "activation_checkpointing": ("none",), "cpu_offload": (False,)}  # fmt: skip
+    terms = {"fidelity": asked, "memory_limit_bytes": None}
+    study = study_of(lab, cluster="8xh100-80gb", terms=terms, batch=64, **knobs)
+    one = learn(study).space.legal[0]
+    assert answer(study).best is not None
+    probe = lab.probe(1, one, miscounted())
+    probe = replace(probe, request=replace(probe.request, fidelity=probed))
+    study = replace(study, probes=(probe,))
+    stop = next_probe(study)
+    assert isinstance(stop, Stop)
+    assert stop.failure.startswith("what fits trains something else: such settings ended as")
+    study = replace(study, state=StudyState.FAILED, reason=stop.failure)
+    found = answer(study)
+    assert (found.best, found.alternatives, found.pareto) == (None, (), ())
+    assert isinstance(why_none(study, found), TrainsWronglyError)
+
+
+FEW = {"tp_size": (1,), "gradient_accumulation_steps": (1,), "cpu_offload": (False,),
+       "sharding": (Sharding.DDP, Sharding.FULL_SHARD)}  # fmt: skip
+
+
+def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab: SimpleNamespace) -> None:
+    """All that was tried and fits is found to be wrong by twins: the search goes on."""
+    study = study_of(lab, terms={"tolerance": 0.5}, activation_checkpointing=("none",), **FEW)
+    fast, slow = learn(study).space.legal
+    assert (fast.sharding, slow.sharding) == (Sharding.DDP, Sharding.FULL_SHARD)
+    study = replace(study, probes=(lab.probe(1, fast, lab.ok(0.01, GIB)),))
+    proposed = next_probe(study)
+    assert not isinstance(proposed, ProbeRequest) or proposed.settings == fast
+    twin = twin_of(study.question, fast)
+    failed = verdict(str(twin.settings), wrong=True, key=twin.key(VERSIONS))
+    study = replace(study, guards={failed.key: failed})
+    assert fast in learn(study).wrong
+    proposed = next_probe(study)
+    assert isinstance(proposed, ProbeRequest)
+    assert proposed.settings == slow
+    spent = next_probe(replace(study, terms=replace(study.terms, max_probes=1)))
+    assert isinstance(spent, Stop)
+    study = replace(study, probes=(*study.probes, lab.probe(2, slow, lab.ok(0.5, GIB))))
+    found = answer(study)
+    assert found.best.settings == slow
+    (compared,) = (line for line in found.explanation if line.startswith("With sharding=ddp"))
+    assert "but trains something else and is not suggested (probe #1" in compared
+
+
+def test_what_hardly_fits_is_tried_where_all_that_does_is_wrong(lab: SimpleNamespace) -> None:
+    study = study_of(lab, **FEW)
+    found = learn(study).space.legal
+    wrong = [one for one in found if one.sharding is Sharding.FULL_SHARD]
+    left = [one for one in found if one.sharding is Sharding.DDP]
+    asked = study.question
+    floor = min(memory_bound(asked.workload, s, asked.cluster).floor_bytes for s in left)
+    probes = tuple(lab.probe(n, one, miscounted()) for n, one in enumerate(wrong, 1))
+    terms = replace(study.terms, memory_limit_bytes=floor + 2**20)
+    study = replace(study, probes=probes, terms=terms)
+    assert len(learn(study).tried) >= LAST_RESORTS
+    following = next_probe(study)
+    assert isinstance(following, ProbeRequest)
+    assert following.settings in left
+
+
+def test_memory_is_still_memory(lab: SimpleNamespace) -> None:
+    study, stop = played(lab, study_of(lab, terms={"memory_limit_bytes": 2**20}), lambda _: False)
+    assert stop.nothing_fits
+    assert isinstance(why_none(study, answer(study)), NothingFitsError)
+
+
+# -- others have found it ---------------------------------------------------------------------
+
+
+def verdict(text: str, *, wrong: bool, ranks: int = 2, **more: Any) -> Verdict:
+    outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
+    ruling = Ruling.FAILED if wrong else Ruling.PASSED
+    values = {
+        "key": f"{text} {ranks}", "family": "another", "ruling": ruling, "outcome": outcome,
+        "detail": DETAIL if wrong else "", "settings": parse_settings(text).as_dict(),
+        "ranks": ranks, "precision": "fp32", "versions": VERSIONS, **more,
+    }  # fmt: skip
+    return Verdict(**values)
+
+
+def of_the_doctor(**more: Any) -> dict[str, Verdict]:
+    """That each synchronization is wrong, and the last one right, in all shardings of a node."""
+    found = []
+    for sharding in ("ddp", "shard_grad_op", "full_shard"):
+        text = f"sharding={sharding},gradient_accumulation_steps=3,sync_each_batch"
+        found.append(verdict(f"{text}=true", wrong=True, knob="sync_each_batch", **more))
+        found.append(verdict(f"{text}=false", wrong=False, **more))
+    return {one.key: one for one in found}
+
+
+def test_no_study_probes_what_is_known_to_be_wrong(lab: SimpleNamespace) -> None:
+    study = replace(study_of(lab, terms={"max_probes": 30, "tolerance": 0.0}), id="st-1")
+    study, _ = played(lab, replace(study, guards=of_the_doctor()), steps_on_each)
+    assert wrong_probes(study) == []
+    assert answer(study).best is not None
+
+
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+def test_no_fidelity_answers_it(lab: SimpleNamespace, fidelity: Fidelity) -> None:
+    knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
+    asked = {"fidelity": fidelity, "memory_limit_bytes": None}
+    plain = study_of(lab, cluster="8xh100-80gb", terms=asked, **{**knobs, "batch": 64})
+    assert isinstance(next_probe(plain), ProbeRequest)
+    known = replace(plain, guards=of_the_doctor())
+    stop = next_probe(known)
+    assert isinstance(stop, Stop)
+    assert stop.failure.startswith("what fits trains something else: sync_each_batch=true")
+    ended = replace(known, state=StudyState.FAILED, reason=stop.failure)
+    found = answer(ended)
+    assert (found.best, found.alternatives, found.pareto) == (None, (), ())
+    assert isinstance(why_none(ended, found), TrainsWronglyError)
+    for versions in ({**VERSIONS, "accelerate": "1.14.0"}, {**VERSIONS, "torch": "2.12.0"}):
+        other = replace(plain, guards=of_the_doctor(versions=versions))
+        assert isinstance(next_probe(other), ProbeRequest)
+
+
+def test_a_prediction_of_any_model_leaves_it_out(lab: SimpleNamespace) -> None:
+    terms = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None}
+    plain = study_of(lab, cluster="8xh100-80gb", terms=terms, batch=512,
+                     gradient_accumulation_steps=(8, 16))  # fmt: skip
+    found = answer(replace(plain, guards=of_the_doctor()))
+    assert found.best is not None
+    shown = [found.best, *found.alternatives, *found.pareto]
+    assert not any(steps_on_each(one.settings) for one in shown)
+    assert any(
+        "settings such as" in line and DETAIL in line and "not suggested" in line
+        for line in found.explanation
+    )
+
+
+def test_another_studys_probe_counts_too(lab: SimpleNamespace) -> None:
+    texts = [f"sharding={one},gradient_accumulation_steps=2" for one in ("ddp", "full_shard")]
+    probes = [verdict(t, wrong=True, knob="sync_each_batch", study="st-9") for t in texts]
+    study = replace(study_of(lab), guards={one.key: one for one in probes})
+    known = learn(study)
+    assert {s for s in known.space.legal if steps_on_each(s)} <= known.closed.keys()
+    assert not any(steps_on_each(one) for one in known.candidates())
+    assert "a probe of st-9" in next(iter(known.wrong.values())).why
+
+
+# -- what was never checked -------------------------------------------------------------------
+
+
+def predicted(lab: SimpleNamespace, *guards: Verdict, **terms: Any) -> Study:
+    asked = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None, **terms}
+    study = study_of(lab, cluster="8xh100-80gb", terms=asked, batch=64)
+    return replace(study, guards={one.key: one for one in guards})
+
+
+def test_a_predicted_answer_says_in_a_word_that_it_was_never_checked(lab: SimpleNamespace) -> None:
+    found = answer(predicted(lab))
+    assert found.best.guard.verdict == "unchecked"
+    assert {one.guard.verdict for one in found.alternatives} == {"unchecked"}
+
+
+def test_a_checked_one_goes_first_within_the_tolerance(lab: SimpleNamespace) -> None:
+    plain = answer(predicted(lab, tolerance=0.2)).best.settings
+    other = Sharding.FULL_SHARD if plain.sharding is not Sharding.FULL_SHARD else Sharding.DDP
+    checkpointing = plain.activation_checkpointing
+    guards = [
+        verdict(
+            f"sharding={other},gradient_accumulation_steps={count},sync_each_batch={sync},"
+            f"activation_checkpointing={checkpointing}",
+            wrong=False,
+        )
+        for count in (1, 3)
+        for sync in ("true", "false")
+    ]
+    found = answer(predicted(lab, *guards, tolerance=0.2))
+    assert found.best.settings.sharding is other
+    assert found.best.guard.verdict == "knobs_passed"
+    assert any("were not seen to train what they should" in line for line in found.explanation)
+    tight = answer(predicted(lab, *guards, tolerance=0.0))
+    assert tight.best.settings == answer(predicted(lab, tolerance=0.0)).best.settings
+    assert tight.best.guard.verdict == "unchecked"
+
+
+def test_a_failure_that_losses_show_is_confirmed_by_a_twin(lab: SimpleNamespace) -> None:
+    """Probes compare no losses, so that one that runs confirms nothing."""
+    fast = parse_settings("sharding=full_shard,micro_batch_size=4,activation_checkpointing=full")
+    slow = parse_settings("sharding=full_shard,micro_batch_size=4")
+    study = study_of(lab)
+    probes = (lab.probe(1, fast, lab.ok(1.0, GIB)), lab.probe(2, slow, lab.ok(2.0, GIB)))
+    failed = verdict("sharding=ddp,activation_checkpointing=full", wrong=True)
+    right = verdict("sharding=ddp", wrong=False)
+    study = replace(study, probes=probes, guards={failed.key: failed, right.key: right})
+    known = learn(study)
+    assert known.wrong[fast].is_unconfirmed
+    assert answer(study).best.settings == slow
+    assert to_guard(known)[0] == fast
+    twin = twin_of(study.question, fast)
+    passed = verdict(str(twin.settings), wrong=False, key=twin.key(VERSIONS))
+    known = learn(replace(study, guards={**study.guards, passed.key: passed}))
+    assert fast not in known.wrong
+
+
+# -- what a crash closes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("phase", "stays"), [("start", False), ("build", False),
+                                              ("forward", True), ("", True)])  # fmt: skip
+def test_a_crash_before_the_model_was_there_closes_nothing_later(
+    lab: SimpleNamespace, phase: str, stays: bool
+) -> None:
+    one = parse_settings("sharding=ddp,micro_batch_size=4")
+    crashed = Measurement(outcome=Outcome.CRASHED, phase=phase, wall_s=1.0)
+    study = replace(study_of(lab), probes=(lab.probe(1, one, crashed),))
+    now = learn(study)
+    assert (one in now.closed, one in now.failed) == (True, True)
+    later = learn(replace(study, probes_before=1))
+    assert (one in later.closed, one in later.failed) == (stays, stays)
+    assert (one in later.candidates()) is not stays
+
+
+def test_what_the_stack_refused_stays_closed(lab: SimpleNamespace) -> None:
+    one = parse_settings("sharding=ddp,micro_batch_size=4")
+    refused = Measurement(outcome=Outcome.INVALID, phase="build", wall_s=1.0)
+    later = learn(replace(study_of(lab), probes=(lab.probe(1, one, refused),), probes_before=1))
+    assert not any(s.settings_class == one.settings_class for s in later.candidates())

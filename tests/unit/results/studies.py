@@ -1,0 +1,89 @@
+"""Studies whose probes found what a test wants."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.unit.conftest import VERSIONS, make_dry_run
+from tests.unit.planner.conftest import SIZES, make_question, make_study, moment
+from tuner.catalog.versions import version_table
+from tuner.client.advance import measurement_of
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import FrameworkName, framework
+from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study
+from tuner.core.workload import Workload
+from tuner.model import read_model_config
+
+MIB = 2**20
+GIB = 2**30
+
+Told = tuple[Settings, Measurement]
+"""What a probe tried, and what it found."""
+
+
+def gpu_question(
+    cluster: str = "2xa100-80gb",
+    batch: int = 8,
+    name: str = "torch",
+    **knobs: tuple[Any, ...],
+) -> Question:
+    """A tiny model on GPUs whose rates are known."""
+    table = version_table().frameworks[FrameworkName(name)]
+    stated = {p: v for p, v in {**VERSIONS, "nanotron": "0.4"}.items() if p in table.oldest}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    return Question(
+        workload=Workload(
+            model=read_model_config({"model_type": "llama", **SIZES, **heads}, name="tiny"),
+            sequence_length=128,
+            global_batch_size=batch,
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework(name, stated, {}),
+        knobs=knobs,
+    )
+
+
+def predicted_study(question: Question | None = None, **terms: Any) -> Study:
+    """One to be predicted, without dry runs."""
+    return make_study(question or gpu_question(), fidelity=Fidelity.PREDICTED, **terms)
+
+
+def measured_study(
+    told: Sequence[Told], question: Question | None = None, *, limit_mib: int = 4096, **terms: Any
+) -> Study:
+    """One with these probes, in their order; repetitions count up."""
+    limit, seen = limit_mib * MIB, dict[Settings, int]()
+    probes = []
+    for number, (settings, found) in enumerate(told, start=1):
+        repetition = seen.get(settings, 0)
+        seen[settings] = repetition + 1
+        request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
+        probes.append(_done(number, request, found, limit))
+    question = question or make_question()
+    return make_study(question, probes=probes, memory_limit_bytes=limit, **terms)
+
+
+def with_dry_run(
+    study: Study, settings: Settings, gib: float = 1.0, error: Mapping[str, str] | None = None
+) -> Study:
+    """The study with the class of some settings dry-run; its peak, or how that failed."""
+    failure = dict(error) if error else None
+    dry_run = make_dry_run(study.question, settings, gib * GIB, gib * GIB / 8, error=failure)
+    request = ProbeRequest(settings=settings, fidelity=Fidelity.PREDICTED)
+    found = measurement_of(study.question, settings, dry_run)
+    probe = _done(len(study.probes) + 1, request, found, None)
+    kept = {**study.dry_runs, dry_run.key: dry_run} if dry_run.profile else study.dry_runs
+    return replace(study, probes=(*study.probes, probe), dry_runs=kept)
+
+
+def _done(number: int, request: ProbeRequest, found: Measurement, limit: int | None) -> Probe:
+    return Probe(
+        id=number,
+        request=request,
+        state=ProbeState.DONE,
+        memory_limit_bytes=limit,
+        measurement=found,
+        finished_at=moment(number),
+    )

@@ -1,0 +1,194 @@
+"""What may be chosen, and what each value leads to: as the space itself has it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from tests.unit.results.studies import gpu_question, predicted_study
+from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
+from tuner.core.study import Question
+from tuner.errors import UsageError
+from tuner.planner.explain_knobs import CHOSEN
+from tuner.results import Choices, choices
+from tuner.space import check_settings, enumerate_space
+
+QUESTIONS = st.builds(
+    gpu_question,
+    st.sampled_from(["a100-80gb", "2xa100-80gb", "4xa100-80gb", "2x2xa100-80gb"]),
+    st.sampled_from([4, 8, 12]),
+    st.sampled_from(["torch", "accelerate", "trainer", "nanotron"]),
+)
+RAW = st.builds(
+    Settings,
+    sharding=st.sampled_from(Sharding),
+    tp_size=st.sampled_from([1, 2, 3, 4]),
+    tp_recompute_allgather=st.booleans(),
+    pp_size=st.sampled_from([1, 2]),
+    micro_batch_size=st.sampled_from([1, 2, 3, 4, 8, 64]),
+    sync_each_batch=st.booleans(),
+    activation_checkpointing=st.sampled_from(Checkpointing),
+    cpu_offload=st.booleans(),
+)
+"""Mostly not legal."""
+
+
+@st.composite
+def almost_legal(draw: st.DrawFn) -> tuple[Question, Settings]:
+    """A question, and legal settings of it with some knobs changed, many of which are dead there;
+    accumulation is left out."""
+    question = draw(QUESTIONS)
+    start = draw(st.sampled_from(enumerate_space(question).legal))
+    changes = {
+        "sharding": draw(st.sampled_from([start.sharding, *Sharding])),
+        "tp_recompute_allgather": draw(st.booleans()),
+        "sync_each_batch": draw(st.booleans()),
+        "cpu_offload": draw(st.sampled_from([False, False, True])),
+        "gradient_accumulation_steps": 1,
+    }
+    return question, Settings.from_dict({**start.as_dict(), **changes})
+
+
+def of(question: Question) -> Choices:
+    return choices(predicted_study(question))
+
+
+def of_knob(found: Choices, knob: str) -> tuple[Any, ...]:
+    return next(choice.values for choice in found.knobs if choice.knob == knob)
+
+
+@given(question=QUESTIONS)
+@settings(max_examples=examples(20))
+def test_values_are_those_of_the_space(question: Question) -> None:
+    found, legal = of(question), enumerate_space(question).legal
+    assert [choice.knob for choice in found.knobs] == list(KNOBS)
+    for choice in found.knobs:
+        assert set(choice.values) == {getattr(one, choice.knob) for one in legal}
+        assert len(set(choice.values)) == len(choice.values)
+        assert bool(choice.why_one) == (len(choice.values) == 1)
+        if KNOBS[choice.knob].kind in (int, bool):
+            assert list(choice.values) == sorted(choice.values)
+
+
+@given(question=QUESTIONS, place=st.integers(0, 10**6))
+@settings(max_examples=examples(30))
+def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
+    question: Question, place: int
+) -> None:
+    found = of(question)
+    start = found.legal[place % len(found.legal)]
+    for knob, options in found.options(start).items():
+        for option in options:
+            assert option.is_current == (option.value == getattr(start, knob))
+            if option.is_current:
+                assert option.settings == start
+                assert option.why_not == ""
+            elif option.settings is None:
+                assert option.why_not
+            else:
+                assert option.settings in found
+                acts = getattr(option.settings, knob) == option.value
+                assert bool(option.why_not) == (not acts)
+        led_to = {option.settings for option in options}
+        others = [name for name in CHOSEN if name != knob]
+        assert {s for s in found.legal if all(getattr(s, n) == getattr(start, n) for n in others)
+                } <= led_to  # fmt: skip
+
+
+@given(
+    asked=st.one_of(almost_legal(), st.tuples(QUESTIONS, RAW)),
+    keep=st.sampled_from(["", *CHOSEN]),
+)
+@settings(max_examples=examples(100))
+def test_the_nearest_is_legal_and_keeps_what_was_moved(
+    asked: tuple[Question, Settings], keep: str
+) -> None:
+    question, raw = asked
+    found = of(question)
+    nearest = found.nearest(raw.as_dict(), keep)
+    assert nearest in found
+    try:
+        checked = check_settings(question, raw, given=(keep,) if keep else ())
+    except UsageError:
+        checked = None
+    if checked in found:
+        assert nearest == checked  # as the space itself collapses what is dead
+    elif keep and getattr(raw, keep) in of_knob(found, keep):
+        assert getattr(nearest, keep) == getattr(raw, keep)
+
+
+def test_what_is_legal_is_its_own_nearest() -> None:
+    found = of(gpu_question("4xa100-80gb", batch=8))
+    assert [found.nearest(one.as_dict()) for one in found.legal] == list(found.legal)
+
+
+def test_batch_sizes_give_way_before_other_knobs() -> None:
+    found = of(gpu_question("4xa100-80gb", batch=8))
+    start = Settings(sharding=Sharding.FULL_SHARD, tp_size=4, micro_batch_size=8)
+    moved = found.nearest({**start.as_dict(), "tp_size": 1}, keep="tp_size")
+    assert (moved.sharding, moved.tp_size, moved.micro_batch_size) == (Sharding.FULL_SHARD, 1, 2)
+    assert moved.gradient_accumulation_steps == 1
+
+
+def test_a_knob_that_is_dead_there_moves_nothing_and_says_why() -> None:
+    found = of(gpu_question("2xa100-80gb"))
+    start = next(s for s in found.legal if s.tp_size == 1 and s.micro_batch_size == 2)
+    moved = found.nearest({**start.as_dict(), "tp_recompute_allgather": True}, keep="tp_size")
+    assert moved == start
+    _, on = found.options(start)["tp_recompute_allgather"]
+    assert on.shown == "true"
+    assert on.settings == start
+    assert "with tp_size 1 there is no activation to gather again" in on.why_not
+
+
+def test_a_value_that_is_not_legal_there_says_why() -> None:
+    found = of(gpu_question("2xa100-80gb", batch=8))
+    start = Settings(micro_batch_size=4, gradient_accumulation_steps=1)
+    options = {option.value: option for option in found.options(start)["micro_batch_size"]}
+    assert options[8].settings is None
+    assert "must divide 4" in options[8].why_not
+    wanted = replace(start, micro_batch_size=2, gradient_accumulation_steps=2)
+    assert options[2].settings == wanted
+
+
+def test_a_knob_with_one_value_says_why() -> None:
+    found = of(gpu_question("2xa100-80gb", tp_size=(1,)))
+    why = {choice.knob: choice.why_one for choice in found.knobs}
+    assert "asked for" in why["tp_size"]
+    assert "looked at only when" in why["cpu_offload"]
+    assert why["pp_size"] == "pp_size is 1: pipeline stages are written for nanotron only"
+    assert why["sharding"] == ""
+
+
+def test_accumulation_follows() -> None:
+    found = of(gpu_question())
+    (accumulation,) = [c for c in found.knobs if c.knob == "gradient_accumulation_steps"]
+    assert accumulation.follows
+    assert not accumulation.is_live
+    assert "gradient_accumulation_steps" not in found.options(found.legal[0])
+
+
+def test_offloading_is_not_in_a_space_that_was_not_asked_for_it() -> None:
+    question = gpu_question("2xa100-80gb")
+    raw = Settings(sharding=Sharding.FULL_SHARD, cpu_offload=True, micro_batch_size=4)
+    assert check_settings(question, raw).cpu_offload
+    assert not of(question).nearest(raw.as_dict()).cpu_offload
+    asked = of(gpu_question("2xa100-80gb", cpu_offload=(False, True)))
+    assert asked.nearest(raw.as_dict()).cpu_offload
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"no_such": 1}, "settings"),
+        ({"tp_size": "two"}, "tp_size"),
+        ({"sharding": "x"}, "sharding"),
+    ],
+)
+def test_what_no_knob_can_be_is_refused(values: dict[str, object], field: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        of(gpu_question()).nearest(values)
+    assert refused.value.field == field

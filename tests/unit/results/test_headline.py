@@ -1,0 +1,112 @@
+"""The answer in one line: as the answer says it, and the same after JSON."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.planner.conftest import make_ok, make_oom, make_question
+from tests.unit.results.studies import MIB, gpu_question, measured_study, predicted_study
+from tuner.core.configuration import Settings
+from tuner.core.quantity import UNKNOWN, Provenance
+from tuner.core.study import Study, StudyState
+from tuner.errors import UsageError
+from tuner.planner import answer
+from tuner.planner.known import best_known
+from tuner.planner.spending import cost
+from tuner.results import Headline, headline
+
+FOUR = Settings(micro_batch_size=4)
+
+
+def measured() -> Study:
+    return measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_ok(1.1, 500 * MIB))])
+
+
+def ended(study: Study, reason: str = "the budget is spent") -> Study:
+    return replace(study, state=StudyState.DONE, reason=reason)
+
+
+def test_it_is_what_the_answer_says() -> None:
+    study = measured()
+    said = answer(study)
+    assert said.best is not None
+    found = headline(study, said)
+    assert found.settings == FOUR
+    assert found.words == "sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1"
+    assert found.tokens_per_s_per_gpu == said.best.tokens_per_s_per_gpu
+    assert found.step_time_s == said.best.step_time_s
+    assert found.allocated_gib == said.best.allocated_gib
+    assert found.needed_gib == said.best.needed_gib
+    assert found.limit_gib == said.best.limit_gib
+    assert (found.provenance, found.per) == (Provenance.MEASURED, "rank")
+    assert (found.probes, found.wall_s, found.device_s) == (2, said.wall_s, said.device_s)
+    assert (found.is_forecast, found.is_pending, found.why_none) == (False, False, "")
+
+
+def test_a_prediction_of_what_is_to_be_measured_says_so() -> None:
+    study = measured_study([], gpu_question())
+    found = headline(study, answer(study))
+    assert found.is_forecast
+    assert found.provenance is Provenance.PREDICTED
+    assert found.why_none == ""  # it goes on
+    assert found.per == "GPU"
+    done = ended(study)
+    assert "has no measured answer" in headline(done, answer(done)).why_none
+
+
+def test_a_predicted_answer_is_no_forecast() -> None:
+    study = predicted_study()
+    assert not headline(study, answer(study)).is_forecast
+
+
+def test_nothing_is_known_yet() -> None:
+    study = replace(predicted_study(), state=StudyState.QUEUED)
+    found = headline(study, best_known(study))
+    assert found.is_pending
+    assert found.settings is None
+    assert found.words == found.why_none == ""
+    assert found.tokens_per_s_per_gpu == found.allocated_gib == found.needed_gib == UNKNOWN
+    assert found.provenance is Provenance.UNKNOWN
+    assert found.limit_gib == 4.0
+
+
+def test_nothing_fits() -> None:
+    study = measured_study([(FOUR, make_oom(900 * MIB, 1 * MIB))], limit_mib=1)
+    study = replace(ended(study), state=StudyState.FAILED)
+    found = headline(study, answer(study))
+    assert found.settings is None
+    assert "fits" in found.why_none
+    assert found.probes == 1
+    assert not found.is_pending
+
+
+@pytest.mark.parametrize("with_answer", [True, False])
+def test_json_and_back(with_answer: bool) -> None:
+    study = measured()
+    found = headline(study, answer(study) if with_answer else None)
+    assert Headline.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"settings": {"no_such_knob": 1}},
+        {"provenance": "guessed"},
+        {"tokens_per_s_per_gpu": None},
+        {"another": 1},
+    ],
+)
+def test_what_another_version_wrote_is_not_read(changed: dict[str, object]) -> None:
+    study = measured()
+    values = {**headline(study, answer(study)).as_dict(), **changed}
+    with pytest.raises((KeyError, TypeError, ValueError, UsageError)):
+        Headline.from_dict(values)
+
+
+def test_cost_is_of_the_fidelity_that_is_asked_for() -> None:
+    study = measured()
+    spent = cost(study)
+    found = headline(study, None)
+    assert (found.wall_s, found.device_s) == (spent.wall_s, spent.device_s)
+    assert headline(measured_study([], make_question()), None).wall_s == 0

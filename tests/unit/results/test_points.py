@@ -1,0 +1,215 @@
+"""Points: one for each settings, with the answer's own figures, on the right side of the limit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from tests.unit.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
+from tests.unit.planner.machines import Rough, play
+from tests.unit.results.studies import GIB, MIB, measured_study, predicted_study, with_dry_run
+from tuner.core.answer import Suggestion
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
+from tuner.core.quantity import UNKNOWN, Provenance
+from tuner.core.study import Study
+from tuner.planner import answer
+from tuner.planner.knowledge import learn
+from tuner.planner.step_times import fair
+from tuner.results import Evidence, Point, PointKind, points
+
+FOUR = Settings(micro_batch_size=4)
+TWO = Settings(micro_batch_size=2, gradient_accumulation_steps=2)
+SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
+SPLIT = Settings(sharding=Sharding.SHARD_GRAD_OP, micro_batch_size=4)
+
+
+def by_settings(found: tuple[Point, ...]) -> dict[Settings, Point]:
+    assert len({point.settings for point in found}) == len(found)
+    return {point.settings: point for point in found}
+
+
+def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> None:
+    """What holds of all points of a measured study."""
+    known = learn(study.at(study.terms.fidelity), study)
+    mine = by_settings(found)
+    probed = {p.request.settings for p in study.probes if p.measurement}
+    named = [c for c in (suggestion.best, *suggestion.alternatives, *suggestion.pareto) if c]
+    assert set(mine) == probed | {candidate.settings for candidate in named}
+    for candidate in named:
+        point = mine[candidate.settings]
+        assert point.tokens_per_s_per_gpu == candidate.tokens_per_s_per_gpu
+        assert point.step_time_s == candidate.step_time_s
+        assert point.allocated_gib == candidate.allocated_gib
+        if candidate.step_time_s.value is not None:
+            assert point.provenance == candidate.provenance
+    assert {p.settings for p in found if p.on_front} == {c.settings for c in suggestion.pareto}
+    best = suggestion.best and suggestion.best.settings
+    assert [p.settings for p in found if p.is_best] == ([best] if best else [])
+    for point in found:
+        over = point.kind in (PointKind.OOM, PointKind.OVER_LIMIT)
+        assert over == (point.overshoot_gib is not None)
+        if point.kind is PointKind.FITS and point.probes and point.outcome is not None:
+            assert point.memory_gib.high is not None
+            assert point.memory_gib.high * GIB <= known.limit_bytes + 1
+        if over:
+            assert not point.on_front
+            assert not point.is_best
+            assert point.overshoot_gib is not None
+            assert point.overshoot_gib >= 0
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    where=st.sampled_from([("cpu:1", 8), ("cpu:2", 12), ("2xa100-80gb", 8)]),
+    limit_mib=st.sampled_from([1, 130, 260, 4000]),
+    trouble=st.sampled_from([0.0, 0.3, 0.9]),
+)
+@settings(max_examples=examples(25))
+def test_whatever_a_machine_says(
+    seed: int, where: tuple[str, int], limit_mib: int, trouble: float
+) -> None:
+    question = make_question(*where)
+    study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=8, seed=seed)
+    study, _ = play(study, Rough(study=study, seed=seed, trouble=trouble).run)
+    suggestion = answer(study)
+    check(study, suggestion, points(study, suggestion))
+
+
+def test_the_answer_goes_first_then_the_fastest() -> None:
+    told = [(TWO, make_ok(2.0, 500 * MIB, count=2)), (SHARDED, make_ok(1.0, 600 * MIB)),
+            (FOUR, make_oom(900 * MIB, 700 * MIB)), (SPLIT, make_ok(1.5, 650 * MIB))]  # fmt: skip
+    study = measured_study(told, limit_mib=700)
+    found = points(study, answer(study))
+    assert [point.settings for point in found] == [SHARDED, SPLIT, TWO, FOUR]
+    assert [point.on_front for point in found] == [True, False, True, False]
+    assert [point.probes for point in found] == [(2,), (4,), (1,), (3,)]
+    assert found[0].words == "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=1"
+
+
+def test_what_ran_out_of_memory_tells_by_how_much_at_least() -> None:
+    study = measured_study([(FOUR, make_oom(900 * MIB, 700 * MIB))], limit_mib=700)
+    (point, *_) = [p for p in points(study, answer(study)) if p.settings == FOUR]
+    assert point.kind is PointKind.OOM
+    assert point.memory_gib.value == pytest.approx(900 / 1024)
+    assert point.overshoot_gib == pytest.approx(200 / 1024)
+    assert point.allocated_gib == point.tokens_per_s_per_gpu == UNKNOWN
+    assert point.provenance is Provenance.MEASURED
+
+
+def test_what_lies_outside_the_allocator_counts_against_the_limit() -> None:
+    found = make_ok(1.0, 600 * MIB, overhead=200 * MIB)
+    study = measured_study([(FOUR, found)], limit_mib=700)
+    (point,) = [p for p in points(study, answer(study)) if p.settings == FOUR]
+    assert point.kind is PointKind.OVER_LIMIT
+    assert point.memory_gib.value == pytest.approx(800 / 1024)
+    assert point.allocated_gib.value == pytest.approx(600 / 1024)
+    assert point.overshoot_gib == pytest.approx(100 / 1024)
+    assert point.tokens_per_s_per_gpu.value is not None
+
+
+def test_a_smaller_limit_of_before_says_nothing_of_today() -> None:
+    """It may fit now: the next asking tries it."""
+    study = measured_study([(FOUR, make_oom(650 * MIB, 600 * MIB))], limit_mib=600)
+    study = replace(study, terms=replace(study.terms, memory_limit_bytes=2000 * MIB))
+    (point,) = points(study, None)
+    assert point.kind is PointKind.OTHER
+    assert point.outcome is Outcome.OOM
+    assert point.overshoot_gib is None
+
+
+def test_what_was_stopped_early_has_its_memory_and_speed() -> None:
+    slow = replace(make_ok({4: [9.0, 9.0]}, 400 * MIB), outcome=Outcome.STOPPED_EARLY)
+    one = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
+    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (one, slow)])
+    point = by_settings(points(study, answer(study)))[one]
+    assert point.kind is PointKind.FITS
+    assert point.outcome is Outcome.STOPPED_EARLY
+    assert point.tokens_per_s_per_gpu.value == pytest.approx(128 * 8 / 2 / 9)
+    assert not point.on_front
+
+
+def test_what_came_to_nothing_has_neither() -> None:
+    lost = Measurement(outcome=Outcome.CRASHED, detail="signal 9 in rank 1")
+    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (SHARDED, lost)])
+    point = by_settings(points(study, answer(study)))[SHARDED]
+    assert point.kind is PointKind.OTHER
+    assert point.memory_gib == point.tokens_per_s_per_gpu == UNKNOWN
+    assert point.detail == "signal 9 in rank 1"
+    assert point.provenance is Provenance.MEASURED
+
+
+def test_an_accident_of_a_repetition_says_nothing() -> None:
+    accident = Measurement(outcome=Outcome.WORKER_LOST, detail="its process is gone")
+    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, accident)])
+    (point,) = [p for p in points(study, answer(study)) if p.settings == FOUR]
+    assert (point.kind, point.outcome, point.detail) == (PointKind.FITS, Outcome.OK, "")
+    assert point.probes == (1, 2)
+
+
+def test_what_trains_something_else_is_no_answer_though_it_fits() -> None:
+    wrong = replace(make_ok(0.5, 400 * MIB), outcome=Outcome.WRONG_RESULT, detail="loss is off")
+    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (SHARDED, wrong)])
+    point = by_settings(points(study, answer(study)))[SHARDED]
+    assert point.kind is PointKind.OTHER
+    assert point.detail == "loss is off"
+
+
+def test_intervals_are_those_of_the_answer() -> None:
+    told = [(FOUR, make_ok({1: [1.0, 1.1, 0.9, 1.05]}, 500 * MIB)),
+            (SPLIT, make_ok({1: [1.02, 1.12, 0.91, 1.06]}, 520 * MIB))]  # fmt: skip
+    study = measured_study(told)
+    mine = by_settings(points(study, answer(study)))
+    for one, finding in fair(learn(study)).items():
+        assert mine[one].step_time_s == finding.step_time
+
+
+def test_a_predicted_study_has_its_dry_runs_and_what_it_names() -> None:
+    study = predicted_study()
+    one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
+    study = with_dry_run(study, one, 1.0)
+    failed = Settings(micro_batch_size=4)
+    error = {"type": "NotImplementedError", "message": "no kernel", "operator": "aten::odd"}
+    study = with_dry_run(study, failed, error=error)
+    suggestion = answer(study)
+    mine = by_settings(points(study, suggestion))
+    assert mine[one].probes == (1,)
+    assert mine[one].provenance is Provenance.PREDICTED
+    assert mine[failed].kind is PointKind.OTHER
+    assert mine[failed].memory_gib == UNKNOWN
+    assert "aten::odd" in mine[failed].detail
+    assert suggestion.best is not None
+    best = mine[suggestion.best.settings]
+    assert best.is_best
+    assert best.allocated_gib == suggestion.best.allocated_gib
+    assert {s for s, p in mine.items() if p.on_front} == {c.settings for c in suggestion.pareto}
+
+
+def test_of_two_fidelities_the_one_that_is_asked_for_is_shown() -> None:
+    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_ok(3.0, 500 * MIB))])
+    first, second = study.probes
+    emulated = replace(second, request=replace(second.request, fidelity=Fidelity.EMULATED))
+    study = replace(study, probes=(first, emulated))
+    for asked, seconds in ((Fidelity.MEASURED, 1.0), (Fidelity.EMULATED, 3.0)):
+        whole = replace(study, terms=replace(study.terms, fidelity=asked))
+        (point,) = points(whole, None)
+        assert point.step_time_s.value == seconds
+        seen = Evidence(whole).seen(FOUR)
+        assert [one.fidelity for one in seen] == [asked, *{*PROBED} - {asked}]
+        assert seen[0].step_time_s.value == seconds
+
+
+def test_without_an_answer_there_is_what_was_probed() -> None:
+    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))])
+    (point,) = points(study, None)
+    assert not point.is_best
+    assert not point.on_front
+    assert points(measured_study([]), None) == ()
+
+
+def test_evidence_may_be_shared() -> None:
+    study, _ = Machine(make_question()).play(make_study(max_probes=6))
+    suggestion, evidence = answer(study), Evidence(study)
+    assert points(study, suggestion, evidence) == points(study, suggestion)

@@ -1,0 +1,118 @@
+"""The way to the answer: it ends at the fastest that the answer knows, and at what it has cost."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study
+from tests.unit.planner.machines import Rough, play
+from tests.unit.results.studies import MIB, measured_study, predicted_study, with_dry_run
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.quantity import UNKNOWN
+from tuner.planner.knowledge import learn
+from tuner.planner.spending import total_measured
+from tuner.planner.timing import speed_of
+from tuner.results import progress
+
+FOUR = Settings(micro_batch_size=4)
+TWO = Settings(micro_batch_size=2, gradient_accumulation_steps=2)
+SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
+TOKENS = 128 * 8 / 2
+"""Of a step of ``make_question()``, by rank."""
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    limit_mib=st.sampled_from([1, 130, 260, 4000]),
+    trouble=st.sampled_from([0.0, 0.3, 0.9]),
+)
+@settings(max_examples=examples(30))
+def test_it_ends_where_the_answer_is(seed: int, limit_mib: int, trouble: float) -> None:
+    question = make_question("cpu:2", 12)
+    study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=10, seed=seed)
+    study, _ = play(study, Rough(study=study, seed=seed, trouble=trouble).run)
+    steps = progress(study)
+    assert [step.number for step in steps] == list(range(1, len(study.probes) + 1))
+    assert all(one.wall_s <= other.wall_s + 1e-9 for one, other in pairwise(steps))
+    assert all(one.device_s <= other.device_s for one, other in pairwise(steps))
+    if steps:
+        spent = steps[-1].wall_s, steps[-1].device_s
+        assert spent == pytest.approx(total_measured(study.probes))
+    fitting = learn(study).fitting
+    best = speed_of(fitting[0].step_time, question).value if fitting else None
+    assert (steps[-1].best if steps else None) == (best and pytest.approx(best))
+
+
+def test_the_best_so_far() -> None:
+    told = [
+        (TWO, make_ok(2.0, 500 * MIB, count=2)),
+        (FOUR, make_oom(900 * MIB, 700 * MIB)),
+        (SHARDED, make_ok(1.0, 600 * MIB)),
+        (TWO, make_ok(1.5, 500 * MIB, count=2)),
+    ]
+    steps = progress(measured_study(told, limit_mib=700))
+    assert [step.outcome for step in steps] == ["ok", "oom", "ok", "ok"]
+    assert [step.fits for step in steps] == [True, False, True, True]
+    assert [step.best for step in steps] == pytest.approx([TOKENS / 2, TOKENS / 2, TOKENS, TOKENS])
+    assert [step.is_best for step in steps] == [True, False, True, False]
+    assert steps[1].tokens_per_s_per_gpu == UNKNOWN
+    assert steps[3].tokens_per_s_per_gpu.value == pytest.approx(TOKENS / 1.5)
+    assert [step.wall_s for step in steps] == pytest.approx([2, 3, 5, 7])
+
+
+def test_a_repetition_may_lower_it() -> None:
+    steps = progress(measured_study([(FOUR, make_ok(s, 500 * MIB)) for s in (1.0, 2.0)]))
+    assert [step.best for step in steps] == pytest.approx([TOKENS, TOKENS / 1.5])
+
+
+def test_what_trains_something_else_takes_its_class_with_it() -> None:
+    wrong = Measurement(outcome=Outcome.WRONG_RESULT)
+    told = [(SHARDED, make_ok(2.0, 500 * MIB)), (FOUR, make_ok(1.0, 500 * MIB)),
+            (TWO, wrong)]  # fmt: skip
+    steps = progress(measured_study(told))
+    assert [step.best for step in steps] == pytest.approx([TOKENS / 2, TOKENS, TOKENS / 2])
+
+
+def test_what_crashed_once_is_closed_alone() -> None:
+    one = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
+    assert one.settings_class == replace(one, gradient_accumulation_steps=1)
+    crashed = Measurement(outcome=Outcome.CRASHED)
+    told = [(FOUR, make_ok(1.0, 500 * MIB)), (one, make_ok(0.5, 400 * MIB, count=4)),
+            (one, crashed)]  # fmt: skip
+    steps = progress(measured_study(told))
+    assert [step.best for step in steps] == pytest.approx([TOKENS, TOKENS / 0.5, TOKENS])
+
+
+def test_time_that_two_probes_share_counts_once() -> None:
+    study = measured_study(
+        [(FOUR, make_ok(1.0, MIB, wall_s=10)), (TWO, make_ok(1.0, MIB, wall_s=10))]
+    )
+    first, second = study.probes
+    second = replace(second, finished_at="2026-01-01T00:00:04Z")
+    steps = progress(replace(study, probes=(first, second)))
+    assert [step.wall_s for step in steps] == pytest.approx([10, 14])
+    assert [step.device_s for step in steps] == [4, 8]
+
+
+def test_probes_are_told_as_they_ended() -> None:
+    study = measured_study([(FOUR, make_ok(1.0, MIB)), (TWO, make_ok(2.0, MIB, count=2))])
+    first, second = study.probes
+    later = replace(first, finished_at="2026-01-02T00:00:00Z")
+    steps = progress(replace(study, probes=(later, second)))
+    assert [step.probe_id for step in steps] == [2, 1]
+
+
+def test_of_a_prediction_they_are_dry_runs() -> None:
+    study = with_dry_run(predicted_study(), FOUR, 1.0)
+    (step,) = progress(study)
+    assert step.fits
+    assert step.best == step.tokens_per_s_per_gpu.value is not None
+
+
+def test_what_has_not_ended_is_not_told() -> None:
+    assert progress(measured_study([])) == ()

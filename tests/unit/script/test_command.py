@@ -1,0 +1,59 @@
+"""The command of a script with settings."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.script.conftest import BATCH, Asking
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.script import Launch
+from tuner.script.launching import command_of, script_launch
+
+SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
+
+
+def test_the_command_is_what_a_user_types(asking: Asking, tmp_path: Path) -> None:
+    question = asking((*BATCH, "--name", "a b"), environment=["SIZE={global_batch_size}"])
+    command = command_of(question, SETTINGS)
+    assert command.typed == (
+        "env", "SIZE=16", "torchrun", "--standalone", "--nproc-per-node", "8",
+        str(tmp_path / "train.py"), "--micro", "2", "--accumulation", "1", "--name", "a b",
+    )  # fmt: skip
+    launcher = (sys.executable, "-P", "-m", "torch.distributed.run", "--log-dir", str(tmp_path))
+    assert command.as_run(tmp_path) == (*launcher, *command.argv[1:])
+
+
+def test_accelerate_is_given_its_file(asking: Asking, tmp_path: Path) -> None:
+    question = asking(name="accelerate", launch=Launch.ACCELERATE)
+    command = command_of(question, SETTINGS, configuration="a.yaml")
+    assert command.argv[:5] == (
+        "accelerate", "launch", "--config_file", "a.yaml", str(tmp_path / "train.py"),
+    )  # fmt: skip
+    ran = command.as_run(tmp_path)
+    launcher = ("accelerate.commands.accelerate_cli", "launch", "--log_dir", str(tmp_path))
+    assert ran[3:] == (*launcher, *command.argv[2:])
+
+
+@pytest.mark.parametrize(("value", "flags"), [("full", ("--recompute",)), ("none", ())])
+def test_a_flag_stands_at_one_value_only(
+    asking: Asking, value: str, flags: tuple[str, ...]
+) -> None:
+    question = asking((*BATCH, "{activation_checkpointing=full?--recompute}"))
+    settings = Settings(activation_checkpointing=Checkpointing(value))
+    assert command_of(question, settings).argv[9:] == flags
+
+
+def test_an_argument_that_is_empty_by_itself_stays(asking: Asking) -> None:
+    assert command_of(asking((*BATCH, "--tag", "")), SETTINGS).argv[-2:] == ("--tag", "")
+
+
+def test_a_template_is_rendered_under_another_name(asking: Asking, tmp_path: Path) -> None:
+    text = "tokens: {{micro: {micro_batch_size}, data: {data_parallel_size}}}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    question = asking(("{template}",), template="config.yaml")
+    launch = script_launch(question, SETTINGS, "a.yaml", {})
+    assert launch["argv"][-1] == "config.tuned.yaml"
+    assert "config.tuned.yaml" in launch["files"]
+    given = script_launch(question, SETTINGS, "a.yaml", {"a.yaml": "x"})
+    assert given["files"] == {"a.yaml": "x", **launch["files"]}

@@ -1,0 +1,101 @@
+"""What a script's command cannot vary: its space, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.script.conftest import BATCH, Asking
+from tuner.core.configuration import KNOBS, Checkpointing, Sharding, parse_settings
+from tuner.core.script import Launch
+from tuner.errors import UsageError
+from tuner.space import check_settings, enumerate_space, settings_notes
+
+
+def varied(question: Any) -> dict[str, set[Any]]:
+    """Knobs with several values in the space, with these."""
+    legal = enumerate_space(question).legal
+    values = {knob: {getattr(settings, knob) for settings in legal} for knob in KNOBS}
+    return {knob: found for knob, found in values.items() if len(found) > 1}
+
+
+def test_only_what_is_named_varies(asking: Asking) -> None:
+    assert varied(asking()).keys() == {"micro_batch_size", "gradient_accumulation_steps"}
+    more = (*BATCH, "{activation_checkpointing=full?--ac}", "--tp={tp_size}")
+    found = varied(asking(more, knobs={"sharding": ("full_shard",)}))
+    assert found["tp_size"] == {1, 2}
+    assert "activation_checkpointing" in found
+    assert "sharding" not in found
+
+
+def test_what_is_not_named_is_told_with_its_value(asking: Asking) -> None:
+    whys = {dead.knob: dead.why for dead in enumerate_space(asking()).dead_knobs}
+    said = "{sharding} is used nowhere in the script's command, so it is taken to be that"
+    assert whys["sharding"] == f"sharding is ddp: {said}"
+
+
+def test_what_is_not_named_may_be_stated(asking: Asking) -> None:
+    question = asking(knobs={"sharding": ("full_shard",)})
+    space = enumerate_space(question)
+    assert {settings.sharding for settings in space.legal} == {Sharding.FULL_SHARD}
+    assert any("so it is as stated" in dead.why for dead in space.dead_knobs)
+
+
+def test_accelerate_is_told_by_its_file(asking: Asking) -> None:
+    question = asking(name="accelerate", launch=Launch.ACCELERATE)
+    found = varied(question)
+    assert {Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD} == found["sharding"]
+    plain = [s for s in enumerate_space(question).legal if s.sharding is Sharding.DDP]
+    assert {s.activation_checkpointing for s in plain} == {Checkpointing.NONE}
+
+
+def test_several_values_that_the_file_has_are_not_of_what_it_has_not(asking: Asking) -> None:
+    both = {"activation_checkpointing": ("none", "full")}
+    legal = enumerate_space(asking(name="accelerate", launch=Launch.ACCELERATE, knobs=both)).legal
+    plain = {s.activation_checkpointing for s in legal if s.sharding is Sharding.DDP}
+    assert plain == {Checkpointing.NONE}
+    assert {s.activation_checkpointing for s in legal} == set(Checkpointing)
+
+
+def test_accelerate_on_a_cpu_shards_nothing(asking: Asking) -> None:
+    question = asking(name="accelerate", launch=Launch.ACCELERATE, cluster="cpu:2")
+    assert {s.sharding for s in enumerate_space(question).legal} == {Sharding.DDP}
+
+
+def test_accelerate_defers_synchronization_unless_told(asking: Asking) -> None:
+    for name, value in (("accelerate", False), ("torch", True)):
+        legal = enumerate_space(asking(name=name, cluster="cpu:2")).legal
+        several = [s for s in legal if s.gradient_accumulation_steps > 1]
+        assert {s.sync_each_batch for s in several} == {value}
+
+
+def test_settings_of_a_probe_are_told_what_cannot_be_had(asking: Asking) -> None:
+    written = parse_settings("sharding=full_shard,micro_batch_size=2")
+    given = {"sharding", "micro_batch_size"}
+    assert check_settings(asking(), written, given=given).sharding is Sharding.DDP
+    (note,) = [n for n in settings_notes(asking(), written, given=given) if n.knob == "sharding"]
+    assert "is ddp, not full_shard as asked" in note.why
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "said"),
+    [
+        (BATCH, {"knobs": {"sharding": ("ddp", "full_shard")}}, "use it, or state one"),
+        (("--lr", "1"), {}, "names neither {micro_batch_size} nor"),
+        (("--lr", "1"), {"knobs": {"micro_batch_size": (2,)}}, "nothing varies"),
+        (BATCH, {"launch": Launch.ACCELERATE}, "launch: got 'accelerate'; starts scripts with"),
+        (BATCH, {"cluster": "2x8xa100-80gb"}, "a script is probed on one node"),
+    ],
+)
+def test_what_is_refused(
+    asking: Asking, arguments: tuple[str, ...], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        asking(arguments, **more)
+    assert said in str(error.value)
+
+
+def test_one_stated_batch_and_another_knob_are_enough(asking: Asking) -> None:
+    stated = {"micro_batch_size": (2,), "sharding": ("full_shard",)}
+    question = asking(("--tp={tp_size}",), knobs=stated)
+    assert varied(question).keys() >= {"tp_size"}
+    assert {s.micro_batch_size for s in enumerate_space(question).legal} == {2}

@@ -1,0 +1,108 @@
+"""A script as a part of a question: its files, its identity, and what it may not be."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.script.conftest import BATCH, Asking
+from tuner.core.script import Launch, Script, read_script
+from tuner.core.study import Question
+from tuner.errors import UsageError
+
+
+def test_a_question_comes_back_from_json(asking: Asking, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("batch: {micro_batch_size}\n")
+    question = asking(
+        ("--config", "{template}"), environment=["STEPS={gradient_accumulation_steps}"],
+        template="config.yaml",
+    )  # fmt: skip
+    again = Question.from_dict(question.as_dict())
+    assert again == question
+    assert again.identity == question.identity
+    assert question.script is not None
+    assert question.script.knobs == {"micro_batch_size", "gradient_accumulation_steps"}
+
+
+def test_a_question_without_a_script_is_the_same_as_ever(asking: Asking) -> None:
+    plain = replace(asking(), script=None)
+    assert "script" not in plain.as_dict()
+    assert plain.identity != asking().identity
+    assert plain.kind != asking().kind
+    assert Question.from_dict(plain.as_dict()).script is None
+
+
+def test_an_edited_script_is_another_question(asking: Asking, tmp_path: Path) -> None:
+    before = asking()
+    assert before.script is not None
+    assert before.script.why_other == ""
+    (tmp_path / "train.py").write_text("print('other steps')\n")
+    assert "was edited since it was asked about" in before.script.why_other
+    assert asking().identity != before.identity
+    (tmp_path / "train.py").unlink()
+    assert "cannot be read" in before.script.why_other
+
+
+def test_paths_are_from_the_root(asking: Asking, tmp_path: Path) -> None:
+    script = asking().script
+    assert script is not None
+    assert script.path == str(tmp_path / "train.py")
+    assert script.folder == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"path": "missing.py"}, "script: got 'missing.py'; must be a file that can be read"),
+        ({"path": "."}, "script: got '.'; must be a file that can be read"),
+        ({"path": "large.py"}, "at most 1 MiB"),
+        ({"template": "plain.yaml"}, "template: got 'plain.yaml'; has no placeholder"),
+        ({"template": "binary"}, "must be text in UTF-8"),
+        ({"template": "config.yaml"}, "no argument or --script-env says where it is"),
+        ({"arguments": ("{template}",)}, "template: got nothing; {template} is used"),
+        ({"environment": ["X"]}, "script_env: got 'X'; must look like"),
+        ({"environment": ["X=1", "X=2"]}, "script_env: got 'X'; is given twice"),
+        ({"environment": ["RANK={tp_size}"]}, "script_env: got 'RANK'; is not a name that may be"),
+        ({"environment": ["TUNER_DB=x"]}, "is not a name that may be set"),
+        ({"environment": ["PET_NNODES=2"]}, "is not a name that may be set"),
+        ({"environment": ["A-B={tp_size}"]}, "is not a name that may be set"),
+        (
+            {"arguments": "--mb {micro_batch_size}"},
+            "arguments: got '--mb {micro_batch_size}'; must",
+        ),
+        ({"arguments": [*BATCH, 5]}, "must be a list of words"),
+        ({"launch": "mpirun"}, "launch: got 'mpirun'; must be one of torchrun, accelerate"),
+        ({"path": "a\0b"}, "must be a file that can be read: embedded null byte"),
+        ({"path": "~nobody-of-this-name/a.py"}, "is not a usable path"),
+    ],
+)
+def test_what_is_refused(given: dict[str, object], said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "large.py").write_bytes(b"#" * ((1 << 20) + 1))
+    (tmp_path / "plain.yaml").write_text("batch: 2\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe{micro_batch_size}")
+    (tmp_path / "config.yaml").write_text("batch: {micro_batch_size}\n")
+    with pytest.raises(UsageError) as error:
+        read_script(**{"path": "train.py", "arguments": BATCH, **given}, folder=tmp_path)  # type: ignore[arg-type]
+    assert said in str(error.value)
+
+
+def test_a_program_may_name_its_parts_as_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    by_name = {"BATCH": "{micro_batch_size}"}
+    own = read_script("train.py", launch="accelerate", environment=by_name, folder=tmp_path)
+    assert own.launch is Launch.ACCELERATE
+    assert own.environment == by_name
+    monkeypatch.chdir(tmp_path)
+    assert read_script(Path("train.py"), folder=".").path == str(tmp_path / "train.py")
+
+
+def test_a_script_says_all_of_itself_in_json(asking: Asking) -> None:
+    script = asking(launch=Launch.ACCELERATE, name="accelerate").script
+    assert script is not None
+    assert Script.from_dict(script.as_dict()) == script
+    assert set(script.as_dict()) == {
+        "path", "sha256", "folder", "launch", "arguments", "environment",
+    }  # fmt: skip

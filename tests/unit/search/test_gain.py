@@ -1,0 +1,89 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tuner.search.belief import Belief, believe
+from tuner.search.gain import best_log_seconds, gain_of_more, log_expected_gain, propose
+
+
+def belief(mean: list[float], error: list[float], succeeds: float = 1.0) -> Belief:
+    ones = np.ones(len(mean))
+    return Belief(
+        log_seconds=np.array(mean),
+        error=np.array(error),
+        log_need=ones,
+        need_error=ones,
+        fits=ones,
+        succeeds=succeeds * ones,
+    )
+
+
+def test_the_expected_gain_is_that_of_drawing() -> None:
+    """Against 200,000 draws."""
+    given = belief([0.1, -0.3, 0.5], [0.2, 0.3, 0.4], succeeds=0.8)
+    drawn = np.random.default_rng(0).normal(given.log_seconds, given.error, (200_000, 3))
+    gains = 0.8 * np.maximum(0.0 - drawn, 0.0).mean(0)
+    assert np.exp(log_expected_gain(given, 0.0)) == pytest.approx(gains, rel=0.03)
+
+
+def test_far_tails_stay_in_order_and_join_the_rest() -> None:
+    far = log_expected_gain(belief([5.0, 10.0, 50.0], [0.1, 0.1, 0.1]), 0.0)
+    assert np.all(np.isfinite(far))
+    assert far[0] > far[1] > far[2]
+    before, after = (log_expected_gain(belief([z], [1.0]), 0.0)[0] for z in (5.99, 6.01))
+    assert before == pytest.approx(after, abs=0.2)
+
+
+def test_more_probes_gain_more_and_never_less_than_nothing() -> None:
+    given, allowed = belief([0.0, 0.05, 0.1], [0.1, 0.1, 0.1]), np.ones(3, dtype=bool)
+    gains = [gain_of_more(given, 0.0, allowed, count) for count in (1, 2, 3)]
+    assert [mean for mean, _ in gains] == sorted(mean for mean, _ in gains)
+    assert all(0 < mean < high for mean, high in gains)
+    assert gain_of_more(given, 0.0, ~allowed, 3) == (0.0, 0.0)
+    assert gain_of_more(replace(given, succeeds=np.zeros(3)), 0.0, allowed, 3) == (0.0, 0.0)
+
+
+def test_a_tried_candidate_has_nothing_to_gain(made: SimpleNamespace) -> None:
+    after = believe(made.prior([1.0, 1.5]), [made.trial(0, 1.0)])
+    assert np.exp(log_expected_gain(after, 0.0))[0] < 0.02
+
+
+def test_the_first_proposal(made: SimpleNamespace) -> None:
+    simpler = replace(made.prior([1.0, 1.001, 1.0]), simplicity=np.array([-2.0, 0.0, -1.0]))
+    for prior, allowed, index in (
+        (made.prior([4.0, 2.0, 1.0], [10, 20, 100]), [1, 1, 1], 1),  # the fastest that may fit
+        (made.prior([4.0, 2.0, 1.0]), [1, 0, 0], 0),
+        (made.prior([9.0, 1.0, 1.0], [100, 500, 90]), [1, 1, 1], 2),  # hopeless: the likeliest
+        (simpler, [1, 1, 1], 1),
+    ):
+        found = propose(prior, [], np.array(allowed, dtype=bool))
+        assert found.index == index
+        assert found.gain == float("inf")
+        assert found.is_hopeless == (found.fits < 0.02)
+
+
+def test_the_expected_gain_shrinks_as_the_best_is_known(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0, 1.1, 1.2, 5.0])
+    trials, allowed, gains = [], np.ones(4, dtype=bool), []
+    for _ in range(4):
+        found = propose(prior, trials, allowed)
+        gains.append(found.gain)
+        allowed[found.index] = False
+        trials.append(made.trial(found.index, float(np.exp(prior.log_seconds[found.index]))))
+    assert gains == sorted(gains, reverse=True)
+    assert gains[1] > 0.01 > gains[-1]
+    assert trials[-1].index == 3
+
+
+def test_only_an_answer_within_the_limit_is_the_best(made: SimpleNamespace) -> None:
+    prior, sound = made.prior([1.0, 2.0]), made.trial(1, 2.0, need=70.0)
+    for other in (
+        made.trial(0, 1.0, need=90.0),
+        made.trial(0, 1.0, indirect=True),
+        made.trial(0, 1.0, is_wrong=True),
+        made.trial(0, None),
+    ):
+        assert best_log_seconds(prior, [other]) is None
+        assert best_log_seconds(prior, [other, sound]) == pytest.approx(np.log(2.0))

@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
+from tuner.core.workload import Optimizer, ReduceDtype, Workload
+from tuner.model import load_model, read_model_config
+from tuner.search.kernel import alike
+from tuner.search.trials import CHOICES, DOUBLINGS, settings_features, workload_features
+
+CLUSTER = parse_cluster("2x8xa100-80gb")
+BASE = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=4)
+OTHER = {
+    "sharding": Sharding.SHARD_GRAD_OP,
+    "tp_size": 2,
+    "tp_recompute_allgather": True,
+    "pp_size": 2,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 8,
+    "sync_each_batch": False,
+    "activation_checkpointing": Checkpointing.FULL,
+    "cpu_offload": True,
+}
+WORKLOAD = Workload(model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64)
+
+
+def test_every_knob_counts() -> None:
+    for knob in KNOBS:
+        one, other = settings_features([BASE, replace(BASE, **{knob: OTHER[knob]})], CLUSTER)
+        assert np.linalg.norm(one - other) >= 1 / max(DOUBLINGS, CHOICES) - 1e-9, knob
+
+
+def test_doubling_a_size_is_as_far_wherever_it_is() -> None:
+    rows = settings_features([replace(BASE, micro_batch_size=2**n) for n in range(4)], CLUSTER)
+    steps = np.linalg.norm(np.diff(rows, axis=0), axis=1)
+    assert steps == pytest.approx(np.full(3, 1 / DOUBLINGS))
+    near = alike(rows, rows)
+    assert np.diag(near) == pytest.approx(np.ones(4))
+    assert near[0, 1] > near[0, 2] > near[0, 3] > 0
+    assert settings_features([], CLUSTER).shape[0] == 0
+
+
+def test_any_two_values_of_a_choice_are_as_far() -> None:
+    shardings = settings_features([replace(BASE, sharding=kind) for kind in Sharding], CLUSTER)
+    workloads = [
+        workload_features(replace(WORKLOAD, **changed), CLUSTER)
+        for changed in (
+            {},
+            {"optimizer": Optimizer.SGD},
+            {"optimizer": Optimizer.ADAMW_8BIT},
+            {"reduce_dtype": ReduceDtype.FP32},
+        )
+    ]
+    pairs = [(one, other) for n, one in enumerate(shardings) for other in shardings[n + 1 :]]
+    for one, other in [*pairs, *((workloads[0], other) for other in workloads[1:])]:
+        assert np.linalg.norm(one - other) == pytest.approx(1 / CHOICES)
+
+
+def test_an_architecture_is_a_choice_and_a_name_is_not() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100}
+    points = []
+    for kind, name in (("llama", "a"), ("llama", "b"), ("mistral", "a")):
+        model = read_model_config({"model_type": kind, **sizes}, name=name)
+        workload = replace(WORKLOAD, model=model, sequence_length=16)
+        points.append(workload_features(workload, CLUSTER))
+    assert points[0].tolist() == points[1].tolist()
+    assert np.linalg.norm(points[0] - points[2]) == pytest.approx(1 / CHOICES)

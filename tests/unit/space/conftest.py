@@ -1,0 +1,61 @@
+"""Makers of questions for the tests of the space."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.model import read_model_config
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+VERSIONS = {
+    "torch": {"torch": "2.13.0"},
+    "accelerate": {"accelerate": "1.15.0", "torch": "2.13.0"},
+    "trainer": {"transformers": "5.23.0", "accelerate": "1.15.0", "torch": "2.13.0"},
+    "nanotron": {"nanotron": "0.4"},
+}
+
+
+def make_question(
+    cluster: str = "8xa100-80gb",
+    batch: int = 64,
+    *,
+    name: str = "torch",
+    versions: dict[str, str] | None = None,
+    config: dict[str, Any] | None = None,
+    only: dict[str, Any] | None = None,
+    sequence_length: int = 2048,
+    **knobs: tuple[Any, ...],
+) -> Question:
+    """A question about a Llama of 8B's shape with changes, or about ``only`` another model."""
+    return Question(
+        workload=Workload(
+            model=read_model_config(only or {**LLAMA, **(config or {})}, name="model"),
+            sequence_length=sequence_length,
+            global_batch_size=batch,
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework(name, {**VERSIONS[name], **(versions or {})}, {}),
+        knobs=knobs,
+    )
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., Question]:
+    """Makes a question."""
+    return make_question

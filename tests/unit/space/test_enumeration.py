@@ -1,0 +1,346 @@
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.study import Question
+from tuner.errors import UsageError
+from tuner.space import Space, check_settings, count_settings, divisors, enumerate_space
+
+Ask = Callable[..., Question]
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 4096,
+}
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "intermediate_size": 14335}
+
+
+def values(space: Space, knob: str) -> set[object]:
+    return {getattr(one, knob) for one in space.legal}
+
+
+def why(space: Space, knob: str) -> str:
+    return " | ".join(dead.why for dead in space.dead_knobs if dead.knob == knob)
+
+
+def naive(question: Question) -> set[Settings]:
+    """All settings of a torch question, from the written rules, one combination at a time."""
+    world, node = question.cluster.world_size, question.cluster.gpus_per_node
+    batch, found = question.workload.global_batch_size, set()
+    shardings = [s for s in Sharding if s is not Sharding.ZERO1]
+    for tp, sharding, recompute, sync, checkpointing, micro in product(
+        range(1, node + 1), shardings, (False, True), (False, True), Checkpointing,
+        range(1, batch + 1),
+    ):  # fmt: skip
+        if any(n % tp for n in (node, 32, 8, 11008, 2048)) or batch % (world // tp):
+            continue
+        ranks = world // tp
+        if (batch // ranks) % micro:
+            continue
+        count = batch // ranks // micro
+        hybrid = question.cluster.nodes > 1 and node // tp > 1
+        if sharding is Sharding.HYBRID_SHARD and not hybrid and ranks > 1:
+            continue
+        if sharding is Sharding.DDP and tp > 1 and ranks > 1:
+            continue
+        found.add(
+            Settings(
+                sharding=sharding if ranks > 1 else Sharding.DDP,
+                tp_size=tp,
+                tp_recompute_allgather=recompute and tp > 1,
+                micro_batch_size=micro,
+                gradient_accumulation_steps=count,
+                sync_each_batch=sync or count == 1 or ranks == 1,
+                activation_checkpointing=checkpointing,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("cluster", ["1xa100-80gb", "8xa100-80gb", "2x4xh100-80gb", "cpu:2"])
+@pytest.mark.parametrize("batch", [8, 24])
+def test_the_space_is_what_the_rules_say(ask: Ask, cluster: str, batch: int) -> None:
+    question = ask(cluster, batch)
+    legal = enumerate_space(question).legal
+    assert len(set(legal)) == len(legal)
+    assert set(legal) == naive(question)
+
+
+@given(
+    batch=st.integers(1, 96),
+    cluster=st.sampled_from(["1xa100-80gb", "cpu:2", "8xa100-80gb", "2x4xh100-80gb", "cpu:6"]),
+    name=st.sampled_from(["torch", "accelerate", "trainer", "nanotron"]),
+)
+@settings(max_examples=examples(40))
+def test_legal_settings_are_canonical_and_make_the_global_batch(
+    ask: Ask, batch: int, cluster: str, name: str
+) -> None:
+    question = ask(cluster, batch, name=name)
+    for one in legal_or_none(question):
+        ranks = one.data_parallel_size(question.cluster.world_size)
+        assert one.micro_batch_size * one.gradient_accumulation_steps * ranks == batch
+        assert check_settings(question, one, given=("gradient_accumulation_steps",)) == one
+
+
+def legal_or_none(question: Question) -> tuple[Settings, ...]:
+    """Nothing only where the global batch is what is refused."""
+    try:
+        return enumerate_space(question).legal
+    except UsageError as error:
+        if error.field != "global_batch_size":
+            raise
+        return ()
+
+
+@pytest.mark.parametrize("name", ["torch", "accelerate", "trainer", "nanotron"])
+@pytest.mark.parametrize("cluster", ["1xa100-80gb", "8xa100-80gb", "3x4xh100-80gb"])
+def test_settings_are_counted_up_to_a_number(ask: Ask, cluster: str, name: str) -> None:
+    question = ask(cluster, 48, name=name)
+    whole = len(enumerate_space(question).legal)
+    assert count_settings(question, whole) == whole
+    assert count_settings(question, 10**9) == whole
+    assert count_settings(question, 5) == 6
+    impossible = ask(cluster, 48, name=name, micro_batch_size=(5,))
+    assert count_settings(impossible, 5) == 0
+
+
+def test_every_divisor_is_a_micro_batch_size(ask: Ask) -> None:
+    space = enumerate_space(ask("8xa100-80gb", 8 * 12, tp_size=(1,)))
+    assert values(space, "micro_batch_size") == {1, 2, 3, 4, 6, 12}
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert divisors(1) == (1,)
+
+
+def test_cpu_offload_is_there_when_asked_for_and_only_sharded(ask: Ask) -> None:
+    assert values(enumerate_space(ask()), "cpu_offload") == {False}
+    space = enumerate_space(ask(cpu_offload=(False, True)))
+    offloaded = {one.sharding for one in space.legal if one.cpu_offload}
+    assert offloaded == {Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD}
+    assert Sharding.DDP in values(space, "sharding")
+    assert Sharding.DDP not in values(enumerate_space(ask(cpu_offload=(True,))), "sharding")
+
+
+def test_pipelines_are_nanotrons_and_never_starve(ask: Ask) -> None:
+    space = enumerate_space(ask(name="nanotron", batch=16))
+    assert values(space, "pp_size") == {1, 2, 4, 8}
+    assert values(space, "sharding") == {Sharding.DDP, Sharding.ZERO1}
+    assert values(space, "tp_recompute_allgather") == {False, True}
+    assert values(space, "sync_each_batch") == {False}
+    assert all(s.gradient_accumulation_steps >= s.pp_size - 1 for s in space.legal)
+    assert "nanotron always" in why(space, "sync_each_batch")
+    both = [s for s in space.legal if s.tp_size > 1 and s.pp_size > 1]
+    assert both
+    assert all(8 % (s.tp_size * s.pp_size) == 0 for s in both)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"only": GPT2}, "gpt2 fuses q, k and v"),
+        ({"config": {"model_type": "phi3"}}, "phi3 fuses q, k and v"),
+        ({"config": {"model_type": "gemma"}}, "gemma has no verified tensor-parallel plan"),
+        ({"config": {"attention_dropout": 0.1}}, "attention_dropout is 0.1, and each rank"),
+    ],
+)
+def test_no_tensor_parallelism_without_a_verified_plan(
+    ask: Ask, model: dict[str, object], reason: str
+) -> None:
+    space = enumerate_space(ask(**model))
+    assert values(space, "tp_size") == {1}
+    assert why(space, "tp_size").startswith(f"tp_size is 1: {reason}")
+    assert "tp_size 1" in why(space, "tp_recompute_allgather")
+
+
+def test_experts_are_not_split_but_attention_is(ask: Ask) -> None:
+    assert 2 in values(enumerate_space(ask(config=MIXTRAL)), "tp_size")
+    dense = ask(config={"intermediate_size": 11007})
+    space = enumerate_space(dense)
+    assert values(space, "tp_size") == {1}
+    assert "intermediate_size (11007)" in why(space, "tp_size")
+
+
+def test_one_rank_leaves_little_to_choose(ask: Ask) -> None:
+    space = enumerate_space(ask("1xa100-80gb", 4))
+    assert values(space, "sharding") == {Sharding.DDP}
+    assert values(space, "sync_each_batch") == {True}
+    dead = {"sharding", "tp_size", "tp_recompute_allgather", "pp_size", "sync_each_batch"}
+    assert {d.knob for d in space.dead_knobs} == dead
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"name": "accelerate", "tp_size": (2,)}, "tp_size: got '2'; cannot be had here: no"),
+        ({"tp_size": (1,), "tp_recompute_allgather": (True,)}, "tp_recompute_allgather: got 'tr"),
+        ({"pp_size": (2,)}, "pp_size: got '2'; cannot be had here: pipeline stages"),
+    ],
+)
+def test_a_restriction_that_nothing_can_meet_is_refused(
+    ask: Ask, knobs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        enumerate_space(ask(**knobs))
+
+
+def test_dead_knobs_are_sentences(ask: Ask) -> None:
+    for name in ("torch", "accelerate", "trainer", "nanotron"):
+        for dead in enumerate_space(ask("1xa100-80gb", 4, name=name)).dead_knobs:
+            assert dead.why.startswith(f"{dead.knob} is ")
+            assert ": " in dead.why
+
+
+def test_a_dead_knob_that_was_restricted_is_collapsed_and_said(ask: Ask) -> None:
+    space = enumerate_space(ask(name="accelerate", tp_size=(1, 2)))
+    assert values(space, "tp_size") == {1}
+    assert why(space, "tp_size").startswith("tp_size is 1: ")
+    space = enumerate_space(ask(sync_each_batch=(False,), tp_size=(1,)))
+    whole = {s for s in space.legal if s.gradient_accumulation_steps == 1}
+    assert whole
+    assert all(s.sync_each_batch for s in whole)
+    assert not any(s.sync_each_batch for s in space.legal if s not in whole)
+    assert "not false as asked" in why(space, "sync_each_batch")
+
+
+# -- versions decide --------------------------------------------------------------------------
+
+
+def sync_by_sharding(space: Space) -> dict[Sharding, set[bool]]:
+    found: dict[Sharding, set[bool]] = {}
+    for one in space.legal:
+        if one.gradient_accumulation_steps > 1:
+            found.setdefault(one.sharding, set()).add(one.sync_each_batch)
+    return found
+
+
+def test_accelerate_1_10_always_syncs_under_fsdp2(ask: Ask) -> None:
+    space = enumerate_space(ask(name="accelerate", versions={"accelerate": "1.10"}))
+    assert sync_by_sharding(space) == {
+        Sharding.DDP: {False, True},
+        Sharding.SHARD_GRAD_OP: {True},
+        Sharding.FULL_SHARD: {True},
+    }
+    assert "sync_each_batch is true with full_shard, shard_grad_op" in why(space, "sync_each_batch")
+    today = enumerate_space(ask(name="accelerate"))
+    assert set(map(frozenset, sync_by_sharding(today).values())) == {frozenset({False, True})}
+    assert len(today.legal) > len(space.legal)
+
+
+def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:
+    question = ask(name="accelerate", versions={"accelerate": "0.30"})
+    space = enumerate_space(question)
+    assert set(map(frozenset, sync_by_sharding(space).values())) == {frozenset({False})}
+    false, true = [dead.why for dead in space.dead_knobs if dead.knob == "sync_each_batch"]
+    assert false.startswith("sync_each_batch is false with gradient_accumulation_steps above 1: ")
+    assert "optimizer step after every micro-batch" in false
+    assert true.startswith("sync_each_batch is true: with gradient_accumulation_steps 1 there is")
+    asked = enumerate_space(
+        ask(name="accelerate", versions={"accelerate": "0.30"}, sync_each_batch=(True,))
+    )
+    assert values(asked, "gradient_accumulation_steps") == {1}
+
+
+def test_fsdp1_with_offload_may_not_sync_each_batch(ask: Ask) -> None:
+    space = enumerate_space(
+        ask(name="accelerate", versions={"accelerate": "1.0"}, cpu_offload=(False, True))
+    )
+    found = {
+        (s.cpu_offload, s.sync_each_batch)
+        for s in space.legal
+        if s.sharding is Sharding.FULL_SHARD and s.gradient_accumulation_steps > 1
+    }
+    assert found == {(False, True), (False, False), (True, False)}
+
+
+def test_the_trainer_that_skips_the_wrong_sync_is_left_without_accumulation(ask: Ask) -> None:
+    versions = {"transformers": "4.46.2", "accelerate": "1.0"}
+    space = enumerate_space(ask(name="trainer", versions=versions))
+    assert values(space, "gradient_accumulation_steps") == {1}
+    assert "gradient_accumulation_steps is 1" in why(space, "sync_each_batch")
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "knobs", "field", "words"),
+    [
+        ("8xa100-80gb", {"tp_size": (3,)}, "tp_size", "heads (32) and kv_heads (8)"),
+        ("8xa100-80gb", {"tp_size": (16,)}, "tp_size", "kv_heads (8) and gpus_per_node (8)"),
+        ("8xa100-80gb", {"sharding": ("zero1",)}, "sharding", "torch has ddp"),
+        ("8xa100-80gb", {"sharding": ("hybrid_shard",)}, "sharding", "more than one node"),
+        ("8xa100-80gb", {"micro_batch_size": (5,)}, "micro_batch_size", "allows 1, 2, 4, 8"),
+        ("cpu:2", {"cpu_offload": (True,)}, "cpu_offload", "refused on CPUs"),
+        (
+            "8xa100-80gb",
+            {"tp_size": (2,), "sharding": ("ddp",)},
+            "sharding",
+            "allows full_shard, shard_grad_op (or lift the restriction of tp_size)",
+        ),
+        (
+            "8xa100-80gb",
+            {"tp_size": (1,), "micro_batch_size": (8,), "gradient_accumulation_steps": (8,)},
+            "gradient_accumulation_steps",
+            "allows 1",
+        ),
+    ],
+)
+def test_restrictions_that_leave_nothing(
+    ask: Ask, cluster: str, knobs: dict[str, tuple[object, ...]], field: str, words: str
+) -> None:
+    question = ask(cluster, **knobs)
+    with pytest.raises(UsageError) as caught:
+        enumerate_space(question)
+    assert caught.value.field == field
+    assert words in caught.value.allowed
+
+
+def test_heads_that_the_asked_size_does_not_divide(ask: Ask) -> None:
+    config = {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 288}
+    with pytest.raises(UsageError, match=r"tp_size: got 4; must divide heads \(6\)"):
+        enumerate_space(ask(config=config, tp_size=(1, 4)))
+
+
+def test_a_batch_that_nothing_makes(ask: Ask) -> None:
+    config = {"model_type": "gemma"}
+    with pytest.raises(UsageError) as caught:
+        enumerate_space(ask(batch=12, config=config))
+    assert caught.value.field == "global_batch_size"
+    assert "8 (at tp_size 1)" in caught.value.allowed
+    assert 2 in values(enumerate_space(ask(batch=12)), "tp_size")
+    with pytest.raises(UsageError, match="tp_size: got '1'; leaves no legal settings; the rest"):
+        enumerate_space(ask(batch=12, tp_size=(1,)))
+
+
+def test_a_batch_names_each_data_parallel_size(ask: Ask) -> None:
+    with pytest.raises(UsageError) as caught:
+        enumerate_space(ask("4x8xa100-80gb", 6))
+    words = "4 (at tp_size 8) or 8 (at tp_size 4) or 16 (at tp_size 2) or 32 (at tp_size 1)"
+    assert words in caught.value.allowed
+
+
+def test_restrictions_that_contradict_each_other_in_more_than_one_way(ask: Ask) -> None:
+    knobs = {"sharding": ("ddp",), "tp_size": (2,), "micro_batch_size": (5,)}
+    with pytest.raises(UsageError) as caught:
+        enumerate_space(ask(**knobs))
+    assert caught.value.field == "knob"
+
+
+# -- facts shared with the probe program ------------------------------------------------------
+
+
+def test_the_verified_model_types_are_those_of_the_probe_program() -> None:
+    from tuner.space import NO_TENSOR_PARALLEL, NO_TENSOR_PARALLEL_WITH, TENSOR_PARALLEL_MODEL_TYPES
+    from workers.probe.tensor_parallel import plan
+
+    assert plan.VERIFIED_MODEL_TYPES == TENSOR_PARALLEL_MODEL_TYPES
+    assert plan._REFUSED.keys() == NO_TENSOR_PARALLEL_WITH.keys()
+    assert not NO_TENSOR_PARALLEL.keys() & TENSOR_PARALLEL_MODEL_TYPES

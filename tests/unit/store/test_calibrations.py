@@ -1,0 +1,90 @@
+"""Measured rates in the store: the newest of such devices, and with the studies that use them."""
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from tests.unit.cost import calibrations as known
+from tuner.core.cluster import parse_cluster
+from tuner.core.study import Question, Terms
+from tuner.cost.calibration import Calibration
+from tuner.store import Store, caches
+
+CASES = [
+    {"kind": "copy", "dtype": "bf16", "elements": 1024},
+    {"kind": "matrix", "dtype": "bf16", "rows": 8, "width": 8},
+    {"kind": "matrix", "dtype": "bf16", "rows": 8, "width": 16},
+]
+TORCH = {"torch": "2.13.0"}
+
+
+def measured(
+    name: str, at: str = "2026-11-21T10:00:00+00:00", torch: str = "2.13.0"
+) -> Calibration:
+    cluster = parse_cluster(name)
+    return known.calibration_of(CASES, cluster, at=at, versions={"torch": torch})
+
+
+def test_the_newest_counts(store: Store) -> None:
+    cluster = parse_cluster("8xh100-80gb")
+    assert store.calibration(cluster, TORCH) is None
+    older, newer = measured("8xh100-80gb"), measured("8xh100-80gb", "2026-11-22T10:00:00+00:00")
+    store.keep_calibration(older)
+    assert store.calibration(cluster, TORCH) == older
+    store.keep_calibration(newer)
+    assert store.calibration(cluster, TORCH) == newer
+
+
+def test_a_node_of_the_same_size_goes_before_newer_ones(store: Store) -> None:
+    node, one = measured("8xh100-80gb"), measured("h100-80gb")
+    store.keep_calibration(node)
+    store.keep_calibration(one)
+    assert store.calibration(parse_cluster("8xh100-80gb"), TORCH) == node
+    assert store.calibration(parse_cluster("4x8xh100-80gb"), TORCH) == node
+    assert store.calibration(parse_cluster("2xh100-80gb"), TORCH) == one
+    assert store.calibration(parse_cluster("h100-80gb"), TORCH) == one
+
+
+def test_other_devices_and_other_releases_are_not_these(store: Store) -> None:
+    cluster = parse_cluster("8xh100-80gb")
+    store.keep_calibration(measured("8xh100-80gb", torch="2.13.0+cu130"))
+    assert store.calibration(cluster, TORCH) is not None
+    assert store.calibration(cluster, {}) is not None
+    assert store.calibration(cluster, {"torch": "2.12.0"}) is None
+    assert store.calibration(parse_cluster("8xa100-80gb"), TORCH) is None
+
+
+def test_one_of_another_format_is_as_if_it_were_not_there(store: Store) -> None:
+    cluster, older = parse_cluster("8xh100-80gb"), measured("8xh100-80gb")
+    store.keep_calibration(older)
+    store.keep_calibration(replace(older, at="2026-11-22T10:00:00+00:00"))
+    with store.transactions.write() as session:
+        newest = "(SELECT max(id) FROM calibrations)"
+        session.execute(
+            text(f"UPDATE calibrations SET record = '{{\"format\": 0}}' WHERE id = {newest}")
+        )
+    assert store.calibration(cluster, TORCH) == older
+
+
+def test_that_all_are_of_another_format_is_said_once(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caches._warn_once.cache_clear()
+    store.keep_calibration(measured("8xh100-80gb"))
+    with store.transactions.write() as session:
+        session.execute(text("UPDATE calibrations SET record = '{\"format\": 0}'"))
+    for _ in range(2):
+        assert store.calibration(parse_cluster("8xh100-80gb"), TORCH) is None
+    assert caplog.messages == [
+        "the rates of h100-80gb were measured by another version and are not used: run tuner"
+        " calibrate"
+    ]
+
+
+def test_a_study_is_read_with_the_rates_of_its_cluster(store: Store, question: Question) -> None:
+    study = store.ask(question, Terms())
+    assert study.calibration is None
+    found = measured(question.cluster.name, torch=question.framework.versions["torch"])
+    store.keep_calibration(found)
+    assert store.study(study.id).calibration == found

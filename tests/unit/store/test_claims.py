@@ -1,0 +1,141 @@
+"""Claims, records and what is given back when the answer of the database is lost."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.study import (
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.errors import StoreError
+from tuner.store import Claim, Store, WorkerIdentity, open_store
+from tuner.store.tables import AttemptRow
+
+Requests = Callable[[int], list[ProbeRequest]]
+
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def answers_lost(store: Store) -> Iterator[None]:
+    """The next commit is made, and its answer does not come: the connection breaks."""
+    dialect = store.transactions.engine.dialect
+    commit = dialect.do_commit
+    lost: list[bool] = []
+
+    def do_commit(connection: Any) -> None:
+        commit(connection)
+        if not lost:
+            lost.append(True)
+            getattr(connection, "dbapi_connection", connection).close()
+            raise dialect.loaded_dbapi.OperationalError("the connection is lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dialect, "do_commit", do_commit)
+        yield
+    assert lost
+
+
+def attempts(store: Store) -> list[tuple[int, str]]:
+    """Number and state of every attempt that was ever made."""
+    columns = (AttemptRow.number, AttemptRow.state)
+    with store.transactions.read() as session:
+        rows = session.execute(select(*columns).order_by(AttemptRow.id))
+        return [(number, str(state)) for number, state in rows]
+
+
+def left_by(store: Store, claim: Claim) -> tuple[Any, ...]:
+    """All that a record or what is given back writes."""
+    study = store.study(claim.study_id)
+    return attempts(store), store.events(claim.study_id), study.revision
+
+
+@pytest.mark.parametrize("devices", [(), ("GPU-0", "GPU-1")])
+def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
+    store: Store,
+    study: Study,
+    requests: Requests,
+    worker: WorkerIdentity,
+    run_out: Callable[[], None],
+    devices: tuple[str, ...],
+) -> None:
+    assert store.enter_probe(study.id, study.revision, requests(1)[0])
+    with answers_lost(store), pytest.raises(StoreError):
+        store.claim(study.id, worker, devices=devices)
+    assert store.claim(study.id, worker, devices=devices) is None, "nobody has it twice"
+    run_out()
+    assert store.reap() == 1
+    assert store.claim(study.id, worker, devices=devices) is not None
+    assert attempts(store) == [(1, "lost"), (2, "running")]
+
+
+def test_a_record_whose_answer_is_lost_is_made_once(
+    store: Store, claim: Claim, found: Measurement
+) -> None:
+    strange = replace(found, losses=(10.5, float("nan")))
+    with answers_lost(store), pytest.raises(StoreError):
+        store.record(claim, strange)
+    before = left_by(store, claim)
+    assert store.record(claim, strange)
+    assert not store.record(claim, found), "it found something else"
+    assert not store.give_back(claim, "it is done")
+    assert left_by(store, claim) == before
+
+
+def test_an_accident_whose_record_is_sent_again_is_tried_once_more(
+    store: Store, claim: Claim, worker: WorkerIdentity
+) -> None:
+    crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 11")
+    with answers_lost(store), pytest.raises(StoreError):
+        store.record(claim, crashed)
+    assert store.record(claim, crashed)
+    assert not store.record(claim, replace(crashed, detail="signal 9"))
+    assert store.claim(claim.study_id, worker) is not None
+    assert store.record(claim, crashed), "also when another attempt runs"
+    assert attempts(store) == [(1, "done"), (2, "running")]
+
+
+def test_what_is_given_back_twice_is_given_back(store: Store, claim: Claim) -> None:
+    with answers_lost(store), pytest.raises(StoreError):
+        store.give_back(claim, "Ctrl-C")
+    before = left_by(store, claim)
+    assert store.give_back(claim, "Ctrl-C")
+    assert left_by(store, claim) == before
+    assert not store.record(claim, Measurement(outcome=Outcome.OK))
+
+
+def test_a_study_that_ends_while_it_is_claimed_has_nothing_queued(
+    url: str, store: Store, question: Question, requests: Requests, worker: WorkerIdentity
+) -> None:
+    for number in range(8):
+        study = store.ask(replace(question, knobs={"tp_size": (1 + number,)}), Terms())
+        if number % 2:
+            assert store.move(study.id, StudyState.RUNNING, worker=worker)
+        for turn, request in enumerate(requests(6)):
+            assert store.enter_probe(study.id, study.revision + turn, request)
+        barrier = threading.Barrier(4)
+
+        def take(study: Study = study, barrier: threading.Barrier = barrier) -> int:
+            with open_store(url) as mine:
+                barrier.wait(PATIENCE_S)
+                return sum(mine.claim(study.id, worker) is not None for _ in range(4))
+
+        with ThreadPoolExecutor(3) as pool:
+            taking = [pool.submit(take) for _ in range(3)]
+            barrier.wait(PATIENCE_S)
+            assert store.move(study.id, StudyState.CANCELLED, "enough")
+            taken = sum(one.result() for one in taking)
+        after = store.study(study.id)
+        assert [one.state for one in after.probes] == [ProbeState.RUNNING] * taken

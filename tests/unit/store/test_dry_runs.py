@@ -1,0 +1,138 @@
+"""Dry runs in the store: kept for all studies, and read with the studies that name them."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import (
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.dryrun import DryRun
+from tuner.store import Store, WorkerIdentity
+
+MakeDryRun = Callable[..., DryRun]
+FAILURE = {"type": "TimeLimit", "message": "took longer than 60 s"}
+
+
+def request(settings: Settings, fidelity: Fidelity = Fidelity.PREDICTED) -> ProbeRequest:
+    return ProbeRequest(settings=settings, fidelity=fidelity)
+
+
+@pytest.fixture
+def dry_run(question: Question, dry_run_of: MakeDryRun) -> DryRun:
+    return dry_run_of(question, Settings())
+
+
+def test_a_dry_run_is_kept(store: Store, dry_run: DryRun) -> None:
+    assert store.dry_runs([]) == {}
+    assert store.dry_runs([dry_run.key]) == {}
+    store.keep_dry_run(dry_run)
+    assert store.dry_runs([dry_run.key, "another"]) == {dry_run.key: dry_run}
+
+
+def test_the_first_dry_run_of_a_key_stays_unless_it_failed(
+    store: Store, question: Question, dry_run: DryRun, dry_run_of: MakeDryRun
+) -> None:
+    failed = dry_run_of(question, Settings(), error=FAILURE)
+    assert failed.key == dry_run.key
+    store.keep_dry_run(failed)
+    store.keep_dry_run(dry_run)
+    assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
+    store.keep_dry_run(failed)
+    store.keep_dry_run(replace(dry_run, created_at="later"))
+    assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
+
+
+def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(
+    store: Store, dry_run: DryRun
+) -> None:
+    store.keep_dry_run(dry_run)
+    with store.transactions.write() as session:
+        session.execute(text("UPDATE dry_runs SET record = '{\"format\": 0}'"))
+    assert store.dry_runs([dry_run.key]) == {}
+    store.keep_dry_run(dry_run)
+    assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
+
+
+def test_many_keep_the_same_at_once(store: Store, dry_run: DryRun) -> None:
+    errors: list[BaseException] = []
+
+    def keep() -> None:
+        try:
+            store.keep_dry_run(dry_run)
+        except BaseException as error:  # noqa: BLE001  (looked at below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=keep) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
+
+
+def test_a_probe_that_is_known_is_entered_as_done(
+    store: Store, study: Study, dry_run: DryRun, found: Measurement
+) -> None:
+    store.keep_dry_run(dry_run)
+    measurement = replace(found, dry_run=dry_run.key)
+    entered = store.enter_probe(study.id, study.revision, request(Settings()), 7, measurement)
+    after = store.study(study.id)
+    assert after.probes == (entered,)
+    assert entered is not None
+    assert (entered.state, entered.memory_limit_bytes) == (ProbeState.DONE, 7)
+    assert entered.measurement == measurement
+    assert entered.finished_at
+    assert after.revision == study.revision + 1
+    assert after.dry_runs == {dry_run.key: dry_run}
+    assert store.events(study.id)[-1].data["state"] == "done"
+    assert store.events(study.id)[-1].data["outcome"] == "ok"
+    assert store.studies()[0].probes == {Outcome.OK: 1}
+
+
+def test_a_study_that_moved_on_takes_no_known_probe(
+    store: Store, study: Study, found: Measurement, question: Question
+) -> None:
+    asked_again = store.ask(question, Terms())
+    for revision in (study.revision, asked_again.revision + 1):
+        assert store.enter_probe(study.id, revision, request(Settings()), None, found) is None
+    assert store.move(study.id, StudyState.DONE)
+    revision = store.study(study.id).revision
+    assert store.enter_probe(study.id, revision, request(Settings()), None, found) is None
+    assert store.study(study.id).probes == ()
+
+
+def test_a_measured_study_reads_no_dry_runs(
+    store: Store, study: Study, dry_run: DryRun, found: Measurement, worker: WorkerIdentity
+) -> None:
+    store.keep_dry_run(dry_run)
+    measured = request(Settings(), Fidelity.MEASURED)
+    assert store.enter_probe(study.id, study.revision, measured, None)
+    claim = store.claim(study.id, worker)
+    assert claim is not None
+    assert store.record(claim, found)
+    assert store.study(study.id).dry_runs == {}
+
+
+def test_a_worker_may_take_probes_of_one_fidelity_only(
+    store: Store, study: Study, worker: WorkerIdentity
+) -> None:
+    for fidelity in Fidelity:
+        revision = store.study(study.id).revision
+        assert store.enter_probe(study.id, revision, request(Settings(), fidelity), None)
+    for fidelity in reversed(Fidelity):
+        claim = store.claim(study.id, worker, fidelity)
+        assert claim is not None
+        assert claim.probe.request.fidelity is fidelity
+        assert store.claim(study.id, worker, fidelity) is None

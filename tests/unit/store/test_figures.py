@@ -1,0 +1,122 @@
+"""Figures of the whole database: on each kind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text, update
+
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.study import (
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.store import Claim, Store, WorkerIdentity
+from tuner.store.figures import Figures, read_figures
+from tuner.store.tables import AttemptRow, AttemptState, clock
+from tuner.store.workers import Workers
+
+Requests = Callable[[int], list[ProbeRequest]]
+
+
+def figures(store: Store) -> Figures:
+    return read_figures(store.transactions)
+
+
+def test_an_empty_database_has_none(store: Store) -> None:
+    found = figures(store)
+    assert found.studies == dict.fromkeys(StudyState, 0)
+    assert found.probes == dict.fromkeys(ProbeState, 0)
+    assert found.attempts == dict.fromkeys(AttemptState, 0)
+    assert found.outcomes == dict.fromkeys(Outcome, 0)
+    assert found.probe_s == dict.fromkeys(Outcome, 0.0)
+    assert (found.oldest_beat_s, found.devices_held, found.workers_living) == (0.0, 0, 0)
+
+
+@pytest.fixture
+def busy(
+    store: Store,
+    study: Study,
+    requests: Requests,
+    worker: WorkerIdentity,
+    dead: WorkerIdentity,
+    question: Question,
+) -> Claim:
+    """Six probes: two queued, one of which was lost; one running; three done."""
+    for number, request in enumerate(requests(6)):
+        assert store.enter_probe(study.id, study.revision + number, request, None)
+    for outcome, wall_s in ((Outcome.OK, 1.5), (Outcome.OK, 2.5), (Outcome.OOM, 4.0)):
+        claim = store.claim(study.id, worker)
+        assert claim is not None
+        store.record(claim, Measurement(outcome=outcome, wall_s=wall_s))
+    store.claim(study.id, dead)
+    assert store.reap() == 1
+    store.ask(replace(question, knobs={"tp_size": (1,)}), Terms())
+    Workers(store.transactions).register(worker, (), {}, {})
+    claim = store.claim(study.id, worker, devices=("GPU-0", "GPU-1"))
+    assert claim is not None
+    return claim
+
+
+def test_what_an_ended_study_has_left_queued_waits_for_nothing(store: Store, busy: Claim) -> None:
+    assert store.move(busy.study_id, StudyState.CANCELLED, "enough")
+    found = figures(store)
+    assert (found.probes[ProbeState.QUEUED], found.probes[ProbeState.RUNNING]) == (0, 1)
+
+
+def test_what_there_is_is_counted(store: Store, busy: Claim) -> None:
+    found = figures(store)
+    assert {state: n for state, n in found.studies.items() if n} == {
+        StudyState.RUNNING: 1,
+        StudyState.QUEUED: 1,
+    }
+    assert found.probes == {ProbeState.QUEUED: 2, ProbeState.RUNNING: 1, ProbeState.DONE: 3}
+    assert found.attempts == {
+        AttemptState.RUNNING: 1,
+        AttemptState.DONE: 3,
+        AttemptState.LOST: 1,
+        AttemptState.GIVEN_BACK: 0,
+    }
+    assert {outcome: n for outcome, n in found.outcomes.items() if n} == {
+        Outcome.OK: 2,
+        Outcome.OOM: 1,
+    }
+    assert (found.probe_s[Outcome.OK], found.probe_s[Outcome.OOM]) == (4.0, 4.0)
+    assert (found.devices_held, found.workers_living) == (2, 1)
+
+
+def test_the_oldest_sign_of_a_worker_that_holds_a_probe(store: Store, busy: Claim) -> None:
+    assert figures(store).oldest_beat_s < 30
+    with store.transactions.write() as session:
+        until = clock(session) + timedelta(seconds=60 - 45)
+        session.execute(update(AttemptRow).values(lease_until=until))
+    assert 45 <= figures(store).oldest_beat_s < 75
+    store.beat(busy)
+    assert figures(store).oldest_beat_s < 30
+    store.give_back(busy, "enough")
+    assert figures(store).oldest_beat_s == 0.0
+
+
+@pytest.mark.usefixtures("busy")
+def test_no_table_is_read_through(
+    store: Store, url: str, count_statements: Callable[[], list[str]]
+) -> None:
+    """Of large tables, only indexes are: measurements are kilobytes each."""
+    if "sqlite" not in url:
+        pytest.skip("PostgreSQL reads small tables through, whatever indexes there are")
+    statements = count_statements()
+    figures(store)
+    large = ("FROM studies", "FROM probes", "FROM attempts", "FROM measurements")
+    looked_at = [one for one in statements if any(table in one for table in large)]
+    assert len(looked_at) == 6
+    with store.transactions.read() as session:
+        for statement in looked_at:
+            plain = f"EXPLAIN QUERY PLAN {statement.replace('?', 'NULL')}"
+            details = [row.detail for row in session.execute(text(plain))]
+            steps = [step for step in details if not step.startswith("LIST SUBQUERY")]
+            assert all("COVERING INDEX" in step for step in steps), (statement, steps)

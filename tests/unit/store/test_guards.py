@@ -1,0 +1,124 @@
+"""Verdicts in the store: kept for all studies of a structure, and read with them."""
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from tuner.core.configuration import Settings, Sharding, parse_settings
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import ProbeRequest, Question, Terms
+from tuner.guard.check import Ruling, Verdict
+from tuner.guard.replica import family_of, twin_of
+from tuner.planner.verdicts import wrong_of
+from tuner.store import Store, WorkerIdentity
+
+
+@pytest.fixture
+def verdict(question: Question) -> Verdict:
+    settings = Settings(sharding=Sharding.FULL_SHARD)
+    twin = twin_of(question, settings)
+    return Verdict(
+        key=twin.key(question.framework.versions),
+        family=family_of(question),
+        ruling=Ruling.FAILED,
+        outcome=Outcome.WRONG_RESULT,
+        detail="loss of optimizer step 1 is off",
+        structure=twin.structure,
+        worst=0.1,
+        versions=dict(question.framework.versions),
+        notes=("attn_pdrop was set to 0",),
+    )
+
+
+def undated(verdict: Verdict) -> Verdict:
+    return replace(verdict, date=None)
+
+
+def test_a_verdict_is_kept_with_its_date(store: Store, verdict: Verdict) -> None:
+    assert store.verdicts() == {}
+    store.keep_verdict(verdict)
+    (found,) = store.verdicts().values()
+    assert undated(found) == verdict
+    assert found.date is not None
+    assert store.verdicts(verdict.family) == {verdict.key: found}
+    assert store.verdicts("another") == {}
+
+
+def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
+    store: Store, verdict: Verdict
+) -> None:
+    undecided = replace(verdict, ruling=Ruling.NOT_CHECKED, outcome=Outcome.TIMEOUT)
+    passed = replace(verdict, ruling=Ruling.PASSED, outcome=Outcome.OK, detail="")
+    for given, kept in ((undecided, undecided), (verdict, verdict), (undecided, verdict),
+                        (passed, passed)):  # fmt: skip
+        store.keep_verdict(given)
+        assert undated(store.verdicts()[verdict.key]) == kept
+
+
+def test_a_study_is_read_with_its_verdicts(
+    store: Store, question: Question, verdict: Verdict
+) -> None:
+    study = store.ask(question, Terms())
+    assert study.guards == {}
+    store.keep_verdict(verdict)
+    store.keep_verdict(replace(verdict, key="of another model", family="another"))
+    assert list(store.study(study.id).guards) == [verdict.key]
+
+
+def test_a_verdict_of_another_format_is_as_if_it_were_not_there(
+    store: Store, verdict: Verdict
+) -> None:
+    store.keep_verdict(verdict)
+    with store.transactions.write() as session:
+        session.execute(text("UPDATE checks SET record = '{\"format\": 0}'"))
+    assert store.verdicts() == {}
+
+
+def miscounted(store: Store, question: Question) -> str:
+    """A study whose probe stepped too often, and whose other one did not; its id."""
+    study = store.ask(question, Terms())
+    wrong = Measurement(
+        outcome=Outcome.WRONG_RESULT,
+        detail="the optimizer stepped 4 times instead of 2",
+        optimizer_steps=4,
+        expected_optimizer_steps=2,
+    )
+    accumulates = "micro_batch_size=1,gradient_accumulation_steps=2,sync_each_batch=true"
+    for sharding, found in (("ddp", wrong), ("full_shard", Measurement(outcome=Outcome.OK))):
+        settings = parse_settings(f"sharding={sharding},{accumulates}")
+        request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)
+        assert store.enter_probe(study.id, store.study(study.id).revision, request, None)
+        claim = store.claim(study.id, WorkerIdentity.of_this_process())
+        assert claim is not None
+        assert store.record(claim, found)
+    return study.id
+
+
+def test_what_a_probe_found_wrong_is_kept_for_other_studies(
+    store: Store, question: Question
+) -> None:
+    study_id = miscounted(store, question)
+    (kept,) = store.verdicts().values()
+    assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", Ruling.FAILED)
+    workload = replace(question.workload, sequence_length=question.workload.sequence_length * 2)
+    other = store.ask(replace(question, workload=workload), Terms())
+    found = {v.settings["sharding"]: v.ruling for v in other.guards.values()}
+    assert found == {"ddp": Ruling.FAILED, "full_shard": Ruling.PASSED}
+    ddp, full = (
+        parse_settings(f"sharding={one},gradient_accumulation_steps=2")
+        for one in ("ddp", "full_shard")
+    )
+    assert wrong_of(other, [ddp, full]).keys() == {ddp}
+
+
+def test_a_verdict_on_another_model_that_failed_is_read_too(
+    store: Store, question: Question, verdict: Verdict
+) -> None:
+    settings = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=3).as_dict()
+    failed = replace(verdict, key="theirs", family="another", settings=settings, ranks=2)
+    beside = replace(failed, key="beside", ruling=Ruling.PASSED, outcome=Outcome.OK)
+    elsewhere = replace(failed, key="elsewhere", versions={**failed.versions, "torch": "1.0.0"})
+    for one in (failed, beside, elsewhere):
+        store.keep_verdict(one)
+    assert store.guards(question).keys() == {"theirs", "beside"}

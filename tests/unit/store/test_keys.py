@@ -1,0 +1,208 @@
+"""Keys on both databases: made once, kept as hashes, checked, used, revoked."""
+
+import hmac
+import logging
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, select, text, update
+
+from tuner.errors import StoreError, UsageError
+from tuner.store import Store, access
+from tuner.store.access import Keys, includes, key_id
+from tuner.store.audit import Action, Audit
+from tuner.store.tables import AuditRow, KeyRow, Scope, clock
+
+
+@pytest.fixture
+def keys(store: Store) -> Keys:
+    """The keys of a database without any."""
+    with store.transactions.write() as session:
+        session.execute(delete(KeyRow))
+        session.execute(delete(AuditRow))
+    return Keys(store.transactions)
+
+
+def use_was_noted(keys: Keys, ago: timedelta) -> None:
+    """Lets every key have been used last so long ago."""
+    with keys.transactions.write() as session:
+        session.execute(update(KeyRow).values(last_used_at=clock(session) - ago))
+
+
+def test_a_key_is_shown_once_and_kept_as_a_hash(keys: Keys) -> None:
+    key, secret = keys.create("the scheduler", Scope.SUBMIT)
+    assert re.fullmatch(rf"tuner_{key.id}_[A-Za-z0-9_-]{{43}}", secret)
+    assert (key.name, key.scope) == ("the scheduler", Scope.SUBMIT)
+    assert key.last_used_at is None
+    assert key.revoked_at is None
+    with keys.transactions.read() as session:
+        for table in ("keys", "audit"):
+            rows = session.execute(text(f"SELECT * FROM {table}")).all()
+            assert rows
+            assert secret[-43:] not in repr(rows)
+
+
+def test_no_two_keys_are_the_same(keys: Keys) -> None:
+    made = [keys.create("twin", Scope.READ) for _ in range(3)]
+    assert len({key.id for key, _ in made}) == 3
+    assert len({secret for _, secret in made}) == 3
+    assert keys.list() == [key for key, _ in made]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "\x1b[31mred", "x" * 65])
+def test_a_name_that_cannot_be_shown_is_refused(keys: Keys, name: str) -> None:
+    with pytest.raises(UsageError, match=r"^name: got .*must be 1 to 64 printable characters"):
+        keys.create(name, Scope.READ)
+    assert keys.list() == []
+
+
+def test_a_key_is_known_by_its_text(keys: Keys) -> None:
+    key, secret = keys.create("a", Scope.SUBMIT)
+    keys.create("b", Scope.ADMIN)
+    found = keys.check(secret)
+    assert found is not None
+    assert (found.id, found.scope) == (key.id, Scope.SUBMIT)
+
+
+def test_anything_else_is_not_a_key(keys: Keys) -> None:
+    key, secret = keys.create("a", Scope.ADMIN)
+    other = keys.create("b", Scope.ADMIN)[1]
+    last = "A" if secret[-1] != "A" else "B"
+    for wrong in (
+        "",
+        "tuner",
+        key.id,
+        secret[:-1],
+        secret[:-1] + last,
+        secret + "A",
+        secret + "\n",
+        " " + secret,
+        secret.upper(),
+        f"tuner_{key.id}_{other[-43:]}",
+        f"tuner_{'0' * 16}_{secret[-43:]}",
+        f"tuner_{key.id}_" + "\N{LATIN SMALL LETTER E WITH ACUTE}" * 43,
+        "tuner_%_" + "%" * 43,
+        "x" * 100_000,
+    ):
+        assert keys.check(wrong) is None, wrong[:100]
+    assert all(one.last_used_at is None for one in keys.list())
+
+
+def test_a_key_that_does_not_exist_is_compared_too(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[str, str]] = []
+
+    def compare(kept: str, given: str) -> bool:
+        compared.append((kept, given))
+        return hmac.compare_digest(kept, given)
+
+    monkeypatch.setattr(access, "compare_digest", compare)
+    _, secret = keys.create("a", Scope.READ)
+    assert keys.check(secret)
+    assert not keys.check(secret[:-43] + "A" * 43)
+    assert not keys.check(f"tuner_{'0' * 16}_{'A' * 43}")
+    assert [(len(kept), len(given)) for kept, given in compared] == [(64, 64)] * 3
+
+
+def test_a_revoked_key_is_refused_at_once_and_for_ever(keys: Keys) -> None:
+    key, secret = keys.create("a", Scope.READ)
+    kept = keys.create("b", Scope.READ)[1]
+    assert keys.check(secret)
+    revoked = keys.revoke(key.id)
+    assert revoked.revoked_at is not None
+    assert keys.check(secret) is None
+    assert keys.check(kept)
+    assert keys.revoke(key.id).revoked_at == revoked.revoked_at
+    actions = [entry.action for entry in Audit(keys.transactions).newest(10)]
+    assert actions == [Action.KEY_REVOKE, Action.KEY_CREATE, Action.KEY_CREATE]
+
+
+def test_a_key_is_revoked_by_a_beginning_of_its_id_or_by_its_text(keys: Keys) -> None:
+    first, secret = keys.create("a", Scope.READ)
+    second, _ = keys.create("b", Scope.READ)
+    assert keys.revoke(secret).id == first.id
+    shared = next(i for i in range(17) if first.id[: i + 1] != second.id[: i + 1])
+    assert keys.revoke(second.id[: shared + 1]).id == second.id
+
+
+@pytest.mark.parametrize("beginning", ["", "%", "_", "zz", "0" * 17, "tuner_"])
+def test_a_key_that_is_not_there_is_not_revoked(keys: Keys, beginning: str) -> None:
+    keys.create("a", Scope.READ)
+    with pytest.raises(UsageError, match=r"^key: got .*no such key; tuner keys list"):
+        keys.revoke(beginning)
+    assert keys.any()
+
+
+def test_a_beginning_that_two_keys_share_names_none(keys: Keys) -> None:
+    with keys.transactions.write() as session:
+        now = clock(session)
+        for number in ("00000000000000aa", "00000000000000ab"):
+            session.add(KeyRow(id=number, name="n", hash="", scope=Scope.READ, created_at=now))
+    with pytest.raises(UsageError, match="more than one key begins so"):
+        keys.revoke("0000")
+    assert keys.revoke("00000000000000aa").revoked_at is not None
+
+
+def test_whether_there_is_any_key(keys: Keys) -> None:
+    assert not keys.any()
+    key, _ = keys.create("a", Scope.READ)
+    assert keys.any()
+    keys.revoke(key.id)
+    assert not keys.any()
+
+
+def test_use_is_noted_at_most_once_a_minute(keys: Keys) -> None:
+    _, secret = keys.create("a", Scope.READ)
+    assert keys.check(secret)
+    (first,) = keys.list()
+    assert first.last_used_at is not None
+    use_was_noted(keys, timedelta(seconds=30))
+    (lately,) = keys.list()
+    assert keys.check(secret)
+    assert keys.list() == [lately]
+    use_was_noted(keys, timedelta(seconds=61))
+    (long_ago,) = keys.list()
+    assert keys.check(secret)
+    (again,) = keys.list()
+    assert again.last_used_at > long_ago.last_used_at  # type: ignore[operator]
+
+
+def test_a_key_is_good_although_its_use_cannot_be_noted(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, secret = keys.create("a", Scope.READ)
+
+    def full() -> Any:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(keys.transactions, "write", full)
+    with caplog.at_level(logging.WARNING):
+        assert all(keys.check(secret) for _ in range(3))
+    assert caplog.messages == [f"that key {key.id} was used could not be noted: the disk is full"]
+
+
+def test_each_scope_includes_those_before_it() -> None:
+    allowed = {(str(a), str(b)) for a in Scope for b in Scope if includes(a, b)}
+    assert allowed == {
+        ("read", "read"),
+        ("submit", "read"),
+        ("submit", "submit"),
+        ("admin", "read"),
+        ("admin", "submit"),
+        ("admin", "admin"),
+    }
+
+
+def test_the_id_in_a_keys_text(keys: Keys) -> None:
+    key, secret = keys.create("a", Scope.READ)
+    assert key_id(secret) == key.id
+    assert key_id(secret[:-1]) == key_id("nonsense") == ""
+
+
+def test_an_id_is_the_tables_key(keys: Keys) -> None:
+    key, _ = keys.create("a", Scope.READ)
+    with keys.transactions.read() as session:
+        assert session.scalars(select(KeyRow.id)).all() == [key.id]

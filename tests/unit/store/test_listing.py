@@ -1,0 +1,102 @@
+"""Pages of studies, and those that workers look for: on each kind of database."""
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.errors import UsageError
+from tuner.store import Claim, OpenStudy, Store, WorkerIdentity
+
+
+@pytest.fixture
+def asked(store: Store, question: Question) -> list[Study]:
+    """Twelve studies, in pools of their own or none, in the order in which they were asked."""
+    pools = ("", "a", "b")
+    return [
+        store.ask(replace(question, knobs={"tp_size": (n + 1,)}), Terms(pool=pools[n % 3]))
+        for n in range(12)
+    ]
+
+
+def test_pages_have_every_study_once_newest_first(store: Store, asked: list[Study]) -> None:
+    seen: list[tuple[str, str]] = []
+    while page := store.studies(before=seen[-1] if seen else None, limit=5):
+        assert len(page) <= 5
+        seen += [(one.asked_at, one.id) for one in page]
+    assert len(seen) == 12
+    assert seen == sorted(seen, reverse=True)
+    assert {study_id for _, study_id in seen} == {study.id for study in asked}
+    assert [one.id for one in store.studies()] == [study_id for _, study_id in seen]
+
+
+def test_a_study_that_comes_meanwhile_moves_no_page(
+    store: Store, asked: list[Study], question: Question
+) -> None:
+    first = store.studies(limit=6)
+    rest = store.studies(before=(first[-1].asked_at, first[-1].id))
+    store.ask(question, Terms())
+    assert store.studies(before=(first[-1].asked_at, first[-1].id)) == rest
+    assert len(rest) == 6
+
+
+def test_pages_of_one_state(store: Store, asked: list[Study]) -> None:
+    for study in asked[:3]:
+        store.move(study.id, StudyState.CANCELLED)
+    cancelled = store.studies(state=StudyState.CANCELLED)
+    assert {one.id for one in cancelled} == {study.id for study in asked[:3]}
+    assert len(store.studies(state=StudyState.QUEUED)) == 9
+    assert store.studies(state=StudyState.FAILED) == []
+    assert store.count_open() == 9
+
+
+def test_pages_of_studies_with_some_words(store: Store, asked: list[Study]) -> None:
+    assert len(store.studies(query="STORIES")) == 12
+    assert len(store.studies(query="cpu:2")) == 12
+    assert [one.id for one in store.studies(query=asked[4].id)] == [asked[4].id]
+    for none in ("%", "_pu", "llama"):
+        assert store.studies(query=none) == []
+
+
+def test_a_summary_tells_the_pool_and_the_revision(store: Store, asked: list[Study]) -> None:
+    [summary] = store.studies(query=asked[1].id)
+    assert (summary.pool, summary.revision) == ("a", 1)
+    again = store.ask(asked[1].question, Terms(pool="b"))
+    [summary] = store.studies(query=asked[1].id)
+    assert (summary.pool, summary.revision, again.terms.pool) == ("b", 2, "b")
+
+
+def test_workers_find_open_studies_of_their_pools_asked_first_first(
+    store: Store, asked: list[Study], worker: WorkerIdentity
+) -> None:
+    def ids(*pools: str) -> list[str]:
+        return [one.id for one in store.open_studies(pools)]
+
+    assert ids() == [study.id for study in asked[::3]]
+    assert ids("a") == [study.id for n, study in enumerate(asked) if n % 3 != 2]
+    assert ids("a", "b") == [study.id for study in asked]
+    assert store.move(asked[0].id, StudyState.RUNNING, worker=worker)
+    store.move(asked[3].id, StudyState.CANCELLED)
+    first = store.open_studies()[0]
+    assert first == OpenStudy(id=asked[0].id, state=StudyState.RUNNING, pool="", revision=1)
+    assert ids() == [asked[n].id for n in (0, 6, 9)]
+    store.ask(asked[3].question, Terms())
+    assert ids()[-1] == asked[3].id
+
+
+def test_the_pool_of_terms_is_checked() -> None:
+    assert Terms.from_dict(Terms(pool="a100-80gb_2.x").as_dict()).pool == "a100-80gb_2.x"
+    assert Terms.from_dict({"fidelity": "measured"}).pool == "", "written by an earlier version"
+    for wrong in ("a b", "ä", "a/b", "x" * 65, "a\n"):
+        with pytest.raises(UsageError, match="pool: "):
+            Terms(pool=wrong)
+
+
+# Events
+
+
+def test_events_are_read_so_many_at_once(store: Store, claim: Claim) -> None:
+    whole = store.events(claim.study_id)
+    assert len(whole) == 4
+    assert store.events(claim.study_id, limit=3) == whole[:3]
+    assert store.events(claim.study_id, after=whole[2].id, limit=3) == whole[3:]

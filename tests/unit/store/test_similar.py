@@ -1,0 +1,255 @@
+"""Which earlier studies a question is read with."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import event, insert, select, update
+from sqlalchemy.orm import Session
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
+from tuner.core.study import ProbeRequest, Question, Study, StudyState, Terms
+from tuner.core.workload import Precision
+from tuner.machine import Machine
+from tuner.store import Store, WorkerIdentity
+from tuner.store.rows import MOST_PROBES
+from tuner.store.tables import ProbeRow, StudyRow
+
+Plant = Callable[..., Study]
+
+
+@pytest.fixture
+def plant(store: Store, found: Measurement, worker: WorkerIdentity) -> Plant:
+    """Makes a study with finished probes: ``plant(question, probes=3)``."""
+    repetitions = count()
+
+    def make(
+        question: Question,
+        *,
+        probes: int = 1,
+        fidelity: Fidelity = Fidelity.MEASURED,
+        result: Measurement = found,
+    ) -> Study:
+        study = store.ask(question, Terms(fidelity=fidelity))
+        for _ in range(probes):
+            request = ProbeRequest(
+                settings=Settings(micro_batch_size=4),
+                fidelity=fidelity,
+                repetition=next(repetitions),
+            )
+            assert store.enter_probe(study.id, store.study(study.id).revision, request, None)
+            claim = store.claim(study.id, worker)
+            assert claim is not None
+            assert store.record(claim, result)
+        return store.study(study.id)
+
+    return make
+
+
+def other_batch(question: Question, batch: int = 16) -> Question:
+    return replace(question, workload=replace(question.workload, global_batch_size=batch))
+
+
+def test_another_workload_on_such_a_cluster_is_similar(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    earlier = plant(other_batch(question), probes=2)
+    (found,) = store.similar(question)
+    assert found.id == earlier.id
+    assert found.question == earlier.question
+    assert found.probes == earlier.probes
+    assert len(found.probes) == 2
+
+
+def test_studies_are_read_with_their_past(store: Store, question: Question, plant: Plant) -> None:
+    earlier = plant(other_batch(question))
+    asked = store.ask(question, Terms())
+    assert [one.id for one in asked.past] == [earlier.id]
+    assert asked.past[0].past == ()
+    assert store.study(asked.id).past == asked.past
+    found = store.find(question)
+    assert found is not None
+    assert found.past == asked.past
+
+
+def test_a_study_is_not_its_own_past(store: Store, question: Question, plant: Plant) -> None:
+    assert plant(question).past == ()
+    assert store.similar(question) == ()
+
+
+def test_the_number_of_nodes_may_differ(store: Store, question: Question, plant: Plant) -> None:
+    one = replace(question, cluster=parse_cluster("8xh100-80gb"))
+    plant(one)
+    four = replace(question, cluster=parse_cluster("4x8xh100-80gb"))
+    assert len(store.similar(four)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"framework": framework("torch", {"torch": "2.12.0"})},
+        {"framework": framework("accelerate", {"torch": "2.13.0"})},
+        {"cluster": parse_cluster("cpu:4")},
+        {"cluster": parse_cluster("2xh100-80gb")},
+    ],
+    ids=str,
+)
+def test_another_stack_or_cluster_is_not_similar(
+    store: Store, question: Question, plant: Plant, change: dict[str, Any]
+) -> None:
+    plant(replace(question, **change))
+    assert store.similar(question) == ()
+
+
+def test_another_gpu_or_link_is_not_similar(store: Store, question: Question, plant: Plant) -> None:
+    asked = replace(question, cluster=parse_cluster("8xh100-80gb"))
+    link = replace(asked.cluster.intra_node, bytes_per_s=1e9)
+    plant(replace(question, cluster=parse_cluster("8xa100-80gb")))
+    plant(replace(question, cluster=parse_cluster("4xh100-80gb")))
+    plant(replace(question, cluster=replace(asked.cluster, intra_node=link)))
+    assert store.similar(asked) == ()
+
+
+def test_another_number_format_is_not_similar(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    fp32 = replace(question.workload, precision=Precision.FP32, reduce_dtype=None)
+    plant(replace(question, workload=fp32))
+    assert store.similar(question) == ()
+
+
+def test_only_probes_that_ran_steps_count(
+    store: Store, question: Question, plant: Plant, found: Measurement
+) -> None:
+    own = Emulation(compute_s={1: (0.5,)}, exposed_s={}, collectives={})
+    plant(other_batch(question, 16), fidelity=Fidelity.PREDICTED)
+    plant(
+        other_batch(question, 32),
+        fidelity=Fidelity.EMULATED,
+        result=replace(found, emulation=replace(own, stands_in=True)),
+    )
+    emulated = plant(
+        other_batch(question, 64),
+        fidelity=Fidelity.EMULATED,
+        result=replace(found, emulation=own),
+    )
+    assert [one.id for one in store.similar(question)] == [emulated.id]
+
+
+def test_failures_are_told_too(store: Store, question: Question, plant: Plant) -> None:
+    plant(other_batch(question), result=Measurement(outcome=Outcome.NON_FINITE))
+    (found,) = store.similar(question)
+    assert found.probes[0].measurement is not None
+    assert found.probes[0].measurement.outcome is Outcome.NON_FINITE
+
+
+def test_those_asked_last_come_first_and_are_not_too_many(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    ids = [plant(other_batch(question, 8 * 2**i)).id for i in range(1, 5)]
+    with Session(store.transactions.writer) as session, session.begin():
+        for year, study_id in enumerate(ids, start=2001):
+            row = session.get(StudyRow, study_id)
+            assert row is not None
+            row.asked_at = row.asked_at.replace(year=year)
+    assert [one.id for one in store.similar(question)] == ids[::-1]
+    assert [one.id for one in store.similar(question, limit=2)] == ids[:1:-1]
+
+
+def test_the_newest_probes_are_read_and_not_too_many(
+    store: Store, question: Question, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MOST_PROBES >= 100
+    monkeypatch.setattr("tuner.store.rows.MOST_PROBES", 3)
+    first = plant(other_batch(question, 16), probes=2)
+    second = plant(other_batch(question, 32), probes=2)
+    found = {one.id: [p.id for p in one.probes] for one in store.similar(question)}
+    assert found[second.id] == [p.id for p in second.probes]
+    assert found[first.id] == [p.id for p in first.probes[1:]]
+
+
+def test_a_study_that_cannot_be_read_is_left_out(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    broken, sound = plant(other_batch(question, 16)), plant(other_batch(question, 32))
+    with Session(store.transactions.writer) as session, session.begin():
+        other = update(StudyRow).where(StudyRow.id == broken.id)
+        session.execute(other.values(limits={"format": "of another version"}))
+    assert [one.id for one in store.similar(question)] == [sound.id]
+
+
+@pytest.fixture
+def statements(store: Store) -> Iterator[list[str]]:
+    """The queries that are made from now on."""
+    seen: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.lstrip().upper().startswith("SELECT"):
+            seen.append(statement)
+
+    event.listen(store.transactions.engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(store.transactions.engine, "before_cursor_execute", note)
+
+
+def test_any_number_of_studies_takes_two_queries(
+    store: Store, question: Question, plant: Plant, statements: list[str]
+) -> None:
+    for i in range(1, 5):
+        plant(other_batch(question, 8 * 2**i), probes=2)
+    statements.clear()
+    assert len(store.similar(question)) == 4
+    assert len(statements) == 2
+
+
+def test_a_cancelled_study_has_taught_what_it_measured(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    earlier = plant(other_batch(question))
+    assert store.move(earlier.id, StudyState.CANCELLED)
+    assert len(store.similar(question)) == 1
+
+
+def test_many_newer_studies_of_other_kinds_hide_none(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    earlier = plant(other_batch(question))
+    with Session(store.transactions.writer) as session, session.begin():
+        one = session.get_one(StudyRow, earlier.id)
+        own = {c.key: getattr(one, c.key) for c in StudyRow.__table__.columns}
+        ids = [f"st-{n:012d}" for n in range(300)]
+        newer = {"kind": "another", "asked_at": one.asked_at.replace(year=2100)}
+        session.execute(insert(StudyRow), [{**own, **newer, "id": n, "identity": n} for n in ids])
+        probe = session.scalars(select(ProbeRow).where(ProbeRow.study_id == earlier.id)).one()
+        own = {c.key: getattr(probe, c.key) for c in ProbeRow.__table__.columns if c.key != "id"}
+        session.execute(insert(ProbeRow), [{**own, "study_id": n} for n in ids])
+    assert [found.id for found in store.similar(question)] == [earlier.id]
+
+
+def test_what_another_host_measured_on_cpus_is_no_past(
+    store: Store, question: Question, plant: Plant
+) -> None:
+    """Nor what was measured before hosts were told apart."""
+    one = Machine(name="a", gpus=(), cores=2, memory_bytes=2**33, processor="Xeon A")
+    hosts = (
+        one,
+        replace(one, processor="EPYC B"),
+        replace(one, cores=64),
+    )
+    asked, *others = (
+        replace(question, cluster=parse_cluster("cpu:2", there=host)) for host in hosts
+    )
+    gpu = replace(asked.cluster.gpu, processor="", cores=0)
+    before = replace(question, cluster=replace(asked.cluster, gpu=gpu))
+    for number, other in enumerate((*others, before), start=1):
+        assert other.identity != asked.identity
+        plant(other_batch(other, 16 * 2**number))
+    assert store.similar(asked) == ()
+    assert store.find(asked) is None
+    same = plant(other_batch(asked))
+    assert [found.id for found in store.similar(asked)] == [same.id]

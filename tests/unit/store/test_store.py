@@ -1,0 +1,386 @@
+"""Studies, planned probes and events: every test runs on each kind of database."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from tests.unit.store.conftest import ELSEWHERE, claimed, enter
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.study import (
+    STUDY_TRANSITIONS,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.errors import StoreError, UsageError
+from tuner.planner.spending import probes_of_asking
+from tuner.store import Claim, EventKind, Store, WorkerIdentity, open_store, study_id
+from tuner.store.audit import Action, Audit, AuditNote
+from tuner.store.tables import StudyRow
+
+Requests = Callable[[int], list[ProbeRequest]]
+RunOut = Callable[[], None]
+
+
+# Asking
+
+
+def test_a_new_question_makes_a_queued_study(store: Store, question: Question) -> None:
+    study = store.ask(question, Terms(max_probes=7))
+    assert study.id == study_id(question) == f"st-{question.identity[:12]}"
+    assert (study.state, study.reason, study.probes_before) == (StudyState.QUEUED, "", 0)
+    assert study.question == question
+    assert study.terms == Terms(max_probes=7)
+    assert study.created_at == study.asked_at
+    assert study.created_at.endswith("Z")
+    assert 0 <= study.seed < 2**31
+    assert store.find(question) == store.study(study.id) == study
+
+
+def test_a_question_that_was_not_asked_is_not_found(store: Store, question: Question) -> None:
+    assert store.find(question) is None
+
+
+def test_asking_again_keeps_what_was_learned_and_counts_it(
+    store: Store, claim: Claim, question: Question, found: Measurement
+) -> None:
+    assert store.record(claim, found)
+    assert store.move(claim.study_id, StudyState.DONE, "no gain")
+    before = store.study(claim.study_id)
+    terms = Terms(max_probes=3, memory_limit_bytes=2**30)
+    again = store.ask(question, terms)
+    assert (again.state, again.reason, again.terms) == (StudyState.QUEUED, "", terms)
+    assert again.probes_before == 1
+    assert again.probes == before.probes
+    assert (again.seed, again.created_at) == (before.seed, before.created_at)
+    assert again.asked_at >= before.asked_at
+    assert again.revision > before.revision
+
+
+def test_asking_again_leaves_a_running_study_to_its_live_worker(
+    store: Store, claim: Claim, question: Question
+) -> None:
+    assert store.ask(question, Terms(max_probes=3)).state is StudyState.RUNNING
+    assert store.beat(claim)
+
+
+def test_asking_again_puts_back_a_study_whose_worker_is_dead(
+    store: Store, study: Study, question: Question, dead: WorkerIdentity
+) -> None:
+    assert store.move(study.id, StudyState.RUNNING, worker=dead)
+    again = store.ask(question, Terms())
+    assert again.state is StudyState.QUEUED
+
+
+def test_asking_again_withdraws_what_was_planned_and_never_tried(
+    store: Store, study: Study, question: Question, requests: Requests
+) -> None:
+    untried = requests(1)
+    enter(store, study, untried)
+    again = store.ask(question, Terms(memory_limit_bytes=1))
+    assert again.probes == ()
+    assert store.events(study.id)[-2].data["state"] == "withdrawn"
+    [entered] = enter(store, study, untried)
+    assert entered.id != 1, "ids are not given twice"
+
+
+@pytest.mark.parametrize("end", ["crashed", "given back"])
+def test_asking_again_closes_what_was_tried_and_is_not_done(
+    store: Store,
+    study: Study,
+    question: Question,
+    requests: Requests,
+    worker: WorkerIdentity,
+    end: str,
+) -> None:
+    """On the new terms the planner may want something else, and the budget is the new asking's."""
+    enter(store, study, requests(2))
+    claim = claimed(store, study, worker)
+    if end == "crashed":
+        assert store.record(claim, Measurement(outcome=Outcome.CRASHED))  # to be tried once more
+    else:
+        assert store.give_back(claim, "interrupted")
+    again = store.ask(question, Terms(max_probes=1))
+    [probe] = again.probes
+    assert probe.state is ProbeState.DONE
+    assert probe.measurement is not None
+    assert probe.measurement.outcome is Outcome.CANCELLED
+    assert again.probes_before == 1
+    assert probes_of_asking(again) == ()
+    assert store.claim(study.id, worker) is None
+    told = [e.data for e in store.events(study.id) if e.kind is EventKind.PROBE][-2:]
+    assert {data.get("outcome", data["state"]) for data in told} == {"cancelled", "withdrawn"}
+    # the same settings may be wanted again
+    enter(store, study, [replace(requests(2)[0], repetition=1)])
+    assert claimed(store, study, worker).probe.request.repetition == 1
+
+
+def test_what_another_worker_runs_meanwhile_is_the_new_askings(
+    store: Store, study: Study, question: Question, requests: Requests, worker: WorkerIdentity
+) -> None:
+    enter(store, study, requests(2))
+    first, second = claimed(store, study, worker), claimed(store, study, worker)
+    assert store.record(second, Measurement(outcome=Outcome.OK, wall_s=1.0))
+    again = store.ask(question, Terms())
+    assert [p.state for p in again.probes] == [ProbeState.RUNNING, ProbeState.DONE]
+    assert [p.id for p in probes_of_asking(again)] == [first.probe.id]
+    assert store.record(first, Measurement(outcome=Outcome.OK, wall_s=1.0))
+    assert [p.id for p in probes_of_asking(store.study(study.id))] == [first.probe.id]
+
+
+def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(
+    store: Store, study: Study, question: Question
+) -> None:
+    store.add_guard_time(study.id, 2.0)
+    store.add_guard_time(study.id, 0.5)
+    assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (2.5, 0.0)
+    store.ask(question, Terms(max_probes=3))
+    store.add_guard_time(study.id, 1.0)
+    assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (1.0, 2.5)
+
+
+def test_two_who_ask_at_once_make_one_study(url: str, question: Question) -> None:
+    open_store(url).close()
+    barrier = threading.Barrier(4)
+
+    def ask(_: int) -> str:
+        with open_store(url) as store:
+            barrier.wait()
+            return store.ask(question, Terms()).id
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(ask, range(4)))) == 1
+    with open_store(url) as store:
+        [summary] = store.studies()
+        assert store.study(summary.id).revision == 4
+
+
+def test_another_question_with_the_same_id_is_refused(
+    store: Store, study: Study, question: Question
+) -> None:
+    with Session(store.transactions.writer) as session, session.begin():
+        session.execute(update(StudyRow).values(identity="0" * 64))
+    with pytest.raises(StoreError, match="belongs to another question"):
+        store.ask(question, Terms())
+
+
+# Moving
+
+
+def test_a_study_moves_as_the_table_allows(store: Store, study: Study) -> None:
+    cursor = store.events(study.id)[-1].id
+    for before, to in itertools.product(StudyState, StudyState):
+        with Session(store.transactions.writer) as session, session.begin():
+            session.execute(update(StudyRow).values(state=before, reason=""))
+        allowed = to in STUDY_TRANSITIONS[before]
+        assert store.move(study.id, to, "because") is allowed, (before, to)
+        now = store.study(study.id)
+        assert (now.state, now.reason) == ((to, "because") if allowed else (before, ""))
+        told = store.events(study.id, after=cursor)
+        data = {"before": str(before), "state": str(to), "reason": "because"}
+        assert [e.data for e in told] == ([data] if allowed else [])
+        cursor = told[-1].id if told else cursor
+
+
+def test_a_study_moves_only_from_what_is_expected(store: Store, study: Study) -> None:
+    assert not store.move(study.id, StudyState.CANCELLED, expect={StudyState.RUNNING})
+    assert store.move(study.id, StudyState.RUNNING, expect={StudyState.QUEUED})
+    assert not store.move(study.id, StudyState.RUNNING, expect={StudyState.QUEUED})
+
+
+def test_a_study_that_was_asked_again_is_not_done(
+    store: Store, study: Study, question: Question, worker: WorkerIdentity
+) -> None:
+    store.move(study.id, StudyState.RUNNING, worker=worker)
+    again = store.ask(question, Terms(max_probes=1))
+    assert not store.move(study.id, StudyState.DONE, "spent", revision=study.revision)
+    assert store.move(study.id, StudyState.DONE, "spent", revision=again.revision)
+
+
+def test_what_is_written_beside_a_move_is_written_with_it_or_not_at_all(
+    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = Audit(store.transactions)
+    note = AuditNote(actor="local", action=Action.CANCEL)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr("tuner.store.studies.add_audit", fail)
+        store.move(study.id, StudyState.CANCELLED, note=note)
+    assert store.study(study.id).state is study.state
+    assert store.move(study.id, StudyState.CANCELLED, note=note)
+    assert not store.move(study.id, StudyState.CANCELLED, note=note)
+    assert [one.study_id for one in audit.newest(5) if one.action == Action.CANCEL] == [study.id]
+
+
+def test_an_unknown_study_does_not_move(store: Store, study: Study) -> None:
+    with pytest.raises(UsageError, match="study: "):
+        store.move("st-0", StudyState.CANCELLED)
+
+
+# Entering probes
+
+
+def test_a_probe_is_entered_at_the_revision_it_was_planned_at(
+    store: Store, study: Study, requests: Requests
+) -> None:
+    first, second = requests(2)
+    probe = store.enter_probe(study.id, study.revision, first, None)
+    assert probe is not None
+    assert (probe.state, probe.request, probe.memory_limit_bytes) == (
+        ProbeState.QUEUED,
+        first,
+        None,
+    )
+    assert store.enter_probe(study.id, study.revision, second, None) is None
+    assert store.study(study.id).probes == (probe,)
+
+
+def test_of_those_who_plan_at_once_one_enters(
+    url: str, store: Store, study: Study, requests: Requests
+) -> None:
+    barrier = threading.Barrier(4)
+
+    def plan(request: ProbeRequest) -> bool:
+        with open_store(url) as mine:
+            barrier.wait()
+            return mine.enter_probe(study.id, study.revision, request, None) is not None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(plan, requests(4))) == [False, False, False, True]
+    assert len(store.study(study.id).probes) == 1
+
+
+@pytest.mark.parametrize("state", [StudyState.DONE, StudyState.CANCELLED, StudyState.FAILED])
+def test_no_probe_is_entered_or_claimed_in_a_study_at_its_end(
+    store: Store, study: Study, requests: Requests, state: StudyState, worker: WorkerIdentity
+) -> None:
+    enter(store, study, requests(1))
+    store.move(study.id, StudyState.RUNNING)
+    store.move(study.id, state)
+    revision = store.study(study.id).revision
+    assert store.enter_probe(study.id, revision, requests(2)[1], None) is None
+    assert store.claim(study.id, worker) is None
+
+
+def test_the_same_probe_is_not_entered_twice(
+    store: Store, study: Study, requests: Requests
+) -> None:
+    [request] = requests(1)
+    enter(store, study, [request])
+    with pytest.raises(IntegrityError):
+        enter(store, study, [request])
+    enter(store, study, [replace(request, repetition=1)])
+
+
+def test_what_the_planner_must_know_changes_the_revision(
+    store: Store,
+    study: Study,
+    requests: Requests,
+    worker: WorkerIdentity,
+    question: Question,
+    run_out: RunOut,
+) -> None:
+    revisions = [study.revision]
+
+    def changed() -> bool:
+        revisions.append(store.study(study.id).revision)
+        return revisions[-1] > revisions[-2]
+
+    enter(store, study, requests(2))
+    assert changed()
+    claim = claimed(store, study, worker)
+    store.beat(claim)
+    assert not changed()
+    store.record(claim, Measurement(outcome=Outcome.OOM))
+    assert changed()
+    claimed(store, study, ELSEWHERE)
+    run_out()
+    store.reap()
+    assert changed()
+    store.ask(question, Terms())
+    assert changed()
+
+
+# Events
+
+
+def test_events_tell_in_order_what_happened(
+    store: Store, claim: Claim, question: Question, found: Measurement
+) -> None:
+    store.record(claim, found)
+    store.move(claim.study_id, StudyState.DONE, "no gain")
+    store.ask(question, Terms(max_probes=2))
+    events = store.events(claim.study_id)
+    assert [(e.kind, e.data.get("state")) for e in events] == [
+        (EventKind.ASKED, None),
+        (EventKind.PROBE, "queued"),
+        (EventKind.STUDY, "running"),
+        (EventKind.PROBE, "running"),
+        (EventKind.PROBE, "done"),
+        (EventKind.STUDY, "done"),
+        (EventKind.ASKED, None),
+        (EventKind.STUDY, "queued"),
+    ]
+    assert [e.data["again"] for e in events if e.kind is EventKind.ASKED] == [False, True]
+    assert events[-2].data["terms"]["max_probes"] == 2
+    done = events[4].data
+    assert (done["probe"], done["attempt"], done["outcome"]) == (claim.probe.id, 1, "ok")
+    assert done["settings"] == str(claim.probe.request.settings)
+    assert {e.study_id for e in events} == {claim.study_id}
+    assert [e.id for e in events] == sorted({e.id for e in events})
+
+
+def test_events_are_read_on_from_a_cursor(store: Store, claim: Claim) -> None:
+    first, *rest = store.events(claim.study_id)
+    assert store.events(claim.study_id, after=first.id) == rest
+    assert store.events(claim.study_id, after=rest[-1].id) == []
+
+
+def test_what_is_queued_goes_with_its_study(
+    store: Store,
+    study: Study,
+    claim: Claim,
+    requests: Requests,
+) -> None:
+    first, second, third = requests(3)
+    assert claim.probe.request == first
+    for request in (second, third):
+        assert store.enter_probe(study.id, store.study(study.id).revision, request, 1000)
+    tried = store.claim(study.id, claim.worker)
+    assert tried is not None
+    assert store.give_back(tried, "the study's time is spent")
+    assert store.move(study.id, StudyState.CANCELLED, "enough")
+    left = {probe.request: probe for probe in store.study(study.id).probes}
+    assert set(left) == {first, second}  # the third was never tried
+    assert left[first].state is ProbeState.RUNNING
+    assert left[second].measurement is not None
+    assert left[second].measurement.outcome is Outcome.CANCELLED
+    assert left[second].measurement.detail == "the study is cancelled"
+    assert store.give_back(claim, "the study was cancelled")
+    (ended,) = [p for p in store.study(study.id).probes if p.request == first]
+    assert ended.measurement is not None
+    assert (ended.state, ended.measurement.outcome) == (ProbeState.DONE, Outcome.CANCELLED)
+    assert store.reap() == 0
+
+
+def test_an_accident_of_an_ended_study_is_not_tried_again(
+    store: Store, study: Study, claim: Claim
+) -> None:
+    assert store.move(study.id, StudyState.CANCELLED, "enough")
+    assert store.record(claim, Measurement(outcome=Outcome.CRASHED, detail="a signal"))
+    (probe,) = store.study(study.id).probes
+    assert probe.measurement is not None
+    assert (probe.state, probe.measurement.outcome) == (ProbeState.DONE, Outcome.CRASHED)

@@ -1,0 +1,67 @@
+"""A small question, a database in a file, and a clock that a test drives."""
+
+import time as real_time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.workers.fakes import HandStop
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.model import load_model
+from tuner.store import Store, open_store
+
+TIMED = (
+    "workers.executor",
+    "workers.lease",
+    "workers.measuring.ranks",
+    "workers.serve",
+    "workers.worker",
+)
+
+
+@pytest.fixture
+def question() -> Question:
+    """Small: stories15m on two CPU ranks."""
+    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
+    cluster = parse_cluster("cpu:2")
+    return Question(workload=workload, cluster=cluster, framework=framework("torch"))
+
+
+@pytest.fixture
+def store(make_database: Callable[[Path], str], tmp_path: Path) -> Iterator[Store]:
+    """An empty database."""
+    with open_store(make_database(tmp_path / "tuner.db")) as opened:
+        yield opened
+
+
+@dataclass
+class HandClock:
+    """The monotonic clock of the workers' modules; it stands still unless it is moved."""
+
+    now: float = 1000.0
+    moved: list[float] = field(default_factory=list)
+
+    def move(self, seconds: float) -> None:
+        self.now += seconds
+        self.moved.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    found = HandClock()
+    time = SimpleNamespace(monotonic=lambda: found.now, sleep=found.move, time=real_time.time)
+    for module in TIMED:
+        monkeypatch.setattr(f"{module}.time", time)
+    return found
+
+
+@pytest.fixture
+def stop(clock: HandClock) -> HandStop:
+    """A request to stop that moves the clock in place of waiting."""
+    return HandStop(clock.move)

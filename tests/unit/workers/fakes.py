@@ -1,0 +1,262 @@
+"""Ranks without processes: a launcher whose ranks follow each order at once, as a script says."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from tuner.core.measurement import RAN
+from tuner.errors import ProbeError
+from workers.launchers.base import Ended, Job, RankEnd, Why
+from workers.measuring.files import record_path
+from workers.probe.orders import SPEC
+from workers.stop import StopRequest
+
+MEMORY = {
+    "peak_allocated_bytes": 1000,
+    "low_peak_bytes": 900,
+    "peak_reserved_bytes": 1000,
+    "device_bytes": 5000,
+    "overhead_bytes": 0,
+    "by_phase": {"forward": 1000},
+    "by_category": {"parameters": 10},
+    "allocation_retries": 0,
+}
+SHORTAGE = {
+    "phase": "forward",
+    "requested_bytes": 10,
+    "allocated_bytes": 95,
+    "reserved_bytes": 95,
+    "limit_bytes": 100,
+}
+
+
+class HandStop(StopRequest):
+    """Calls ``move`` with the seconds that others would wait for, and asks ``when`` before."""
+
+    def __init__(self, move: Callable[[float], None]) -> None:
+        super().__init__()
+        self.move = move
+        self.when: Callable[[], str] = lambda: ""
+
+    def wait(self, seconds: float) -> str:
+        if not self._why and (why := self.when()):
+            self._why = why
+        if not self._why and seconds:
+            time.sleep(0.001)  # other threads go on too
+            self.move(seconds)
+        return self._why
+
+
+def rank_record(rank: int, outcome: str = "ok", **more: object) -> dict[str, Any]:
+    """A rank's record as the probe program writes it."""
+    ran = outcome in RAN
+    return {
+        "format": 1,
+        "rank": rank,
+        "outcome": outcome,
+        "phase": "time" if ran else "forward",
+        "error": None if ran else {"type": "Error", "message": outcome, "traceback": ""},
+        "ended_at": time.time(),
+        "oom": SHORTAGE if outcome == "oom" else None,
+        "memory": MEMORY if ran else None,
+        "step_times_s": {"1": [0.2, 0.1 + rank / 10]} if ran else {},
+        "collectives": [],
+        "tracked_accumulation": 0,
+        "reducing_micro_batches": 1,
+        "losses": [2.0],
+        "gradient_norms": [1.0],
+        "optimizer_steps": 3,
+        "expected_optimizer_steps": 3,
+        "versions": {"python": "3"},
+        "hardware": {"device": "cpu"},
+        "emulation": None,
+        **more,
+    }
+
+
+Act = Callable[["FakeRun", Mapping[str, Any], int], str | Mapping[str, Any]]
+"""What ranks do of an order: given the run, the spec and the number of the probe in its run; an
+outcome, fields of the records, ``wait`` (asked again), ``exit:N`` or ``kill``."""
+
+
+def always(outcome: str) -> Act:
+    return lambda run, spec, number: outcome
+
+
+def hang(run: "FakeRun", spec: Mapping[str, Any], number: int) -> str:
+    return "wait"
+
+
+OK = always("ok")
+
+
+def meeting(runs: int, after: Act = OK) -> Act:
+    """The first probes end when so many runs have begun one."""
+    begun: set[FakeRun] = set()
+
+    def act(run: FakeRun, spec: Mapping[str, Any], number: int) -> str | Mapping[str, Any]:
+        begun.add(run)
+        return after(run, spec, number) if len(begun) >= runs else "wait"
+
+    return act
+
+
+@dataclass(eq=False)
+class FakeProbe:
+    """An order that ranks follow: its moments are counted over all runs of a launcher."""
+
+    gpus: tuple[str, ...]
+    spec: Mapping[str, Any]
+    began: int
+    ended: int | None = None
+
+    def overlaps(self, other: "FakeProbe") -> bool:
+        assert self.ended is not None
+        assert other.ended is not None
+        return self.began < other.ended and other.began < self.ended
+
+
+@dataclass(eq=False)
+class FakeRun:
+    """A job that was started; its ranks do as the launcher's ``act`` says."""
+
+    launcher: "FakeLauncher"
+    job: Job
+    ended: Ended | None = None
+    orders: dict[Path, FakeProbe] = field(default_factory=dict)
+
+    def poll(self) -> Ended | None:
+        for path in sorted(self.job.directory.glob(f"*/{SPEC}")):
+            if self.ended is None and not record_path(path.parent, 0).exists():
+                self._follow(path.parent, json.loads(path.read_text()))
+        return self.ended
+
+    def cancel(self) -> Ended:
+        if self.ended is None:
+            self._end(Why.CANCELLED, -15, stopped=True)
+        assert self.ended is not None
+        return self.ended
+
+    def logs(self) -> Mapping[int, str]:
+        return dict.fromkeys(range(self.job.ranks), self.launcher.log)
+
+    def _follow(self, order: Path, spec: Mapping[str, Any]) -> None:
+        is_check = "check" in spec
+        if is_check:
+            found = self.launcher.check(self)
+        else:
+            if order not in self.orders:
+                probe = FakeProbe(self.job.visible, spec, next(self.launcher.moments))
+                self.orders[order] = probe
+                self.launcher.probes.append(probe)
+            found = self.launcher.act(self, spec, len(self.orders))
+        if found == "wait":
+            return
+        if not is_check:
+            self.orders[order].ended = next(self.launcher.moments)
+        if isinstance(found, str) and found.startswith(("exit:", "kill")):
+            code = -9 if found == "kill" else int(found.removeprefix("exit:"))
+            self._end(Why.ENDED, code)
+            return
+        fields = {"outcome": found} if isinstance(found, str) else found
+        for rank in range(self.job.ranks):
+            record_path(order, rank).write_text(json.dumps(rank_record(rank, **fields)))
+        if fields.get("outcome", "ok") not in RAN and not is_check:
+            self._end(Why.ENDED, 10)
+
+    def _end(self, why: Why, code: int, *, stopped: bool = False) -> None:
+        ends = (
+            RankEnd(rank=rank, code=code, ended_at=time.time(), stopped=stopped)
+            for rank in range(self.job.ranks)
+        )
+        self.ended = Ended(why=why, ranks=tuple(ends), wall_s=0.5)
+
+
+@dataclass(eq=False)
+class FakeLauncher:
+    """Starts no process."""
+
+    act: Act = OK
+    check: Callable[[FakeRun], str | Mapping[str, Any]] = lambda run: "ok"
+    log: str = ""
+    fails: Exception | None = None
+    runs: list[FakeRun] = field(default_factory=list)
+    probes: list[FakeProbe] = field(default_factory=list)
+    moments: Iterator[int] = field(default_factory=count)
+
+    def start(self, job: Job) -> FakeRun:
+        if self.fails is not None:
+            raise self.fails
+        run = FakeRun(self, job)
+        self.runs.append(run)
+        return run
+
+
+@dataclass(eq=False)
+class FakeRanks:
+    """Ranks of a workplace that only note that they were ended."""
+
+    alive: bool = False
+    ends: int = 0
+
+    def end(self) -> None:
+        self.alive = False
+        self.ends += 1
+
+
+@dataclass(eq=False)
+class GatedMeasure:
+    """Measures until it is let go or its probe is given up; then raises, or returns ``result``."""
+
+    result: Any
+    fails: ProbeError | None = None
+    go: Event = field(default_factory=Event)
+    whys: list[str] = field(default_factory=list)
+
+    def __call__(self, task: Any) -> Any:
+        why = ""
+        while not self.go.wait(0.005) and not (why := task.pause(0)):
+            pass
+        self.whys.append(why)
+        if self.fails:
+            raise self.fails
+        return self.result
+
+
+class FakeDryRunner:
+    """Dry-runs without torch, and without a process."""
+
+    def __enter__(self) -> "FakeDryRunner":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def ask(self, requests: Any, why_stop: Callable[[], str]) -> Iterator[dict[str, Any]]:
+        return ({"id": request["id"], "trace": dry_trace(request)} for request in requests)
+
+
+def dry_trace(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The trace of a dry run whose memory grows with the micro-batch."""
+    sizes = [2.0**20 * size for size in request["micro_batch_sizes"]]
+    line = {"bytes": sizes, "categories": {"activations": sizes}}
+    parts = {"micro_batch": 0, "phase": "backward", "part": "before", "lines": [line]}
+    return {
+        "format": 2,
+        "device": request["spec"]["device"],
+        "layers": request["spec"]["model"]["num_hidden_layers"],
+        "micro_batch_sizes": request["micro_batch_sizes"],
+        "steps": [
+            {"accumulation": count, "segments": [parts], "collectives": []}
+            for count in request["accumulation_counts"]
+        ],
+        "block_bytes": 0,
+        "notes": [],
+        "versions": {"torch": "2.13.0"},
+        "seconds": 0.1,
+    }

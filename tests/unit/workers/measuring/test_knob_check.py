@@ -1,0 +1,179 @@
+"""A knob that did not act is found by the collectives, whatever the settings say."""
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Collective, Measurement, Memory, Outcome
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.guard.counts import Counts, caused
+from tuner.model import load_model
+from workers.measuring.measure import check_knobs
+
+SYNC = "gradient_accumulation_steps=4,sync_each_batch={}"
+FULL = f"sharding=full_shard,{SYNC}"
+DDP = f"sharding=ddp,{SYNC}"
+TENSOR = "sharding=full_shard,tp_size=2,gradient_accumulation_steps=4,tp_recompute_allgather={}"
+
+
+def question(model: str = "llama-3.2-1b", cluster: str = "8xh100-80gb") -> Question:
+    workload = Workload(model=load_model(model), sequence_length=512, global_batch_size=64)
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
+
+
+def counts(settings: Settings, asked: Question | None = None) -> Counts:
+    """What must be counted of settings."""
+    asked = asked or question()
+    return caused(asked.workload, settings, asked.cluster)
+
+
+def measured(seen: Counts, tracked: int = 4, **found: object) -> Measurement:
+    return Measurement(
+        outcome=Outcome.OK,
+        tracked_accumulation=tracked,
+        **found,
+        collectives=tuple(
+            Collective(op=op, axis=axis, phase=phase, count=count, bytes=1)
+            for (op, axis, phase), count in seen.items()
+        ),
+    )
+
+
+def outcome(text: str, acted: str, asked: Question | None = None) -> Outcome:
+    """Of settings whose collectives were those of others."""
+    asked = asked or question()
+    seen = counts(parse_settings(acted), asked)
+    return check_knobs(asked, parse_settings(text), measured(seen)).outcome
+
+
+@pytest.mark.parametrize("form", [FULL, DDP, TENSOR, f"{TENSOR},activation_checkpointing=full"])
+@pytest.mark.parametrize("value", ["true", "false"])
+@pytest.mark.parametrize("did", ["true", "false"])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "mixtral-8x7b"])
+def test_a_knob_acts_as_it_says(form: str, value: str, did: str, model: str) -> None:
+    expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
+    assert outcome(form.format(value), form.format(did), question(model)) is expected
+
+
+@pytest.mark.parametrize("asked", ["none", "full"])
+def test_checkpointing_that_does_nothing_is_seen_where_it_gathers_again(asked: str) -> None:
+    other = {"none": "full", "full": "none"}[asked]
+    form = f"{TENSOR.format('true')},activation_checkpointing="
+    assert outcome(form + asked, form + other) is Outcome.KNOB_INACTIVE
+
+
+def test_parameters_that_stay_gathered() -> None:
+    assert outcome(FULL.format("true"), "sharding=shard_grad_op,gradient_accumulation_steps=4") is (
+        Outcome.KNOB_INACTIVE
+    )
+
+
+def test_no_reductions_at_all() -> None:
+    seen = {k: n for k, n in counts(parse_settings(FULL.format("true"))).items()
+            if k[0] != "reduce_scatter"}  # fmt: skip
+    found = check_knobs(question(), parse_settings(FULL.format("true")), measured(Counts(seen)))
+    assert found.outcome is Outcome.KNOB_INACTIVE
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_other_buckets_than_expected_are_no_inactive_knob(value: str) -> None:
+    """DDP fills its buckets in the order in which gradients come."""
+    settings = parse_settings(DDP.format(value))
+    seen = counts(settings)
+    passes = 4 if value == "true" else 1
+    seen["all_reduce", "dp", "backward"] += passes * 3
+    assert check_knobs(question(), settings, measured(seen)).outcome is Outcome.OK
+
+
+def test_a_step_without_accumulation_shows_nothing_of_syncing() -> None:
+    settings = parse_settings(FULL.format("false"))
+    seen = counts(parse_settings("sharding=full_shard"))
+    assert check_knobs(question(), settings, measured(seen, 1)).outcome is Outcome.OK
+
+
+def test_the_detail_says_what_was_seen() -> None:
+    settings = parse_settings(FULL.format("true"))
+    seen = counts(parse_settings(FULL.format("false")))
+    units = 16 + 1  # layers, and the embedding that is the head
+    assert check_knobs(question(), settings, measured(seen)).detail == (
+        f"sync_each_batch=true acted as false: {units} reduce_scatter over dp_shard in backward"
+        f" instead of {4 * units}"
+    )
+
+
+def test_nothing_tracked_and_other_outcomes_stay() -> None:
+    settings = parse_settings(FULL.format("true"))
+    for one in (replace(measured(Counts()), tracked_accumulation=0),
+                Measurement(outcome=Outcome.OOM, tracked_accumulation=4)):  # fmt: skip
+        assert check_knobs(question(), settings, one) is one
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+@pytest.mark.parametrize("did", ["true", "false"])
+def test_reducing_micro_batches_show_syncing_whatever_the_buckets(value: str, did: str) -> None:
+    """One bucket is seen here, where more are expected: the counts are near to neither."""
+    settings = parse_settings(DDP.format(value))
+    seen = Counts({("all_reduce", "dp", "backward"): 4 if did == "true" else 1})
+    found = measured(seen, reducing_micro_batches=4 if did == "true" else 1)
+    expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
+    checked = check_knobs(question(), settings, found)
+    assert checked.outcome is expected
+    if value != did:
+        assert checked.detail.startswith(f"sync_each_batch={value} acted as {did}: ")
+
+
+@pytest.mark.parametrize("form", [DDP, FULL, TENSOR])
+@pytest.mark.parametrize("value", ["none", "full"])
+@pytest.mark.parametrize("did", ["none", "full"])
+def test_checkpointing_is_seen_by_the_layers_that_backward_computes(
+    form: str, value: str, did: str
+) -> None:
+    """Also where no collective shows it."""
+    settings = parse_settings(f"{form.format('true')},activation_checkpointing={value}")
+    layers = 16 * 4
+    found = measured(
+        counts(settings), reducing_micro_batches=4, recomputed_layers=layers * (did == "full")
+    )
+    checked = check_knobs(question(), settings, found)
+    assert checked.outcome is (Outcome.OK if value == did else Outcome.KNOB_INACTIVE)
+    if value != did:
+        assert checked.detail == (
+            f"activation_checkpointing={value} acted as {did}: backward computed"
+            f" {layers * (did == 'full')} of {layers} layers again"
+        )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "held_gib", "outcome"),
+    [
+        ("8xh100-80gb", 0.0, Outcome.OK),  # buffers alone
+        ("8xh100-80gb", 0.29, Outcome.KNOB_INACTIVE),  # an eighth of 1.24 billion in bf16
+        ("cpu:8", 0.29, Outcome.OK),  # host memory is all that there is
+    ],
+)
+def test_offloading_is_seen_by_what_a_device_keeps(
+    cluster: str, held_gib: float, outcome: Outcome
+) -> None:
+    asked = question(cluster=cluster)
+    settings = parse_settings(f"{FULL.format('true')},cpu_offload=true")
+    held = {"parameters": int(held_gib * 2**30)}
+    memory = Memory(
+        allocated_bytes=1, allocated_low_bytes=1, reserved_bytes=1, device_bytes=1,
+        overhead_bytes=0, by_phase={}, by_category=held, per_rank_bytes=(1,) * 8,
+    )  # fmt: skip
+    found = check_knobs(asked, settings, measured(counts(settings, asked), memory=memory))
+    assert found.outcome is outcome
+    if outcome is Outcome.KNOB_INACTIVE:
+        assert "cpu_offload=true acted as false: the device held " in found.detail
+
+
+def test_a_knob_that_did_not_act_closes_its_class_though_the_probe_ended_early() -> None:
+    seen = counts(parse_settings(FULL.format("false")))
+    found = replace(measured(seen), outcome=Outcome.STOPPED_EARLY)
+    acted, did_not = (parse_settings(FULL.format(value)) for value in ("false", "true"))
+    assert check_knobs(question(), acted, found) == found
+    assert check_knobs(question(), did_not, found).outcome is Outcome.KNOB_INACTIVE

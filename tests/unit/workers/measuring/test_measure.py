@@ -1,0 +1,123 @@
+"""A probe's measurement, put together from what its ranks found."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.cost.calibrations import calibration_of
+from tests.unit.workers.measuring.test_emulation import CLUSTER, FIRST, SETTINGS, memory, noted
+from tuner.core.cluster import parse_cluster
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import (
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.cost.calibration import Calibration
+from workers.measuring.measure import kind_of, measure
+from workers.measuring.ranks import Kind, Probed
+from workers.measuring.records import RankRecord
+
+KIND = Kind(ranks=1, world_size=8, device="cpu")
+CASES = [
+    {"kind": "copy", "dtype": "bf16", "elements": 1024},
+    {"kind": "matrix", "dtype": "bf16", "rows": 8, "width": 8},
+    *(
+        {"kind": "collective", "op": "all_gather", "axis": "intra", "dtype": "bf16", "elements": n}
+        for n in (10**3, 10**6, 10**8)
+    ),
+]
+
+
+def exposed_s(question: Question, calibration: Calibration | None) -> float:
+    """Seconds of one exposed gather, of a probe of rank 0 alone."""
+    rank = RankRecord(
+        rank=0, outcome=Outcome.OK, phase="", error="", ended_at=0.0, emulation=noted(FIRST)
+    )
+    found = Measurement(outcome=Outcome.OK, memory=memory(), step_times_s={2: (0.35,) * 3})
+    probed = Probed(measurement=found, records=(rank,))
+    request = ProbeRequest(settings=SETTINGS, fidelity=Fidelity.EMULATED)
+    made = measure(
+        Study(
+            id="st-000000000000",
+            question=replace(question, cluster=CLUSTER),
+            terms=Terms(fidelity=Fidelity.EMULATED),
+            state=StudyState.RUNNING,
+            seed=0,
+            calibration=calibration,
+        ),
+        Probe(id=1, request=request, state=ProbeState.RUNNING),
+        SimpleNamespace(measure=lambda *_, **__: probed),  # type: ignore[arg-type]
+        kind=KIND,
+        stands_in=False,
+        deadline_s=1.0,
+        pause=lambda seconds: "",
+    )
+    assert made.emulation is not None
+    return made.emulation.exposed_s[2].value_s
+
+
+def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question: Question) -> None:
+    found = calibration_of(CASES, CLUSTER)
+    link = found.links["intra"]
+    twice = link.bytes_per_s.scaled(2)
+    faster = replace(found, links={"intra": replace(link, bytes_per_s=twice)})
+    calibrated_s = exposed_s(question, found)
+    assert calibrated_s != exposed_s(question, None)
+    assert 0.4 < exposed_s(question, faster) / calibrated_s < 0.6
+
+
+def test_why_a_probe_ended_early(question: Question) -> None:
+    found = Measurement(
+        outcome=Outcome.STOPPED_EARLY, memory=memory(), step_times_s={2: (0.3,) * 2}
+    )
+    asked: list[dict[str, object]] = []
+
+    def run(kind: object, spec: dict[str, object], **rest: object) -> Probed:
+        asked.append(spec)
+        return Probed(measurement=found)
+
+    made = measure(
+        Study(
+            id="st-000000000000",
+            question=question,
+            terms=Terms(),
+            state=StudyState.RUNNING,
+        ),
+        Probe(
+            id=1,
+            request=ProbeRequest(settings=SETTINGS, fidelity=Fidelity.MEASURED),
+            state=ProbeState.RUNNING,
+        ),
+        SimpleNamespace(measure=run),  # type: ignore[arg-type]
+        kind=KIND,
+        stands_in=False,
+        deadline_s=1.0,
+        pause=lambda seconds: "",
+        give_up_above_s=0.25,
+    )
+    assert [spec["give_up_above_s"] for spec in asked] == [0.25]
+    detail = "a step takes more than 0.25 s: the fastest so far is surely faster"
+    assert made == replace(found, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fidelity", "machines", "ranks", "nodes", "sharing"),
+    [
+        ("2x2xcpu", Fidelity.MEASURED, 1, 4, 1, 4),  # groups of one machine
+        ("2x2xcpu", Fidelity.MEASURED, 2, 4, 2, 2),
+        ("2x2xcpu", Fidelity.EMULATED, 2, 1, 1, 2),
+        ("2x8xh100-80gb", Fidelity.MEASURED, 3, 16, 2, 8),
+        ("8xh100-80gb", Fidelity.MEASURED, 2, 8, 1, 8),
+    ],
+)
+def test_ranks_are_spread_over_the_machines_that_are_there(
+    cluster: str, fidelity: Fidelity, machines: int, ranks: int, nodes: int, sharing: int
+) -> None:
+    kind = kind_of(parse_cluster(cluster), fidelity, machines)
+    assert (kind.ranks, kind.nodes, kind.sharing) == (ranks, nodes, sharing)

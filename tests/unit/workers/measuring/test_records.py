@@ -1,0 +1,169 @@
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from tuner.core.measurement import Collective, Outcome
+from workers.measuring.records import BadRecord, RankRecord, parse_record, read_records
+
+GOOD: dict[str, Any] = {
+    "format": 1,
+    "rank": 1,
+    "outcome": "ok",
+    "phase": "finish",
+    "error": None,
+    "ended_at": 1700000000.5,
+    "oom": None,
+    "memory": {
+        "peak_allocated_bytes": 100,
+        "low_peak_bytes": 90,
+        "peak_reserved_bytes": 120,
+        "device_bytes": 500,
+        "overhead_bytes": 7,
+        "by_phase": {"forward": 100, "optimizer": 80},
+        "by_category": {"parameters": 40},
+        "allocation_retries": 0,
+    },
+    "step_times_s": {"1": [0.1, 0.2], "2": [0.3, 0.4]},
+    "collectives": [
+        {"op": "all_gather", "axis": "dp_shard", "phase": "forward", "count": 3, "bytes": 99}
+    ],
+    "tracked_accumulation": 2,
+    "reducing_micro_batches": 2,
+    "losses": [2.5, 2.25],
+    "gradient_norms": [1.5],
+    "optimizer_steps": 9,
+    "expected_optimizer_steps": 9,
+    "versions": {"torch": "2.13.0"},
+    "hardware": {"device": "cpu", "threads": 1},
+    "emulation": None,
+}
+SEEN = {"op": "all_gather", "axis": "tp", "phase": "forward", "count": 3, "bytes": 99}
+ALONE: dict[str, Any] = {
+    "phase_times_s": {"2": [{"forward": 0.1, "backward": 0.2}]},
+    "copies_s": {"2": {"forward": 0.01}},
+    "collectives": {"2": [{**SEEN, "overlap": "exposed"}]},
+}
+
+
+def parsed(**changes: object) -> RankRecord | BadRecord:
+    return parse_record(json.dumps({**GOOD, **changes}), 1)
+
+
+def test_a_good_record() -> None:
+    record = parsed()
+    assert isinstance(record, RankRecord)
+    assert record.outcome is Outcome.OK
+    assert record.memory is not None
+    assert record.memory.peak_allocated_bytes == 100
+    assert record.step_times_s == {1: (0.1, 0.2), 2: (0.3, 0.4)}
+    assert record.collectives == (
+        Collective(op="all_gather", axis="dp_shard", phase="forward", count=3, bytes=99),
+    )
+
+
+def test_kernels_of_attention_are_counts() -> None:
+    record = parsed(attention={"math": 2, "efficient": 1})
+    assert isinstance(record, RankRecord)
+    assert record.attention == {"math": 2, "efficient": 1}
+    assert isinstance(parsed(attention={"math": -1}), BadRecord)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "is_good"),
+    [
+        ({"sm_mhz": 1980.0, "power_w": 412.5, "temperature_c": 61, "throttle": ["x"]}, True),
+        ({}, True),
+        ({"sm_mhz": "1980"}, False),
+        ({"sm_mhz": float("nan")}, False),
+        ({"throttle": [4]}, False),
+        ([1980], False),
+    ],
+)
+def test_clocks_are_numbers_and_reasons(clocks: object, is_good: bool) -> None:
+    record = parsed(hardware={"device": "NVIDIA H200", "clocks": clocks})
+    assert isinstance(record, RankRecord if is_good else BadRecord)
+    if isinstance(record, RankRecord):
+        assert record.hardware["clocks"] == clocks
+
+
+def test_what_a_rank_alone_noted() -> None:
+    record = parsed(emulation=ALONE)
+    assert isinstance(record, RankRecord)
+    assert record.emulation is not None
+    assert record.emulation.phase_times_s == {2: ({"forward": 0.1, "backward": 0.2},)}
+    assert record.emulation.copies_s == {2: {"forward": 0.01}}
+    assert record.emulation.collectives == {2: (Collective(**SEEN, overlap="exposed"),)}
+
+
+def test_an_error_becomes_one_line() -> None:
+    error = {"type": "RuntimeError", "message": "no\n  such thing", "traceback": "..."}
+    record = parsed(outcome="crashed", memory=None, error=error)
+    assert isinstance(record, RankRecord)
+    assert record.error == "RuntimeError: no such thing"
+
+
+def test_losses_may_be_non_finite() -> None:
+    record = parsed(outcome="non_finite", losses=[1.0, float("nan")])
+    assert isinstance(record, RankRecord)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 2},
+        {"rank": 0},
+        {"rank": True},
+        {"outcome": "timeout"},
+        {"outcome": "fine"},
+        {"outcome": "oom"},
+        {"memory": None},
+        {"outcome": "stopped_early", "memory": None},
+        {"memory": {**GOOD["memory"], "device_bytes": -1}},
+        {"memory": {**GOOD["memory"], "by_phase": [1]}},
+        {"step_times_s": {"0": [1.0]}},
+        {"step_times_s": {"one": [1.0]}},
+        {"step_times_s": {"1": []}},
+        {"step_times_s": {"1": [float("nan")]}},
+        {"step_times_s": {"1": ["1"]}},
+        {"collectives": [{"op": "all_gather"}]},
+        {"losses": None},
+        {"optimizer_steps": 1.5},
+        {"ended_at": None},
+        {"versions": []},
+        {"error": "text"},
+        {"emulation": {}},
+        {"emulation": {**ALONE, "copies_s": {}}},
+        {"emulation": {**ALONE, "copies_s": {"2": {"forward": -0.1}}}},
+        {"emulation": {**ALONE, "phase_times_s": {"2": [{"forward": float("nan")}]}}},
+    ],
+    ids=str,
+)
+def test_records_of_another_form(changes) -> None:
+    bad = parsed(**changes)
+    assert isinstance(bad, BadRecord)
+    assert not bad.missing
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_a_missing_field(name) -> None:
+    values = copy.deepcopy(GOOD)
+    del values[name]
+    assert isinstance(parse_record(json.dumps(values), 1), BadRecord)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "3", json.dumps(GOOD)[:-20], "[" * 100_000])
+def test_text_that_is_no_record(text) -> None:
+    assert isinstance(parse_record(text, 1), BadRecord)
+
+
+def test_reading_those_of_all_ranks(tmp_path) -> None:
+    (tmp_path / "rank-00001.json").write_text(json.dumps(GOOD))
+    (tmp_path / "rank-00002.json").write_bytes(b"\xff\xfe")
+    missing, good, binary = read_records(tmp_path, 3)
+    assert isinstance(good, RankRecord)
+    assert isinstance(missing, BadRecord)
+    assert missing.missing
+    assert isinstance(binary, BadRecord)
+    assert not binary.missing

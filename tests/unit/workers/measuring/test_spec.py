@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
+from tuner.cost.device_memory import device_terms
+from tuner.planner.finalists import VERIFICATION_STEPS
+from workers.measuring.files import write_spec
+from workers.measuring.measure import MINIMUM_STEPS, WARMUP_STEPS, probe_spec
+from workers.probe.spec import read_spec
+
+SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
+
+
+def probe(
+    counts: tuple[int, ...] = (),
+    fidelity: Fidelity = Fidelity.MEASURED,
+    limit_bytes: int | None = 12345,
+) -> Probe:
+    request = ProbeRequest(settings=SETTINGS, fidelity=fidelity, accumulation_counts=counts)
+    state = ProbeState.RUNNING
+    return Probe(id=1, request=request, state=state, memory_limit_bytes=limit_bytes)
+
+
+def study(question) -> Study:
+    return Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING, seed=11)
+
+
+def test_the_probe_program_reads_it(question, tmp_path) -> None:
+    spec = read_spec(write_spec(tmp_path, probe_spec(study(question), probe((2, 4)))))
+    assert spec.settings.gradient_accumulation_steps == 2
+    assert spec.accumulation_counts == [2, 4]
+    assert spec.model["model_type"] == "llama"
+    assert spec.world_size == spec.gpus_per_node == 2
+    assert spec.device == "cpu"
+    assert spec.memory_limit_bytes == 12345
+    assert spec.seed == 11
+    assert spec.sequence_length == 64
+    assert spec.global_batch_size == 4
+    assert (spec.optimizer, spec.precision, spec.reduce_dtype) == ("adamw", "bf16", "bf16")
+    assert spec.tracked_steps < spec.warmup_steps
+    assert spec.minimum_steps <= spec.measured_steps
+
+
+def test_the_seconds_above_which_it_is_given_up(question, tmp_path) -> None:
+    def read(**more: float) -> float | None:
+        values = probe_spec(study(question), probe(), **more)
+        return read_spec(write_spec(tmp_path, values)).give_up_above_s
+
+    assert read() is None
+    assert read(give_up_above_s=1.5) == 1.5
+
+
+def test_the_settings_own_accumulation_where_the_request_names_none(question) -> None:
+    assert probe_spec(study(question), probe())["accumulation_counts"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "expected"), [(None, "card"), (2**30, "limit"), (2**50, "card")]
+)
+def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(
+    question, limit_bytes, expected
+) -> None:
+    """The device at hand may be larger; on a GPU context and communicators are beside."""
+    asked = replace(question, cluster=parse_cluster("8xa100-80gb"))
+    emulated = probe(fidelity=Fidelity.EMULATED, limit_bytes=limit_bytes)
+    values = probe_spec(study(asked), emulated)
+    assert values["fidelity"] == "emulated"
+    found, card = values["memory_limit_bytes"], asked.cluster.gpu.memory_bytes
+    if expected == "limit":
+        assert found == limit_bytes
+    else:
+        terms = device_terms(emulated.request.settings, asked.cluster, 0.0)
+        assert card == 81_920 * 2**20  # of which CUDA offers less
+        beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
+        assert found == 81_050 * 2**20 - beside
+    measured = probe_spec(study(asked), probe(limit_bytes=limit_bytes))
+    assert measured["memory_limit_bytes"] == limit_bytes
+
+
+def test_an_emulated_cpu_rank_has_its_share(question) -> None:
+    emulated = probe_spec(study(question), probe((), Fidelity.EMULATED, None))
+    assert emulated["memory_limit_bytes"] == question.cluster.gpu.memory_bytes
+
+
+def test_a_probe_does_no_more_steps_at_least_than_the_planner_thinks() -> None:
+    """What a timeout says of a step is the time over these."""
+    assert WARMUP_STEPS + MINIMUM_STEPS < VERIFICATION_STEPS

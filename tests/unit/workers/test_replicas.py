@@ -1,0 +1,224 @@
+"""Which processes the guard starts, and what it makes of how they end; nothing is trained."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import framework, installed_versions
+from tuner.core.measurement import Outcome
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.guard.check import Ruling
+from tuner.guard.counts import caused
+from tuner.guard.replica import STEPS, Twin, family_of, twin_of
+from tuner.model import load_model
+from tuner.store import Store
+from workers import replicas as guard_module
+from workers.launchers.base import Ended, Job, RankEnd, Why
+from workers.measuring.files import record_path
+from workers.probe.orders import SPEC
+from workers.replicas import ReplicaTrainer, RequestedReplica, check_knobs_here
+
+FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"
+Does = Callable[[dict], dict]
+"""What a rank's record says of a spec, beside what all records say."""
+
+
+def question() -> Question:
+    workload = Workload(model=load_model("llama-3.2-1b"), sequence_length=512, global_batch_size=64)
+    return Question(
+        workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
+    )
+
+
+def twin(sync: str) -> Twin:
+    return twin_of(question(), parse_settings(f"{FULL}={sync}"))
+
+
+def asked(*syncs: str) -> list[RequestedReplica]:
+    return [RequestedReplica(replica=twin(sync), family=family_of(question())) for sync in syncs]
+
+
+def good(spec: dict) -> dict:
+    """A record of a rank that did as it was told."""
+    of = twin(str(spec["settings"]["sync_each_batch"]).lower())
+    seen = caused(of.workload, of.settings, of.cluster) if spec["world_size"] > 1 else {}
+    kinds = [
+        {"op": op, "axis": axis, "phase": phase, "count": count, "bytes": 1}
+        for (op, axis, phase), count in seen.items()
+    ]
+    each = spec["settings"]["sync_each_batch"] and spec["world_size"] > 1
+    reducing = spec["accumulation_counts"][-1] if each else 1
+    return {"outcome": "ok", "collectives": kinds, "reducing_micro_batches": reducing}
+
+
+class StandIn:
+    """A launcher whose ranks follow each order at once, with the records that they are to leave."""
+
+    def __init__(self, does: Does) -> None:
+        self.does = does
+        self.launched: list[list[int]] = []
+        """Of each job: its ranks, and the orders that they followed."""
+
+    def start(self, job: Job) -> "StandIn":
+        self.job, self.ended = job, False
+        self.launched.append([job.ranks, 0])
+        return self
+
+    def poll(self) -> Ended | None:
+        for path in self.job.directory.glob(f"*/{SPEC}"):
+            if not self.ended and not record_path(path.parent, 0).exists():
+                self.launched[-1][1] += 1
+                found = self.does(json.loads(path.read_text()))
+                self.ended = found["outcome"] != "ok"
+                for rank in range(self.job.ranks):
+                    record_path(path.parent, rank).write_text(json.dumps(record(rank, found)))
+        return self.cancel() if self.ended else None
+
+    def cancel(self) -> Ended:
+        ends = tuple(
+            RankEnd(rank=rank, code=10, ended_at=1.0, stopped=not self.ended)
+            for rank in range(self.job.ranks)
+        )
+        return Ended(why=Why.ENDED, ranks=ends, wall_s=1.0)
+
+    def logs(self) -> Mapping[int, str]:
+        return {}
+
+
+def record(rank: int, found: dict) -> dict:
+    memory = {
+        "peak_allocated_bytes": 1, "low_peak_bytes": 1, "peak_reserved_bytes": 1,
+        "device_bytes": 1, "overhead_bytes": 0, "by_phase": {}, "by_category": {},
+        "allocation_retries": 0,
+    }  # fmt: skip
+    return {
+        "format": 1, "rank": rank, "phase": "finish", "error": None, "ended_at": time.time(),
+        "oom": None, "memory": memory, "step_times_s": {"1": [0.1]}, "collectives": [],
+        "tracked_accumulation": 1, "reducing_micro_batches": 1, "recomputed_layers": 0,
+        "losses": [4.0, 3.0, 2.0, 1.0, 0.9, 0.8], "gradient_norms": [1.0] * STEPS,
+        "optimizer_steps": 6, "expected_optimizer_steps": 6, "versions": {"torch": "2.13.0+cpu"},
+        "hardware": {}, "emulation": None, **found,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Callable[..., tuple[ReplicaTrainer, StandIn]]:
+    def make(does: Does, why: str = "") -> tuple[ReplicaTrainer, StandIn]:
+        launcher = StandIn(does)
+        pause = lambda seconds: why  # noqa: E731
+        return ReplicaTrainer(pause=pause, launcher=launcher, folder=tmp_path), launcher
+
+    return make
+
+
+def test_a_reference_is_trained_once_for_all(guard, tmp_path: Path) -> None:
+    checks, launcher = guard(good)
+    first = list(checks.train(asked("true", "false")))
+    assert [verdict.ruling for verdict in first] == [Ruling.PASSED] * 2
+    assert launcher.launched == [[1, 1], [2, 2]]
+    assert first[0].key == twin("true").key(installed_versions())
+    assert first[0].worst == 0.0
+    list(checks.train(asked("true")))
+    assert launcher.launched[2:] == [[2, 1]]
+    assert not list(tmp_path.iterdir())
+
+
+def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None:
+    def does(spec: dict) -> dict:
+        return {"outcome": "crashed"} if spec["settings"]["sync_each_batch"] else good(spec)
+
+    checks, launcher = guard(does)
+    each, last = checks.train(asked("true", "false"))
+    assert (each.ruling, each.outcome) == (Ruling.NOT_CHECKED, Outcome.CRASHED)
+    assert last.ruling is Ruling.PASSED
+    assert launcher.launched == [[1, 1], [2, 1], [2, 1]]
+
+
+def test_what_one_process_cannot_train_says_nothing(guard) -> None:
+    def does(spec: dict) -> dict:
+        return {"outcome": "non_finite"}
+
+    checks, launcher = guard(does)
+    (verdict,) = checks.train(asked("true"))
+    assert verdict.ruling is Ruling.NOT_CHECKED
+    assert verdict.detail.startswith("one process could not train it: non_finite")
+    list(checks.train(asked("true")))
+    assert launcher.launched == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
+
+
+def test_optimizer_steps_count_without_a_reference(guard) -> None:
+    def does(spec: dict) -> dict:
+        if spec["world_size"] == 1:
+            return {"outcome": "crashed"}
+        return good(spec) | {"optimizer_steps": 18}
+
+    (verdict,) = guard(does)[0].train(asked("true"))
+    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+
+
+def test_a_request_to_stop_starts_nothing_more(guard) -> None:
+    checks, launcher = guard(good, "stop")
+    verdicts = list(checks.train(asked("true", "false")))
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
+    assert [verdict.ruling for verdict in verdicts] == [Ruling.NOT_CHECKED] * 2
+    assert launcher.launched == []
+
+
+def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard) -> None:
+    full = twin_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
+    one = RequestedReplica(replica=full, family=family_of(question()))
+    (verdict,) = guard(good)[0].train([one])
+    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert verdict.detail.startswith("activation_checkpointing acts as none: ")
+
+
+def test_each_verdict_comes_when_it_is_reached(guard) -> None:
+    checks, launcher = guard(good)
+    verdicts = checks.train(asked("true", "false"))
+    assert next(verdicts).key == twin("true").key(installed_versions())
+    assert launcher.launched == [[1, 1], [2, 1]]  # the second twin was not begun
+    verdicts.close()
+    assert launcher.launched == [[1, 1], [2, 1]]
+
+
+@pytest.fixture
+def knobs_here(guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``knobs_here(does, store)``: what ``tuner doctor --run`` has a worker do."""
+
+    def run(does: Does, store: Store) -> bool:
+        monkeypatch.setattr(guard_module, "ReplicaTrainer", lambda pause: guard(does)[0])
+        monkeypatch.setattr(guard_module, "default_lock_path", lambda: tmp_path / "lock")
+        cases = [(question(), twin_settings) for twin_settings in CASES]
+        monkeypatch.setattr(guard_module, "usual_cases", lambda: iter(cases))
+        return check_knobs_here(store, lambda seconds: "")
+
+    return run
+
+
+CASES = [parse_settings(f"{FULL}=true"), parse_settings(f"{FULL}=false")]
+
+
+def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store: Store) -> None:
+    class KilledError(BaseException):
+        """As no code of ours expects it."""
+
+    def does(spec: dict) -> dict:
+        if not spec["settings"]["sync_each_batch"] and spec["world_size"] > 1:
+            raise KilledError
+        return good(spec)
+
+    with pytest.raises(KilledError):
+        knobs_here(does, store)
+    (kept,) = store.verdicts().values()
+    assert (kept.ruling, kept.settings["sync_each_batch"]) == (Ruling.PASSED, True)
+
+
+def test_the_doctor_comes_to_its_end(knobs_here, store: Store) -> None:
+    assert knobs_here(good, store)
+    assert [verdict.ruling for verdict in store.verdicts().values()] == [Ruling.PASSED] * 2

@@ -1,1 +1,0 @@
-"""From a question to its answer, as far as no worker is needed: what is known, and in words."""

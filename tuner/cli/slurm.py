@@ -1,0 +1,400 @@
+"""A worker as a batch job of Slurm's: the options that it may have, and its script."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from tuner.client.worker_process import Signals
+from tuner.errors import ProbeError, UsageError
+
+# Options of sbatch(1), Slurm 22.05 to 24.05, that take a value, but for those of :data:`OURS`.
+VALUED = (
+    "account",
+    "acctg-freq",
+    "batch",
+    "bb",
+    "bbf",
+    "begin",
+    "cluster-constraint",
+    "comment",
+    "constraint",
+    "container",
+    "core-spec",
+    "cores-per-socket",
+    "cpu-freq",
+    "cpus-per-gpu",
+    "cpus-per-task",
+    "deadline",
+    "dependency",
+    "exclude",
+    "extra",
+    "extra-node-info",
+    "gpu-bind",
+    "gpu-freq",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-socket",
+    "gpus-per-task",
+    "gres",
+    "gres-flags",
+    "hint",
+    "job-name",
+    "licenses",
+    "mail-type",
+    "mail-user",
+    "mcs-label",
+    "mem",
+    "mem-bind",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "mincpus",
+    "network",
+    "nodefile",
+    "nodelist",
+    "nodes",
+    "ntasks-per-node",
+    "ntasks-per-socket",
+    "partition",
+    "power",
+    "prefer",
+    "priority",
+    "profile",
+    "qos",
+    "reservation",
+    "signal",
+    "sockets-per-node",
+    "switches",
+    "thread-spec",
+    "threads-per-core",
+    "time",
+    "time-min",
+    "tmp",
+    "wait-all-nodes",
+    "wckey",
+)
+# Those that need none; some may have one after ``=``.
+FLAGS = (
+    "contiguous",
+    "exclusive",
+    "get-user-env",
+    "hold",
+    "nice",
+    "no-requeue",
+    "oversubscribe",
+    "reboot",
+    "requeue",
+    "spread-job",
+    "use-min-nodes",
+)
+# Letters of options that take a value.
+SHORT = {
+    "A": "account",
+    "B": "extra-node-info",
+    "b": "begin",
+    "C": "constraint",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "F": "nodefile",
+    "G": "gpus",
+    "J": "job-name",
+    "L": "licenses",
+    "N": "nodes",
+    "p": "partition",
+    "q": "qos",
+    "S": "core-spec",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
+# Options that are not to be given, and why.
+OURS = {
+    "array": "one worker serves all studies; submit several for more",
+    "clusters": "the worker's own cluster is meant",
+    "chdir": "the worker needs no folder of its own",
+    "error": "what the worker says is shown, and kept in one file",
+    "export": "the worker's environment says where the database is",
+    "input": "the worker reads nothing",
+    "ntasks": "how many ranks there are is a study's matter",
+    "open-mode": "what a worker that was queued again says follows the rest",
+    "output": "what the worker says is shown, and kept in one file",
+    "parsable": "the job's number is needed",
+    "quiet": "what sbatch says is needed",
+    "wait": "the worker is waited for anyway",
+    "wrap": "the job is a worker",
+}
+# Options of the script, and those that stand in their place where they are given.
+#
+# Nodes without neighbours, which would be timed too, and all of their memory; a worker that
+# outlives the failure of another node than its own, and is queued again when its own fails or it is
+# preempted. Nothing is lost by that: studies are in the database.
+DEFAULTS = {
+    "--job-name=tuner": ("job-name",),
+    "--exclusive": ("exclusive", "oversubscribe"),
+    "--mem=0": ("mem", "mem-per-cpu", "mem-per-gpu"),
+    "--no-kill": (),
+    "--requeue": ("requeue", "no-requeue"),
+    "--open-mode=append": (),
+}
+
+
+def batch_options(text: str) -> tuple[str, ...]:
+    """Options of sbatch, as one text, in the form ``--name=value`` that cannot be misread.
+
+    Args:
+        text: such as ``--partition=gpu -N 2 --time 8:00:00``, quoted as for a shell.
+
+    Raises:
+        UsageError: it has something else than options that a worker's job may have.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError("slurm", text, f"is not quoted as for a shell: {error}") from error
+    found = []
+    while words:
+        word = words.pop(0)
+        name, value = _name_and_value(word)
+        _check(name, word)
+        if value is None and name in VALUED:
+            if not words:
+                raise UsageError("slurm", word, "needs a value")
+            value = words.pop(0)
+        if value is not None and not value.isprintable():
+            raise UsageError("slurm", word, "must be of printable characters")
+        found.append(f"--{name}" if value is None else f"--{name}={value}")
+    return tuple(found)
+
+
+def _name_and_value(word: str) -> tuple[str, str | None]:
+    if long := re.fullmatch(r"--([a-z][a-z-]*)(?:=(.*))?", word, re.DOTALL):
+        return long[1], long[2]
+    if (short := re.fullmatch(r"-([A-Za-z])=?(.*)", word, re.DOTALL)) and short[1] in SHORT:
+        return SHORT[short[1]], short[2] or None
+    raise UsageError("slurm", word, "must be an option of sbatch, such as --partition=NAME")
+
+
+def _check(name: str, word: str) -> None:
+    if name in OURS:
+        raise UsageError("slurm", word, f"cannot be given: {OURS[name]}")
+    if name not in (*VALUED, *FLAGS):
+        allowed = (
+            "is no option of sbatch for a worker's job, such as --partition=NAME or --time=8:00:00"
+        )
+        raise UsageError("slurm", word, allowed)
+
+
+def batch_script(argv: Sequence[str], options: Sequence[str], *, output: str) -> str:
+    """The script of a job that is a worker.
+
+    The worker takes the shell's place, so that signals for the job's script are for it.
+
+    Args:
+        argv: the worker's command.
+        options: of :func:`batch_options`, which sbatch is given beside the script.
+        output: path of the file for what it says; ``%j`` is the job's number.
+    """
+    for name, text in (("output", output), *(("worker", part) for part in argv)):
+        if not text.isprintable():
+            raise UsageError(name, text, "must be of printable characters")
+    if {'"', "\\"} & {*output}:
+        raise UsageError("output", output, "must have no quote and no backslash: sbatch reads them")
+    given = {option.removeprefix("--").partition("=")[0] for option in options}
+    own = [option for option, instead in DEFAULTS.items() if not given & {*instead}]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in own)]
+    lines += [f'#SBATCH --output="{output}"', f"exec {shlex.join(argv)}"]
+    return "\n".join(lines) + "\n"
+
+
+# Between two questions to Slurm.
+LOOK_S = 3.0
+# Between two looks at what the worker says.
+READ_S = 0.3
+# For one of Slurm's commands.
+COMMAND_S = 60.0
+LARGEST_TAIL_BYTES = 64 * 2**10
+# States of a job that is not coming back (squeue(1)).
+OVER = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+# Ended at a time when nobody asked: Slurm forgets a job some minutes after its end (MinJobAge).
+FORGOTTEN = "forgotten"
+INTERRUPTED = 130
+
+
+def submit(argv: Sequence[str], options: str, folder: Path) -> "BatchJob":
+    """Submit a worker.
+
+    Args:
+        argv: its command.
+        options: of sbatch, as one text.
+        folder: for what it says; the job's nodes must see it.
+
+    Raises:
+        UsageError: an option is not for it.
+        ProbeError: there is no sbatch, or it refuses; with its words.
+    """
+    given = batch_options(options)
+    literal = str(folder).replace("%", "%%")  # other than this %, all stands for itself
+    script = batch_script(argv, given, output=f"{literal}/%j.log")
+    folder.mkdir(parents=True, exist_ok=True)
+    answer = _slurm("sbatch", "--parsable", *given, text=script)
+    job_id = answer.strip().splitlines()[-1].partition(";")[0]
+    return BatchJob(job_id=job_id, output=folder / f"{job_id}.log")
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchJob:
+    """A worker's job."""
+
+    job_id: str
+    """Slurm's number of it."""
+    output: Path
+    """The file for what it says."""
+    _shown: int = 0
+    _last: str = ""
+    _state: str = ""
+
+    def follow(self, signals: Signals) -> int:
+        """Show its state and what it says until it ends; cancel it at a signal.
+
+        Returns:
+            0 when it has completed, 130 when it was cancelled at a signal, else 1.
+
+        Raises:
+            ProbeError: Slurm does not answer, at a signal.
+        """
+        cancelled, looked = False, 0.0
+        while self._state not in (*OVER, FORGOTTEN):
+            if signals.noted and not cancelled:
+                cancelled = True
+                typer.echo(f"cancelling Slurm job {self.job_id}", err=True)
+                _slurm("scancel", "--quiet", self.job_id)
+            begins = self._state in ("", "PENDING") and self.output.exists()
+            if begins or time.monotonic() - looked > LOOK_S:
+                looked = time.monotonic()
+                self._look()
+            self._show()
+            time.sleep(READ_S)
+        self._show()
+        if cancelled:
+            return INTERRUPTED
+        if self._state != "COMPLETED" and not self._shown:
+            typer.echo(
+                f"it has said nothing in {self.output}: if its nodes do not see that folder, name"
+                " one that they share (--probes)",
+                err=True,
+            )
+        return 0 if self._state == "COMPLETED" else 1
+
+    def _look(self) -> None:
+        """Ask for its state, and tell a new one."""
+        try:
+            fields = f"--format={'|'.join(('%T', '%P', '%N', '%S', '%r'))}"
+            found = _slurm("squeue", "--noheader", "--states=all", f"--jobs={self.job_id}", fields)
+        except ProbeError as error:
+            if "Invalid job id" in str(error):
+                self._forget()
+            else:
+                self._tell(str(error))
+            return
+        lines = found.strip().splitlines()
+        if not lines:
+            self._forget()
+            return
+        self._state, partition, nodes, start, reason = lines[0].split("|", 4)
+        self._tell(self._words(reason, partition, nodes, start))
+
+    def _forget(self) -> None:
+        self._state = FORGOTTEN
+        self._tell("Slurm knows it no more, nor how it ended")
+
+    def _words(self, reason: str, partition: str, nodes: str, start: str) -> str:
+        if self._state == "PENDING":
+            place = _place(self.job_id, partition)
+            expected = "" if start == "N/A" else f", expected to start at {start}"
+            return f"pending in partition {partition} ({reason}){place}{expected}"
+        on = f" on {nodes}" if nodes and self._state == "RUNNING" else ""
+        why = f" ({reason})" if reason not in ("None", "") else ""
+        return f"{self._state.lower()}{on}{why}"
+
+    def _tell(self, words: str) -> None:
+        if words != self._last:
+            self._last = words
+            typer.echo(f"Slurm job {self.job_id}: {words}", err=True)
+
+    def _show(self) -> None:
+        """Print what it has said since the last time."""
+        try:
+            with self.output.open("rb") as file:
+                file.seek(self._shown)
+                while said := file.read(LARGEST_TAIL_BYTES):
+                    self._shown += len(said)
+                    sys.stderr.write(said.decode("utf-8", errors="replace"))
+        except OSError:
+            return  # it has said nothing yet
+        sys.stderr.flush()
+
+
+def _place(job_id: str, partition: str) -> str:
+    """Says where a job stands in its partition's queue; empty where that is not told."""
+    listing = ("--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%A")
+    try:
+        waiting = _slurm("squeue", "--noheader", *listing).split()
+    except ProbeError:
+        return ""
+    if job_id not in waiting:
+        return ""
+    return f", {waiting.index(job_id) + 1} of {len(waiting)} that wait there by priority"
+
+
+def _slurm(*argv: str, text: str = "") -> str:
+    """Runs a command of Slurm's and returns its output; a job's environment is this process's.
+
+    Options that stand in variables are left out, as those of an allocation that this may be in.
+
+    Raises:
+        UsageError: it is not on the PATH.
+        ProbeError: it fails; with its words.
+    """
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))
+    }
+    try:
+        done = subprocess.run(
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            env=own,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        allowed = "is for where Slurm is: there is no sbatch on the PATH"
+        raise UsageError("slurm", argv[0], allowed) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProbeError(f"{argv[0]}: {error}") from error
+    if done.returncode:
+        words = done.stderr.strip() or f"it ended with {done.returncode}"
+        raise ProbeError(f"{argv[0]}: {words}")
+    return done.stdout

@@ -1,0 +1,302 @@
+"""Advances a predicted study without torch: enters kept dry runs, and ends it."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from tuner import planner
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome
+from tuner.core.study import OPEN, ProbeRequest, Question, Study, StudyState, Terms
+from tuner.cost.prediction import predict
+from tuner.dryrun import (
+    DryRun,
+    DryRunPlan,
+    NotDryRunError,
+    Profile,
+    dry_run_versions,
+    plan_dry_runs,
+)
+from tuner.planner import Stop, next_probe, what_is_needed
+from tuner.planner.known import as_predicted
+from tuner.store import Store
+
+
+def advance_from_cache(
+    store: Store,
+    study: Study,
+    installed: Mapping[str, str] | None = None,
+    view: Callable[[Study], Study] = lambda study: study,
+) -> Study:
+    """Enter the dry runs that the study wants and that are kept already; the study after that.
+
+    A measured study is left as it is.
+
+    Args:
+        store: where the study is.
+        study: the study.
+        installed: as of :func:`kept_dry_run`.
+        view: the study as if it were on other terms, for which dry runs are planned.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    limit_bytes = study.terms.limit_bytes(study.question.cluster)
+    while study.state in OPEN:
+        request = next_probe(view(study))
+        if not isinstance(request, ProbeRequest):
+            break
+        kept = kept_dry_run(store, study.question, request, installed)
+        if kept is None:
+            break
+        found = measurement_of(study.question, request.settings, kept)
+        store.enter_probe(study.id, study.revision, request, limit_bytes, found)
+        study = store.study(study.id)
+    return study
+
+
+def conclude(store: Store, study: Study, *, here: bool = True) -> Study | None:
+    """End a predicted study that no worker is at, if nothing more can be dry-run for it here.
+
+    Args:
+        store: where the study is.
+        study: the study.
+        here: as of :func:`end_of`.
+
+    Returns:
+        The study at its end; ``None`` when a dry run is wanted, or it moved on meanwhile.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    end = end_of(study, here=here)
+    if study.state is not StudyState.QUEUED or end is None:
+        return None
+    moved = store.move(study.id, *end, expect={study.state}, revision=study.revision)
+    return store.study(study.id) if moved else None
+
+
+def end_of(study: Study, *, here: bool = True) -> tuple[StudyState, str] | None:
+    """How a predicted study ends now, and why; ``None`` while a dry run of it can be made.
+
+    Args:
+        study: the study.
+        here: whether dry runs are made with what is installed here, and nowhere else.
+    """
+    plan = next_probe(study)
+    if isinstance(plan, Stop):
+        if plan.failure:
+            return StudyState.FAILED, plan.failure
+        return StudyState.DONE, plan.reason
+    if not isinstance(plan, ProbeRequest) or not here:
+        return None
+    why = why_not_here(study.question, plan.settings)
+    if not why:
+        return None
+    if need := what_is_needed(study):
+        return StudyState.FAILED, f"no settings are predicted to fit, by arithmetic: {need}"
+    return StudyState.DONE, why
+
+
+def why_not_here(question: Question, settings: Settings) -> str:
+    """Why the class of settings cannot be dry-run with what is installed; empty if it can."""
+    try:
+        plan_here(question, settings)
+    except NotDryRunError as error:
+        return str(error)
+    return ""
+
+
+def plan_here(question: Question, settings: Settings) -> DryRunPlan:
+    """The dry runs of the settings' class, in the versions that are installed.
+
+    Versions that the question states decide what the knobs do. They cannot decide what runs.
+
+    Raises:
+        NotDryRunError: no dry run shows these settings, or a package is not installed.
+    """
+    return _plan(question, settings, dry_run_versions())
+
+
+def _plan(question: Question, settings: Settings, versions: Mapping[str, str]) -> DryRunPlan:
+    return plan_dry_runs(
+        question.workload, question.cluster, question.framework, settings, versions
+    )
+
+
+def kept_dry_run(
+    store: Store,
+    question: Question,
+    request: ProbeRequest,
+    installed: Mapping[str, str] | None = None,
+) -> DryRun | None:
+    """The dry run that a probe asks for, if one is kept that holds on this machine.
+
+    What is not installed, torch above all, counts as in the versions that the question states:
+    whoever shares the database may have made its dry runs with these.
+
+    Args:
+        store: where dry runs are kept.
+        question: whose probe it is.
+        request: the probe.
+        installed: versions of the packages where dry runs are made; by default those here.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    if not is_dry_run(request):
+        return None
+    found_here = dry_run_versions() if installed is None else installed
+    versions = {**question.framework.versions, **found_here}
+    try:
+        key = _plan(question, request.settings, versions).key
+    except NotDryRunError:
+        return None
+    found = store.dry_runs([key]).get(key)
+    return found if found is not None and found.holds_here() else None
+
+
+def is_dry_run(request: ProbeRequest) -> bool:
+    """Tells whether a probe is a dry run."""
+    return request.fidelity is Fidelity.PREDICTED
+
+
+def measurement_of(
+    question: Question, settings: Settings, dry_run: DryRun, *, wall_s: float = 0.0
+) -> Measurement:
+    """Makes a probe's result for a configuration from a dry run of its layout.
+
+    Args:
+        question: whose settings they are.
+        settings: what is asked about.
+        dry_run: of their class.
+        wall_s: seconds that it took, where it was made for this probe.
+    """
+    profile = dry_run.profile
+    if profile is None:
+        return Measurement(
+            outcome=_outcome(dry_run),
+            detail=_detail(dry_run),
+            wall_s=wall_s,
+            dry_run=dry_run.key if dry_run.is_kept else "",
+        )
+    count = settings.gradient_accumulation_steps
+    return Measurement(
+        outcome=Outcome.OK,
+        memory=_memory(question, settings, profile),
+        collectives=_collectives(settings, profile),
+        tracked_accumulation=count,
+        reducing_micro_batches=count if settings.sync_each_batch else 1,
+        versions=dict(dry_run.versions),
+        wall_s=wall_s,
+        dry_run=dry_run.key,
+    )
+
+
+def _outcome(dry_run: DryRun) -> Outcome:
+    if dry_run.is_late:
+        return Outcome.TIMEOUT
+    return Outcome.INVALID if dry_run.is_refusal else Outcome.CRASHED
+
+
+def _detail(dry_run: DryRun) -> str:
+    """The error, without its type where the outcome says it already."""
+    kind, colon, text = dry_run.error.partition(": ")
+    return text if colon and kind.lower() == _outcome(dry_run) else dry_run.error
+
+
+def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:
+    """Tensors by the dry run; what is beside them by arithmetic."""
+    predicted = predict(
+        question.workload, question.cluster, question.framework, settings, profile=profile
+    )
+    allocated = int(predicted.allocated_bytes.value or 0)
+    return Memory(
+        allocated_bytes=allocated,
+        allocated_low_bytes=allocated,
+        reserved_bytes=int(predicted.reserved_bytes.value or 0),
+        device_bytes=int(predicted.device_bytes.value or 0),
+        overhead_bytes=int(predicted.context_bytes + predicted.communicator_bytes),
+        by_phase={name: int(size) for name, size in predicted.by_phase.items()},
+        by_category={name: int(size) for name, size in predicted.breakdown.items()},
+        per_rank_bytes=(allocated,),
+    )
+
+
+def _collectives(settings: Settings, profile: Profile) -> tuple[Collective, ...]:
+    """Lists the collectives of one optimizer step; those that differ only in what hides them are
+    one kind here.
+    """
+    counts: Counter[tuple[str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    batch = settings.micro_batch_size, settings.gradient_accumulation_steps
+    for one in profile.collectives(*batch):
+        kind = one.op, one.axis, one.phase
+        counts[kind] += one.count
+        sizes[kind] += one.bytes
+    return tuple(
+        Collective(op=op, axis=axis, phase=phase, count=count, bytes=sizes[op, axis, phase])
+        for (op, axis, phase), count in counts.items()
+    )
+
+
+def answered_before(store: Store, question: Question, terms: Terms) -> Study | None:
+    """The study of the same question, if it was answered on the same terms; else ``None``."""
+    study = store.find(question)
+    return study if study is not None and is_answered(study, terms) else None
+
+
+def is_answered(study: Study, terms: Terms, *, here: bool = True) -> bool:
+    """Says if a study was answered on these terms, so that asking again would find nothing new.
+
+    Args:
+        study: the study.
+        terms: on which it is asked again.
+        here: whether what is not installed here cannot be dry-run.
+    """
+    if study.state is not StudyState.DONE or study.terms != terms:
+        return False
+    if terms.fidelity is Fidelity.PREDICTED:
+        # Where torch was not there, and is now, more can be said.
+        return end_of(study, here=here) is not None and planner.is_answered(study)
+    return planner.is_answered(study)
+
+
+def closed_without_probes(store: Store, study: Study) -> Study | None:
+    """The study at its end, if nothing more is worth probing on its terms; else ``None``."""
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        return conclude(store, advance_from_cache(store, study))
+    return closed_as_probed(store, study)
+
+
+def closed_as_probed(store: Store, study: Study) -> Study | None:
+    """The same of a study that is not predicted."""
+    if study.state is not StudyState.QUEUED or not study.probes:
+        return None
+    plan = next_probe(study)
+    if not isinstance(plan, Stop) or plan.failure:
+        return None
+    moved = store.move(
+        study.id,
+        StudyState.DONE,
+        plan.reason,
+        expect={StudyState.QUEUED},
+        revision=study.revision,
+    )
+    return store.study(study.id) if moved else None
+
+
+def foresee(store: Store, study: Study, installed: Mapping[str, str]) -> Study:
+    """Enter what dry runs that are kept say of a study, until something is measured.
+
+    Args:
+        store: where the study is.
+        study: of any fidelity.
+        installed: as of :func:`tuner.client.advance.kept_dry_run`.
+
+    Returns:
+        The study after that.
+
+    Raises:
+        StoreError: the database fails.
+    """
+    return advance_from_cache(store, study, installed, as_predicted)

@@ -1,0 +1,295 @@
+"""Files that the answer is written to, checked before anything is probed."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from tuner.client.launch import with_launch
+from tuner.client.values import Say
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.study import Probe, ProbeState, Question, Study
+from tuner.core.words import describe, rank_word
+from tuner.errors import TunerError, UsageError
+from tuner.launchfiles import FORMATS, why_not
+from tuner.planner import answer
+from tuner.planner.known import is_forecast, why_none
+from tuner.results.points import row_text, rows_of
+from tuner.space import Space
+
+# In every file of ours, near its beginning.
+WRITTEN_BY_US = re.compile(rb'[Ww]ritten[ _]by(": ")? ?tuner|"run_name": "tuner ')
+HEAD_BYTES = 8192
+LARGEST_INTO_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A file for one launcher."""
+
+    format_name: str
+    """The launcher's format."""
+    path: Path
+    """Where to write it."""
+
+
+def read_targets(texts: Sequence[str], question: Question, space: Space) -> tuple[Target, ...]:
+    """The targets written as ``FORMAT=PATH``.
+
+    Raises:
+        UsageError: not of that form, an unknown format, a path that cannot be written, or a
+            space with settings that the format cannot express.
+    """
+    targets = tuple(_target(text) for text in texts)
+    check_targets(targets, question, space)
+    if len({target.path.absolute() for target in targets}) < len(targets):
+        raise UsageError("write", ", ".join(texts), "names one file twice")
+    return targets
+
+
+def check_targets(targets: Sequence[Target], question: Question, space: Space) -> None:
+    """Refuse targets that cannot express some settings of a space.
+
+    Raises:
+        UsageError: so it is; with the reason.
+    """
+    for target in targets:
+        for settings in space.legal:
+            if reason := why_not(target.format_name, question, settings):
+                given = f"{target.format_name}={target.path}"
+                raise UsageError("write", given, f"the answer might not fit the format: {reason}")
+
+
+def read_path(field: str, text: str) -> Path:
+    """The path of a file to write, with ``~`` resolved.
+
+    Raises:
+        UsageError: it cannot be written; see :func:`check_path`.
+    """
+    try:
+        path = Path(text).expanduser()
+        check_path(field, path)
+    except (OSError, RuntimeError) as error:  # too long, of an unknown user
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(field, text, f"is not a usable path: {why}") from error
+    return path
+
+
+def check_path(field: str, path: Path) -> None:
+    """Refuse a path that cannot be written.
+
+    Raises:
+        UsageError: it is a folder, its folder is missing, or permissions forbid it.
+        OSError: it is no path at all, such as one that is too long.
+    """
+    if path.is_dir():
+        raise UsageError(field, str(path), "is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(field, str(path), f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(field, str(path), "cannot be written: permission denied")
+
+
+def check_replaceable(field: str, format_name: str, path: Path) -> None:
+    """Refuse to replace a file that this program did not write.
+
+    A file that others write too, such as nanotron's, is never replaced.
+
+    Raises:
+        UsageError: it is there; with what to do.
+        OSError: it cannot be read.
+    """
+    if not path.exists():
+        return
+    if FORMATS[format_name].merge is not None:
+        allowed = (
+            "is there; name another file, or put the answer into it with"
+            f" tuner export STUDY {format_name} --into {path} --write {path}"
+        )
+        raise UsageError(field, str(path), allowed)
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if head.strip() and not WRITTEN_BY_US.search(head):
+        raise UsageError(field, str(path), "was not written by tuner; name another file")
+
+
+def read_into(path_text: str, format_name: str) -> str:
+    """The text of a user's own file, to merge an answer into.
+
+    Raises:
+        UsageError: the format is not merged into files, or the file cannot be read.
+    """
+    if FORMATS[format_name].merge is None:
+        known = ", ".join(name for name, one in FORMATS.items() if one.merge is not None)
+        raise UsageError("into", path_text, f"is for formats that are part of a file: {known}")
+    try:
+        with Path(path_text).expanduser().open("rb") as file:
+            data = file.read(LARGEST_INTO_BYTES + 1)
+        text = data.decode()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError("into", path_text, f"cannot be read: {why}") from error
+    if len(data) > LARGEST_INTO_BYTES:
+        raise UsageError("into", path_text, f"must be at most {LARGEST_INTO_BYTES} bytes")
+    return text
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        TunerError: it cannot be written, though :func:`check_path` found nothing wrong.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TunerError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _target(text: str) -> Target:
+    name, equals, path = (part.strip() for part in text.partition("="))
+    if not equals or not name or not path:
+        known = ", ".join(FORMATS)
+        raise UsageError("write", text, f"must look like accelerate=FILE; the formats are {known}")
+    if name not in FORMATS:
+        raise UsageError("write", name, f"no such format; the formats are {', '.join(FORMATS)}")
+    target = Target(format_name=name, path=read_path("write", path))
+    check_replaceable("write", name, target.path)
+    return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Answer(Suggestion):
+    """A suggestion that has a best: what :func:`tuner.suggest` returns."""
+
+    best: Candidate
+    """The fastest that fits, or one that cannot be told apart from it and is lighter."""
+
+    def __repr__(self) -> str:
+        """The best, in one line; the whole has tens of thousands of characters."""
+        best = self.best
+        return (
+            f"Answer(study_id={self.study_id!r}, settings={str(best.settings)!r},"
+            f" tokens_per_s_per_gpu={best.tokens_per_s_per_gpu.value},"
+            f" allocated_gib={best.allocated_gib.value}, provenance={str(self.provenance)!r}, ...)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A study with its answer, wherever that was found."""
+
+    study: Study
+    """The study."""
+    suggestion: Suggestion
+    """The answer."""
+    as_json: Mapping[str, Any]
+    """The same as plain values."""
+    why_none: TunerError | None
+    """Why it is none; ``None`` where it is one."""
+    targets: tuple[str, ...]
+    """Paths of those files among the launch's that are to be written."""
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Text by path of the files to write; none where it is no answer."""
+        if self.why_none is not None:
+            return {}
+        return {path: self.suggestion.launch["files"][path] for path in self.targets}
+
+    def write(self) -> None:
+        """Write the files.
+
+        Raises:
+            TunerError: one cannot be written after all.
+        """
+        for path, text in self.files.items():
+            write_text(Path(path), text)
+
+    def require(self) -> Answer:
+        """The answer, which must be one.
+
+        Raises:
+            TunerError: it is none: nothing fits, no speed is known, or nothing ran. Its
+                ``suggestion`` is what is known nevertheless.
+        """
+        if self.why_none is not None:
+            self.why_none.suggestion = self.suggestion
+            raise self.why_none
+        return Answer(**{one.name: getattr(self.suggestion, one.name) for one in fields(Answer)})
+
+
+def answered_of(study: Study, targets: Sequence[Target] = ()) -> Answered:
+    """A study with the answer that its probes give, and the text of these files.
+
+    Where the answer was to be measured or emulated, and is predicted, it is none.
+    """
+    wanted = [(target.format_name, str(target.path)) for target in targets]
+    suggestion = with_launch(answer(study), study.question, wanted)
+    is_answered = suggestion.best is not None and not is_forecast(study, suggestion)
+    return Answered(
+        study=study,
+        suggestion=suggestion,
+        as_json=suggestion.as_dict(),
+        why_none=None if is_answered else why_none(study, suggestion, shown=True),
+        targets=tuple(path for _, path in wanted),
+    )
+
+
+class Progress(Protocol):
+    """Shows a study while it is being answered."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, study: Study) -> None:
+        """Show the study as it is now; called several times a second."""
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+
+
+class PlainLines:
+    """One line for each probe that is finished."""
+
+    def __init__(self, study: Study, say: Say) -> None:
+        self._known = {probe.id for probe in study.probes if probe.state is ProbeState.DONE}
+        self._before = len(self._known)
+        self._say = say
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is to be put back."""
+
+    def show(self, study: Study) -> None:
+        """A line for every probe that was not finished at the last call."""
+        for probe in study.probes:
+            if probe.state is ProbeState.DONE and probe.id not in self._known:
+                self._known.add(probe.id)
+                number = len(self._known) - self._before
+                self.note(f"probe {of_most(number, study)}: {_finding(study, probe)}")
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self._say(text)
+
+
+def probes_spent(study: Study) -> int:
+    """Finished probes of this asking."""
+    return sum(probe.state is ProbeState.DONE for probe in study.in_order[study.probes_before :])
+
+
+def of_most(number: int, study: Study) -> str:
+    """``3/10``; a probe that another worker was running when it was asked may come on top."""
+    return f"{number}/{max(number, study.terms.max_probes)}"
+
+
+def _finding(study: Study, probe: Probe) -> str:
+    """Describes one probe with its configuration; without its repetitions."""
+    row = rows_of(replace(study, probes=(probe,)))[0]
+    return f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"

@@ -1,0 +1,305 @@
+"""The dry runs that stand behind cases: those that are kept, and those that are made for them.
+
+A class of settings is dry-run once for all batch sizes, kinds of GPU and commands, and kept.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Protocol, Self
+
+from tuner.client.cases.answers import Finding
+from tuner.client.cases.reading import Case
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.cost.calibration import Calibration
+from tuner.cost.prediction import uncovered_settings
+from tuner.dryrun import (
+    DryRun,
+    DryRunner,
+    DryRunPlan,
+    NotDryRunError,
+    Profile,
+    dry_run_versions,
+    missing_package,
+    plan_dry_runs,
+)
+from tuner.errors import ProbeError
+from tuner.guard.check import Verdict
+from tuner.guard.counts import path_of
+from tuner.guard.faults import Faults, checks_of
+
+# Dry runs that :attr:`Policy.AUTO` makes for one model: of three classes at two depths each, or of
+# fewer with tensor parallelism, where a class has two at each depth.
+MOST_OF_A_MODEL = 6
+# Dry runs that :attr:`Policy.AUTO` makes for all models together; a minute or two.
+MOST_IN_ALL = 48
+# Dry runs that are looked up in one query.
+KEYS_AT_ONCE = 500
+
+
+class Policy(StrEnum):
+    """Decides which layouts are dry-run when no dry run of theirs is kept."""
+
+    AUTO = "auto"  # of a model without any: the classes that most cases ask for
+    ALL = "all"  # every class, also those whose dry run failed before
+    NONE = "none"  # no class
+
+
+class Cache(Protocol):
+    """Keeps dry runs; :class:`tuner.store.Store` is one."""
+
+    def dry_runs(self, keys: Collection[str]) -> Mapping[str, DryRun]:
+        """Returns those of these keys that are kept."""
+
+    def keep_dry_run(self, dry_run: DryRun) -> None:
+        """Keep one."""
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        """The rates that were measured on devices like the cluster's."""
+
+    def guards(self, question: Question) -> Mapping[str, Verdict]:
+        """The verdicts that may say something of a question's settings, by key."""
+
+
+class Runner(Protocol):
+    """Makes dry runs; :class:`tuner.dryrun.DryRunner` is one."""
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The answers, each as soon as it is known."""
+
+
+class Watch(Protocol):
+    """Is told what is going on."""
+
+    def waiting(self, text: str) -> None:
+        """Dry runs are waited for, as the text says; not any more when it is empty."""
+
+    def note(self, text: str) -> None:
+        """Something that a user should know."""
+
+
+class DryRuns:
+    """Makes and looks up dry runs for cases. A context manager: it ends the process that makes
+    them.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        policy: Policy,
+        watch: Watch,
+        *,
+        runner: Callable[[], AbstractContextManager[Runner]] = DryRunner,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nothing is read or started yet.
+
+        Args:
+            cache: where dry runs are kept.
+            policy: which ones are made.
+            watch: who is told what is going on.
+            runner: starts the process that makes them.
+            versions: of the packages that it has; by default those installed here.
+        """
+        self._cache, self._policy, self._watch, self._start = cache, policy, watch, runner
+        self._plans = _Plans(dry_run_versions() if versions is None else versions)
+        self._known: dict[str, Finding] = {}
+        self._rates: dict[tuple[Cluster, str], Calibration | None] = {}
+        self._faults: dict[tuple[Any, ...], Faults] = {}
+        self._looked_up: set[str] = set()
+        self._chosen: dict[str, DryRunPlan] = {}
+        self._spent: Counter[str] = Counter()  # by model
+        self._made = 0
+        self._told: set[str] = set()
+        self._making: Iterator[str] | None = None
+        self._process: Runner | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Look up what is kept for these cases, and choose what is made when it is asked for."""
+        asked: Counter[str] = Counter()
+        plans: dict[str, tuple[DryRunPlan, Workload]] = {}
+        for case in cases:
+            plan = self._plans.of(case)
+            if isinstance(plan, DryRunPlan):
+                asked[plan.key] += 1
+                plans[plan.key] = (plan, case.question.workload)
+            else:
+                self._tell_missing(plan)
+        self._look_up({key: made_for.model.fingerprint for key, (_, made_for) in plans.items()})
+        for key, _ in asked.most_common():
+            if key not in self._known and key not in self._chosen:
+                self._choose(*plans[key])
+
+    def of(self, case: Case) -> Finding:
+        """Returns the findings for a prepared case; waits for its dry run if one is made."""
+        found, rates = self._dry_run_of(case), self._calibration_of(case)
+        wrong = self._wrong_of(case)
+        if rates is None and not wrong:
+            return found
+        return replace(found, calibration=rates, wrong=wrong)
+
+    def _wrong_of(self, case: Case) -> str:
+        """Why a case trains something else, as verdicts that are kept show."""
+        question, workload = case.question, case.question.workload
+        model = workload.model.fingerprint
+        key = question.framework, model, workload.precision, workload.optimizer
+        if key not in self._faults:
+            kept = self._cache.guards(question).values()
+            self._faults[key] = Faults(checks_of(question, kept))
+        faults = self._faults[key]
+        if not faults.any:
+            return ""
+        wrong = faults.wrong(path_of(case.settings, question.cluster.world_size))
+        return wrong.why if wrong else ""
+
+    def _calibration_of(self, case: Case) -> Calibration | None:
+        """The rates of a case's devices; looked up once in a command."""
+        cluster, versions = case.question.cluster, case.question.framework.versions
+        key = cluster, versions.get("torch", "")
+        if key not in self._rates:
+            self._rates[key] = self._cache.calibration(cluster, versions)
+        return self._rates[key]
+
+    def _dry_run_of(self, case: Case) -> Finding:
+        plan = self._plans.of(case)
+        if not isinstance(plan, DryRunPlan):
+            return _NOTHING
+        if plan.key in self._chosen:
+            self._wait(plan.key)
+        return self._known.get(plan.key, _NOTHING)
+
+    def kept(self, case: Case, classes: Iterable[Settings]) -> dict[Settings, Profile]:
+        """Profiles of other classes of a case's question, as far as they are kept; none is made."""
+        plans = {one: self._plans.of(replace(case, settings=one)) for one in classes}
+        keys = {one: plan.key for one, plan in plans.items() if isinstance(plan, DryRunPlan)}
+        model = case.question.workload.model.fingerprint
+        self._look_up(dict.fromkeys(keys.values(), model))
+        found = {one: self._known.get(key, _NOTHING).profile for one, key in keys.items()}
+        return {one: profile for one, profile in found.items() if profile is not None}
+
+    def _tell_missing(self, reason: str) -> None:
+        """Say once what is missing here for dry runs."""
+        if self._policy is Policy.NONE or "installed" not in reason or reason in self._told:
+            return
+        self._told.add(reason)
+        self._watch.note(f"memory is by arithmetic: {reason}")
+
+    def _look_up(self, models: Mapping[str, str]) -> None:
+        """Read what is kept of these keys, each with its model's fingerprint."""
+        fresh = sorted(models.keys() - self._looked_up)
+        self._looked_up.update(fresh)
+        for start in range(0, len(fresh), KEYS_AT_ONCE):
+            kept = self._cache.dry_runs(fresh[start : start + KEYS_AT_ONCE])
+            for key, dry_run in kept.items():
+                again = dry_run.error and self._policy is Policy.ALL
+                if not again and dry_run.holds_here():
+                    self._known[key] = _finding(dry_run)
+                    self._spent[models[key]] = MOST_OF_A_MODEL
+
+    def _choose(self, plan: DryRunPlan, workload: Workload) -> None:
+        """Have a class dry-run, as far as the policy goes."""
+        if missing := missing_package(workload, self._plans.versions):
+            self._tell_missing(missing)
+            return
+        model, count = workload.model.fingerprint, len(plan.requests)
+        of_model, in_all = self._spent[model] + count, self._made + count
+        enough = of_model > MOST_OF_A_MODEL or in_all > MOST_IN_ALL
+        if self._policy is Policy.NONE or (self._policy is Policy.AUTO and enough):
+            return
+        self._spent[model], self._made = of_model, in_all
+        self._chosen[plan.key] = plan
+
+    def _wait(self, key: str) -> None:
+        """Make what was chosen until ``key`` is done; without a process nothing is."""
+        try:
+            if self._making is None:
+                self._making = self._make(tuple(self._chosen.values()))
+            while key in self._chosen:
+                left = len(self._chosen)
+                self._watch.waiting(f"dry runs: {left} class{'es' * (left > 1)} of settings to go")
+                next(self._making)
+        except ProbeError as error:
+            self._watch.note(f"no more dry runs are made, and memory is by arithmetic: {error}")
+            self._policy = Policy.NONE
+            self._chosen.clear()
+        finally:
+            self._watch.waiting("")
+        if not self._chosen:
+            self._making = None
+
+    def _make(self, plans: Sequence[DryRunPlan]) -> Iterator[str]:
+        """Keys of dry runs, each as soon as it is made and kept."""
+        if self._process is None:
+            self._process = self._open.enter_context(self._start())
+        by_id = {request["id"]: plan for plan in plans for request in plan.requests}
+        answers: dict[str, list[dict[str, Any]]] = {plan.key: [] for plan in plans}
+        for answer in self._process.ask([r for plan in plans for r in plan.requests]):
+            plan = by_id[answer["id"]]
+            answers[plan.key].append(answer)
+            if len(answers[plan.key]) == len(plan.requests):
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                dry_run = DryRun.from_answers(plan, answers[plan.key], now)
+                if dry_run.is_kept:
+                    self._cache.keep_dry_run(dry_run)
+                self._known[plan.key] = _finding(dry_run)
+                del self._chosen[plan.key]
+                yield plan.key
+
+
+_NOTHING = Finding()
+
+
+def _finding(dry_run: DryRun) -> Finding:
+    if not dry_run.is_kept:
+        return Finding(accident=f"the dry run did not end well: {dry_run.error}")
+    if dry_run.error:
+        return Finding(error=f"the dry run of these settings failed: {dry_run.error}")
+    return Finding(profile=dry_run.profile, versions=dry_run.versions)
+
+
+class _Plans:
+    """How classes are dry-run, each planned once; of those that are not, why."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self.versions = versions
+        self._known: dict[tuple[object, ...], DryRunPlan | str] = {}
+
+    def of(self, case: Case) -> DryRunPlan | str:
+        """The plan of a case's class, or the reason why there is none."""
+        question, settings = case.question, case.settings.settings_class
+        workload, cluster = question.workload, question.cluster
+        key = (
+            (workload.model.fingerprint, workload.sequence_length),
+            (workload.optimizer, workload.precision, workload.reduce_dtype),
+            (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
+            question.framework,
+            settings,
+        )
+        if key not in self._known:
+            self._known[key] = self._planned(case, settings)
+        return self._known[key]
+
+    def _planned(self, case: Case, settings: Settings) -> DryRunPlan | str:
+        question = case.question
+        workload, cluster, framework = question.workload, question.cluster, question.framework
+        if reason := uncovered_settings(workload, framework, cluster, settings):
+            return reason
+        # What is not installed counts as stated: such dry runs may be kept, though none is made.
+        versions = {**framework.versions, **self.versions}
+        try:
+            return plan_dry_runs(workload, cluster, framework, settings, versions)
+        except NotDryRunError as error:
+            return error.reason

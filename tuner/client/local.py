@@ -1,0 +1,184 @@
+"""Answers a question here, showing the caller how it goes; the caller may stop it."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tuner.client.advance import answered_before, closed_without_probes
+from tuner.client.answered import PlainLines, Progress
+from tuner.client.inquiry import Inquiry
+from tuner.client.values import Say
+from tuner.client.worker_process import NoSignals, Signals, Worker, worker_argv
+from tuner.core.measurement import Fidelity
+from tuner.core.study import ProbeState, Study, StudyState
+from tuner.errors import ProbeError, StoppedError
+from tuner.planner.explain_probes import ran_text
+from tuner.planner.known import check_terms
+from tuner.results.points import question_text
+from tuner.store import Store
+from tuner.text import count_text, moment_text
+
+
+class Caller(Protocol):
+    """Somebody who waits for an answer."""
+
+    def note(self, text: str) -> None:
+        """Show a line, outside of any progress."""
+
+    def progress_of(self, study: Study) -> Progress:
+        """Makes the display of a study while it is answered."""
+
+    def signals(self) -> Signals:
+        """Watches for requests to the caller to end."""
+
+
+class PythonCaller:
+    """A Python program. Its signals stay its own: Ctrl-C is a ``KeyboardInterrupt`` there, and in
+    threads and notebooks nothing may be changed about them.
+    """
+
+    def __init__(self, say: Say) -> None:
+        """``say`` is given each line."""
+        self._say = say
+
+    def note(self, text: str) -> None:
+        """A line for ``say``."""
+        self._say(text)
+
+    def progress_of(self, study: Study) -> Progress:
+        """Lines for ``say``."""
+        return PlainLines(study, self._say)
+
+    def signals(self) -> Signals:
+        """None that are noted."""
+        return NoSignals()
+
+
+# Between two looks at the database: often enough for people, and nothing beside a probe.
+POLL_S = 0.25
+# Time and name that the worker's log puts before a message.
+LOG_PREFIX = re.compile(r"^\S+ \S+ worker: ")
+
+
+def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> Study:
+    """Run the worker ``argv`` beside this process, and show what it finds as it comes in.
+
+    Args:
+        store: where the study is.
+        study: the study as it stands.
+        caller: is shown it, and may stop it.
+        argv: command of the worker. It finds the store's address in its environment, which only
+            this user can read, for a password may be in it.
+
+    Returns:
+        The study as the worker left it.
+
+    Raises:
+        ProbeError: the worker could not go on; with its last words.
+        StoppedError: a signal asked this process to end. The worker is gone then, its probe handed
+            back, and the study waits to be continued.
+        KeyboardInterrupt: the same, of a caller whose signals are Python's own.
+    """
+    environment, progress = {"TUNER_DB": store.url}, caller.progress_of(study)
+    with caller.signals() as signals, Worker(argv, environment) as worker, progress:
+        reader = _Reader(store, study.id)
+        try:
+            watch(reader, progress, lambda: worker.poll() is not None or bool(signals.noted))
+        except KeyboardInterrupt:
+            worker.stop(signals)
+            raise
+        if signals.noted:
+            progress.note("stopping; once more to force it")
+            worker.stop(signals)
+            raise StoppedError(signals.noted[0], _kept(reader.read()))
+        study = reader.read()
+        progress.show(study)
+        if code := worker.poll():
+            raise ProbeError(failure_text(code, worker.last_words()))
+    return study
+
+
+class Reader(Protocol):
+    """Reads a study's progress."""
+
+    def read(self) -> Study:
+        """The study as it is now; the same object while nothing has happened."""
+
+
+def watch(reader: Reader, progress: Progress, is_over: Callable[[], bool]) -> None:
+    """Show a study as it comes in, until there is nothing more to wait for."""
+    while not is_over():
+        progress.show(reader.read())
+        time.sleep(POLL_S)
+
+
+class _Reader:
+    """Reads a study again only when something happened to it."""
+
+    def __init__(self, store: Store, study_id: str) -> None:
+        self._store = store
+        events = store.events(study_id)
+        self._seen = events[-1].id if events else 0
+        self._study = store.study(study_id)
+
+    def read(self) -> Study:
+        """The study as it is now."""
+        if events := self._store.events(self._study.id, after=self._seen):
+            self._seen = events[-1].id
+            self._study = self._store.study(self._study.id)
+        return self._study
+
+
+def _kept(study: Study) -> str:
+    done = sum(probe.state is ProbeState.DONE for probe in study.probes)
+    probes = f"{done} probe{'' if done == 1 else 's'}"
+    return f"study {study.id} keeps its {probes}, and the same command continues it"
+
+
+def failure_text(code: int, words: str) -> str:
+    """The reason that a worker logged last, or its exit code or signal with its last words."""
+    said = LOG_PREFIX.sub("", words)
+    if code == 1 and said != words:  # it could not go on, and says why in a line of its log
+        return said
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"the worker {how}{f': {said}' if said else ''}"
+
+
+def answer_here(store: Store, inquiry: Inquiry, caller: Caller) -> Study:
+    """The question's study, with all probes that are worth it on these terms.
+
+    Raises:
+        ProbeError: the worker could not go on, or the study was asked again on other terms.
+        StoreError: the database fails.
+        StoppedError: the caller was asked to end; the study is kept.
+    """
+    if stored := answered_before(store, inquiry.question, inquiry.terms):
+        caller.note(standing_text(stored, answered=True))
+        caller.note("to probe further, ask with another --max-probes or --budget")
+        return stored
+    study = store.ask(inquiry.question, inquiry.terms)
+    if closed := closed_without_probes(store, study):
+        caller.note(standing_text(closed, answered=True))
+        return closed
+    caller.note(standing_text(study, answered=False))
+    argv = worker_argv(study.id, probe_deadline_s=inquiry.probe_deadline_s)
+    study = follow(store, study, caller, argv)
+    check_terms(study, inquiry.terms)
+    return study
+
+
+def standing_text(study: Study, *, answered: bool) -> str:
+    """Says which study this is, and how much of it is there already."""
+    fidelity = study.terms.fidelity
+    done = sum(p.state is ProbeState.DONE for p in study.at(fidelity).probes)
+    what = f"study {study.id}: {question_text(study.question)}"
+    since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
+    if answered:
+        stored = f"{what}\nanswered from what is stored, {since}: {study.reason}"
+        when = "" if fidelity is Fidelity.PREDICTED else ran_text(study.at(fidelity))
+        return f"{stored}\n{fidelity} {when}" if when else stored
+    lines = [what, *([f"continues from {since}"] if done else [])]
+    if study.state is StudyState.RUNNING:
+        lines.append("another command is at it, and this one joins in: its terms hold")
+    return "\n".join(lines)

@@ -1,0 +1,317 @@
+"""``tuner.predict``: memory and speed of given settings, on any cluster, without a device."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, overload
+
+from tuner.client.cases import (
+    Case,
+    DryRuns,
+    NotCoveredError,
+    Policy,
+    answer_of,
+    read_case,
+)
+from tuner.client.cases.answers import unknown
+from tuner.client.cases.dry_runs import Watch
+from tuner.client.cases.reading import renamed
+from tuner.client.values import (
+    ClusterLike,
+    ModelLike,
+    Say,
+    check_mapping,
+    plain,
+    read_cluster,
+    read_model,
+    silent,
+)
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Basis
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.workload import choice
+from tuner.errors import UsageError
+from tuner.store import open_store
+
+# Settings: as ``sharding=ddp,micro_batch_size=2``, as knobs by name, or as they were read.
+SettingsLike = str | Mapping[str, Any] | Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Prediction of one configuration, on the rank that needs most."""
+
+    settings: Settings | None
+    """The settings with dead knobs collapsed; ``None`` of what is not covered."""
+    fits: bool | None
+    """Whether they are expected to run; ``None`` where nothing is known."""
+    allocated_gib: Quantity
+    """Peak of allocated tensors."""
+    reserved_gib: Quantity
+    """Peak held by the caching allocator, part of it free."""
+    device_gib: Quantity
+    """What the device's own tool would show."""
+    limit_gib: float | None
+    """What one device may need."""
+    breakdown_gib: Mapping[str, float]
+    """Memory at the peak by category: parameters, gradients, optimizer, ..."""
+    by_phase_gib: Mapping[str, float]
+    """The highest of each phase."""
+    basis: Basis | None
+    """What memory was computed from."""
+    tokens_per_s_per_gpu: Quantity
+    """Tokens of the global batch per second of its step and GPU."""
+    step_time_s: Quantity
+    """Seconds of one optimizer step."""
+    provenance: Provenance
+    """The weakest of the memory's and the speed's."""
+    reason: str
+    """Why they do not fit, or why a figure is unknown; empty where all is well."""
+    trains_wrongly: str = ""
+    """Why they train something else, where that was seen in these versions; else empty."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of the figures."""
+    plain: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The same as plain JSON values, as ``tuner predict --json`` prints them."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON values, as ``tuner predict --json`` prints them."""
+        return dict(self.plain)
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> "Prediction":
+        """Makes an object of what :func:`tuner.client.cases.answer_of` answers."""
+        memory, knobs, basis = answer["memory"], answer["canonical"], answer["memory"]["basis"]
+        return cls(
+            settings=None if knobs is None else Settings.from_dict(knobs),
+            fits=answer["fits"],
+            allocated_gib=Quantity.from_dict(memory["allocated_gib"]),
+            reserved_gib=Quantity.from_dict(memory["reserved_gib"]),
+            device_gib=Quantity.from_dict(memory["device_gib"]),
+            limit_gib=memory["limit_gib"],
+            breakdown_gib=memory["breakdown"],
+            by_phase_gib=memory["by_phase"],
+            basis=None if basis is None else Basis(basis),
+            tokens_per_s_per_gpu=Quantity.from_dict(answer["tokens_per_s_per_gpu"]),
+            step_time_s=Quantity.from_dict(answer["step_time_s"]),
+            provenance=Provenance(answer["provenance"]),
+            reason=answer["reason"],
+            trains_wrongly=answer["trains_wrongly"],
+            notes=tuple(answer["notes"]),
+            plain=answer,
+        )
+
+
+@overload
+def predict(
+    case: Mapping[str, Any],
+    /,
+    *,
+    dry_runs: str = ...,
+    db: str | None = ...,
+    progress: Say | None = ...,
+) -> Prediction: ...
+
+
+@overload
+def predict(
+    cases: Iterable[Mapping[str, Any]],
+    /,
+    *,
+    dry_runs: str = ...,
+    db: str | None = ...,
+    progress: Say | None = ...,
+) -> list[Prediction]: ...
+
+
+@overload
+def predict(
+    *,
+    model: ModelLike,
+    cluster: ClusterLike,
+    global_batch_size: int,
+    sequence_length: int,
+    settings: SettingsLike,
+    optimizer: str = ...,
+    precision: str = ...,
+    reduce_dtype: str | None = ...,
+    framework: str = ...,
+    framework_versions: Mapping[str, str] | None = ...,
+    headroom: float | None = ...,
+    memory_limit_gib: float | None = ...,
+    dry_runs: str = ...,
+    db: str | None = ...,
+    progress: Say | None = ...,
+) -> Prediction: ...
+
+
+def predict(
+    cases: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
+    /,
+    *,
+    dry_runs: str = Policy.AUTO,
+    db: str | None = None,
+    progress: Say | None = None,
+    **single: Any,
+) -> Prediction | list[Prediction]:
+    """Memory and speed of given settings, predicted as ``tuner predict`` does.
+
+    One case is a mapping with the fields of a line of ``tuner predict --cases`` (``workload``,
+    ``cluster``, ``settings``, and if wanted ``framework``, ``headroom``, ``memory_limit_gib``,
+    ``script``), or is given by the arguments below in its place. Several cases are predicted
+    together: what they have in common is dry-run once.
+
+    Args:
+        cases: one case, or several.
+        dry_runs: what is dry-run where no dry run is kept: ``auto``, ``all`` or ``none``.
+        db: address of the database; by default ``$TUNER_DB``, or SQLite in the user's data folder.
+        progress: is called with each line of what is waited for, such as ``print``.
+        single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
+            and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
+            ``framework``, ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as
+            :func:`tuner.suggest` has them. ``settings`` is text such as
+            ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
+
+    Returns:
+        The prediction of one case, or a list in the order of the cases. Settings that do not fit
+        are no error; nor is what nothing is known of, whose ``fits`` is ``None``.
+
+    Raises:
+        UsageError: a case is wrong; with its number, from 0, where there are several. Nothing was
+            predicted then.
+        TypeError: neither cases nor all that a single one needs.
+        StoreError: the database cannot be used.
+    """
+    policy, watch = choice("dry_runs", Policy, dry_runs), _Said(progress or silent)
+    if cases is None:
+        return _predictions([_single(single)], policy, db, watch)[0]
+    if single:
+        name = next(iter(single))
+        raise UsageError(name, single[name], "goes into each case where cases are given")
+    if isinstance(cases, Mapping):
+        return _predictions([_read(cases, "")], policy, db, watch)[0]
+    read = [_read(values, f"cases[{number}].") for number, values in enumerate(_several(cases))]
+    return _predictions(read, policy, db, watch)
+
+
+def _several(cases: object) -> Iterable[Mapping[str, Any]]:
+    if isinstance(cases, str | bytes) or not isinstance(cases, Iterable):
+        raise UsageError("cases", cases, "must be the fields of a case, or a list of such")
+    return cases
+
+
+class _Said:
+    """Says as lines what is waited for."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def waiting(self, text: str) -> None:
+        """A line of its own; nothing for an empty text."""
+        if text:
+            self._say(text)
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self._say(text)
+
+
+def _predictions(
+    read: Sequence[Case | NotCoveredError], policy: Policy, db: str | None, watch: Watch
+) -> list[Prediction]:
+    with dry_runs_of(db, policy, watch) as dry_runs:
+        dry_runs.prepare([case for case in read if isinstance(case, Case)])
+        answers = [
+            unknown(str(one))
+            if isinstance(one, NotCoveredError)
+            else answer_of(one, dry_runs.of(one))
+            for one in read
+        ]
+    return [Prediction.from_answer(answer) for answer in answers]
+
+
+def _single(values: Mapping[str, Any]) -> Case | NotCoveredError:
+    signature(case_values).bind(**values)  # what is missing is said without its name
+    try:
+        return read_single_case(case_values(**{name: plain(one) for name, one in values.items()}))
+    except NotCoveredError as error:
+        return error
+
+
+def _read(values: Mapping[str, Any], path: str) -> Case | NotCoveredError:
+    """A case, or that nothing is known of it; a wrong field is named with ``path`` before it."""
+    if not isinstance(values, Mapping):
+        raise UsageError(path.rstrip(".") or "cases", values, "must be an object of fields")
+    try:
+        return read_case(plain(values))
+    except NotCoveredError as error:
+        return error
+    except UsageError as error:
+        raise renamed(error, f"{path}{error.field}") from error
+
+
+def case_values(
+    *,
+    model: ModelLike,
+    cluster: ClusterLike,
+    global_batch_size: int,
+    sequence_length: int,
+    settings: SettingsLike,
+    optimizer: str | None = None,
+    precision: str | None = None,
+    reduce_dtype: str | None = None,
+    framework: str | None = None,
+    framework_versions: Mapping[str, str] | None = None,
+    headroom: float | None = None,
+    memory_limit_gib: float | None = None,
+) -> dict[str, Any]:
+    """A case as a line of ``tuner predict --cases`` has it; what is ``None`` is left out.
+
+    Raises:
+        UsageError: the model or the cluster cannot be read. The rest is read with the case.
+    """
+    found = read_model(model)
+    versions = check_mapping("framework_versions", framework_versions or {})
+    workload = {
+        "model": found.as_config(),
+        "model_name": found.name,
+        "sequence_length": sequence_length,
+        "global_batch_size": global_batch_size,
+        "optimizer": optimizer,
+        "precision": precision,
+        "reduce_dtype": reduce_dtype,
+    }
+    values = {
+        "workload": {name: value for name, value in workload.items() if value is not None},
+        "cluster": read_cluster(cluster).as_dict(),
+        "framework": {"name": framework or "torch", "versions": dict(versions)},
+        "settings": settings.as_dict() if isinstance(settings, Settings) else settings,
+        "headroom": headroom,
+        "memory_limit_gib": memory_limit_gib,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def read_single_case(values: Mapping[str, Any]) -> Case:
+    """The case; a wrong field is named without its path, as an option or argument.
+
+    Raises:
+        UsageError: a field is wrong.
+        NotCoveredError: nothing is known of it.
+    """
+    try:
+        return read_case(values)
+    except UsageError as error:
+        raise renamed(error, error.field.rpartition(".")[2]) from error
+
+
+@contextmanager
+def dry_runs_of(db: str | None, policy: Policy, watch: Watch) -> Iterator[DryRuns]:
+    """The dry runs that a database keeps, and those that are made.
+
+    Raises:
+        StoreError: the database cannot be used.
+    """
+    with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
+        yield dry_runs

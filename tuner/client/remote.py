@@ -1,0 +1,294 @@
+"""A question answered by another machine's service, while this one looks on."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tuner.catalog.versions import version_table
+from tuner.client.answered import Answered, Target, check_targets, read_targets
+from tuner.client.launch import launch_of
+from tuner.client.local import Caller, watch
+from tuner.client.request import Wanted, given_terms, question_of, read_fidelity
+from tuner.client.service import Service
+from tuner.client.tune_request import AUTO
+from tuner.client.values import model_note
+from tuner.core.answer import Suggestion
+from tuner.core.configuration import Settings
+from tuner.core.framework import installed_versions
+from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.study import (
+    OPEN,
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    SamplerName,
+    Study,
+    StudyState,
+    Terms,
+)
+from tuner.errors import (
+    NothingFitsError,
+    ProbeError,
+    ServiceError,
+    SpeedUnknownError,
+    StoppedError,
+    TrainsWronglyError,
+    TunerError,
+    UsageError,
+)
+from tuner.planner.known import check_terms
+from tuner.results.points import question_text
+from tuner.space import enumerate_space
+
+# The error of each reason for which there is no answer; of others, that nothing ran.
+KINDS: Mapping[str, type[TunerError]] = {
+    "nothing_fits": NothingFitsError,
+    "speed_unknown": SpeedUnknownError,
+    "trains_wrongly": TrainsWronglyError,
+}
+
+
+def answer_there(
+    url: str,
+    wanted: Wanted,
+    caller: Caller,
+    *,
+    write: Sequence[str] = (),
+    replaces: bool = False,
+    key: str | None = None,
+) -> Answered:
+    """Have the question answered by the service at ``url``.
+
+    Args:
+        url: the service.
+        wanted: what is asked for.
+        caller: is shown how it goes, and may stop waiting.
+        write: files that are wanted, as ``FORMAT=PATH``; they are not written yet.
+        replaces: whether a study that is open there on other terms is put on these.
+        key: to the service; by default that of ``$TUNER_KEY``, where there is one.
+
+    Raises:
+        UsageError: something about the question is wrong.
+        ServiceError: the service cannot be reached, or refused.
+        StoppedError: the caller was asked to end. The study goes on.
+    """
+    if wanted.script is not None:
+        allowed = "is run on this machine alone: services take no scripts"
+        raise UsageError("script", wanted.script.path, allowed)
+    if wanted.probe_deadline_s is not None:
+        allowed = "is for the service's workers to say: tuner worker --probe-deadline"
+        raise UsageError("probe_deadline", wanted.probe_deadline_s, allowed)
+    question = question_of(wanted, _versions())
+    targets = read_targets(write, question, enumerate_space(question))
+    request = request_of(wanted, question, replaces=replaces)
+    with Service(url, key) as service:
+        body = service.submit(request)
+        for note in filter(None, (_model_note(wanted), *body.get("notes", ()))):
+            caller.note(note)
+        study = study_of(body, service.probes(_field(body, "study_id")))
+        check_targets(targets, study.question, enumerate_space(study.question))
+        text = question_text(study.question)
+        caller.note(f"study {study.id} at {service.url}: {text}")
+        if study.state in OPEN:
+            study = _followed(service, study, caller)
+        body = service.study(study.id)
+        check_terms(study_of(body, []), study.terms)
+        return _answered(service, study, body, targets)
+
+
+def _model_note(wanted: Wanted) -> str:
+    return "" if wanted.model is None else model_note(wanted.model)
+
+
+def request_of(wanted: Wanted, question: Question, *, replaces: bool = False) -> dict[str, Any]:
+    """The body of ``POST /tune``.
+
+    Args:
+        wanted: what is asked for.
+        question: the same, checked.
+        replaces: whether a study that is open there on other terms is put on these.
+
+    Raises:
+        UsageError: a value is impossible.
+    """
+    terms, values, spelled = given_terms(wanted), question.as_dict(), _spelled(wanted)
+    limit_bytes = terms["memory_limit_bytes"]
+    request = {
+        "workload": values["workload"],
+        "cluster": spelled or values["cluster"],
+        "framework": {"name": wanted.framework, "versions": dict(wanted.framework_versions)},
+        "knobs": values["knobs"],
+        "fidelity": str(read_fidelity(wanted, AUTO) or AUTO),
+        "budget": {
+            "max_probes": wanted.max_probes,
+            "wall_s": terms["wall_s"],
+            "gpu_s": terms["device_s"],
+        },
+        "tolerance": terms["tolerance"],
+        "headroom": wanted.headroom,
+        "memory_limit_gib": None if limit_bytes is None else limit_bytes / 2**30,
+        "pool": terms["pool"],
+        "sampler": None if terms["sampler"] is SamplerName.COST_MODEL else str(terms["sampler"]),
+        "replace": replaces or None,
+    }
+    return {name: value for name, value in request.items() if value is not None}
+
+
+def _spelled(wanted: Wanted) -> str:
+    """The cluster as a service reads it too; empty for what only this machine knows."""
+    if not isinstance(wanted.cluster, str):
+        return ""
+    spelled = wanted.cluster.strip()
+    is_here = spelled.lower() == "local" or spelled.lower().endswith((".toml", ".json"))
+    return "" if is_here else spelled
+
+
+def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
+    """The study that a service sent, with what is shown of it.
+
+    Raises:
+        ServiceError: it is of a version that this one cannot read.
+    """
+    try:
+        terms = Terms.from_dict(body["terms"])
+        return Study(
+            id=body["study_id"],
+            question=Question.from_dict(body["question"]),
+            terms=terms,
+            state=StudyState(body["state"]),
+            reason=body["reason"],
+            revision=body["revision"],
+            probes=tuple(_probe(values) for values in probes),
+            probes_before=body["probes_before"],
+            created_at=body["created_at"],
+            asked_at=body["asked_at"],
+        )
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise _unreadable(error) from error
+
+
+def _probe(values: Mapping[str, Any]) -> Probe:
+    found = values["measurement"]
+    measurement = None if found is None else Measurement.from_dict(found)
+    if measurement is not None and measurement.emulation is not None:
+        # The service has priced it at its rates; without phases it is not priced again here.
+        emulation = replace(measurement.emulation, phases_s={})
+        measurement = replace(measurement, emulation=emulation)
+    return Probe(
+        id=values["id"],
+        request=ProbeRequest(
+            settings=Settings.from_dict(values["settings"]),
+            fidelity=Fidelity(values["fidelity"]),
+            repetition=values["repetition"],
+            accumulation_counts=tuple(values["accumulation_counts"]),
+        ),
+        state=ProbeState(values["state"]),
+        memory_limit_bytes=values["memory_limit_bytes"],
+        measurement=measurement,
+        finished_at=values["finished_at"],
+    )
+
+
+def _followed(service: Service, study: Study, caller: Caller) -> Study:
+    """The study at its end; shown as it gets there."""
+    reader = _Reader(service, study)
+    with caller.signals() as signals, caller.progress_of(study) as progress:
+        watch(reader, progress, lambda: bool(signals.noted) or reader.is_over)
+        if reader.is_over:
+            study = reader.read()
+            progress.show(study)
+            return study
+    cancel = f"tuner studies cancel {study.id} --server {service.url}"
+    raise StoppedError(signals.noted[0], f"study {study.id} goes on; to cancel it: {cancel}")
+
+
+class _Reader:
+    """Reads a study again when an event has come; a thread waits for events."""
+
+    def __init__(self, service: Service, study: Study) -> None:
+        self._service = service
+        self._study, self._terms = study, study.terms
+        self._changed = threading.Event()
+        self._ended = threading.Event()
+        self._error: TunerError | None = None
+        threading.Thread(target=self._listen, name="events", daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Tells whether the study is at its end, and was read there."""
+        return self._study.state not in OPEN
+
+    def read(self) -> Study:
+        """The study as it is now.
+
+        Raises:
+            ServiceError: the service cannot be reached any more.
+            ProbeError: somebody asked the question on other terms meanwhile.
+        """
+        ended = self._ended.is_set()
+        if self._error is not None:
+            raise self._error
+        if ended or self._changed.is_set():
+            self._changed.clear()
+            study_id = self._study.id
+            probes = self._service.probes(study_id)
+            self._study = study_of(self._service.study(study_id), probes)
+            check_terms(self._study, self._terms)
+        if ended and self._study.state in OPEN:
+            raise ServiceError(f"study {self._study.id} goes on, and its events have ended")
+        return self._study
+
+    def _listen(self) -> None:
+        try:
+            for _ in self._service.events(self._study.id):
+                self._changed.set()
+        except TunerError as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+
+def _answered(
+    service: Service, study: Study, body: Mapping[str, Any], targets: tuple[Target, ...]
+) -> Answered:
+    """Makes an answer of the service's, with files of its making."""
+    shown, none = _field(body, "suggestion"), _field(body, "no_answer")
+    if shown is None:
+        raise ServiceError(f"study {study.id} is {body['state']}, and has no suggestion")
+    if targets and none is None:
+        terms = body.get("terms_id")
+        files = {str(one.path): service.export(study.id, one.format_name, terms) for one in targets}
+        formats = {str(one.path): one.format_name for one in targets}
+        shown = {**shown, "launch": launch_of(study.question, files, formats)}
+    try:
+        suggestion = Suggestion.from_dict(shown)
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise _unreadable(error) from error
+    why = none and KINDS.get(_field(none, "kind"), ProbeError)(_field(none, "message"))
+    return Answered(
+        study=study,
+        suggestion=suggestion,
+        as_json=shown,
+        why_none=why,
+        targets=tuple(str(one.path) for one in targets),
+    )
+
+
+def _field(body: Mapping[str, Any], name: str) -> Any:
+    try:
+        return body[name]
+    except KeyError as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ServiceError:
+    what = f"{type(error).__name__}: {error}"
+    return ServiceError(f"this is no tuner service, or one of another version: {what}")
+
+
+def _versions() -> dict[str, str]:
+    """Reads versions of packages that need not be here: the service has its own, and names them."""
+    newest = {name: package.newest for name, package in version_table().packages.items()}
+    return {**newest, **installed_versions()}

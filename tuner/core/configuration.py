@@ -1,0 +1,322 @@
+"""One candidate of the search: the knobs of a distributed training step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+from tuner.errors import UsageError
+
+
+class Sharding(StrEnum):
+    """Ways to split a model among the data-parallel ranks."""
+
+    DDP = "ddp"  # nothing: every rank holds the whole model
+    ZERO1 = "zero1"  # optimizer state (nanotron only)
+    SHARD_GRAD_OP = "shard_grad_op"  # gradients and optimizer state (ZeRO-2)
+    FULL_SHARD = "full_shard"  # parameters too (ZeRO-3)
+    HYBRID_SHARD = "hybrid_shard"  # as full_shard within a node, replicated between nodes
+
+
+# Shardings that FSDP does: they split gradients and optimizer state at least.
+FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
+
+
+class Checkpointing(StrEnum):
+    """Ways to compute again in backward instead of keeping from forward."""
+
+    NONE = "none"
+    FULL = "full"  # every decoder layer; only its input is kept
+
+
+class _Kept:
+    """Keeps hash, text and layout of a configuration once computed; no fields, so never copied."""
+
+    __slots__ = ("_class", "_hash", "_text")
+    _class: "Settings"
+    _hash: int
+    _text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(_Kept):
+    """One candidate. ``str(settings)`` is its canonical key, and ``parse_settings`` reads it back.
+
+    Dead knobs hold one canonical value (see :mod:`tuner.space`), so equal settings train
+    the same way and compare equal.
+    """
+
+    sharding: Sharding = Sharding.DDP
+    """How model, gradients and optimizer state are split over the data-parallel ranks."""
+    tp_size: int = 1
+    """Ranks that split each layer (tensor parallelism, sequence parallel between the blocks)."""
+    tp_recompute_allgather: bool = False
+    """Whether backward gathers activations again instead of keeping them gathered."""
+    pp_size: int = 1
+    """Pipeline stages."""
+    micro_batch_size: int = 1
+    """Sequences that one data-parallel rank computes at once."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches of one rank in one optimizer step."""
+    sync_each_batch: bool = True
+    """Whether gradients are reduced after every micro-batch, or only after the last."""
+    activation_checkpointing: Checkpointing = Checkpointing.NONE
+    """What is computed again in backward."""
+    cpu_offload: bool = False
+    """Whether parameters, gradients and optimizer state live in host memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("tp_size", "pp_size", "micro_batch_size", "gradient_accumulation_steps"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UsageError(name, value, "must be a positive integer")
+
+    # Whatever is known of a space is found by its settings: a page looks up some 80,000 times.
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash(_VALUES(self)))
+            return self._hash
+
+    def __str__(self) -> str:
+        try:
+            return self._text
+        except AttributeError:
+            object.__setattr__(self, "_text", ",".join(map(_part, KNOBS, _VALUES(self))))
+            return self._text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, in the order of the fields."""
+        values = ((name, getattr(self, name)) for name in KNOBS)
+        return {name: str(v) if isinstance(v, StrEnum) else v for name, v in values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
+        """The reverse of :meth:`as_dict`; absent knobs take their defaults.
+
+        Raises:
+            UsageError: an unknown knob, or a value of the wrong kind.
+        """
+        return cls(**{name: knob_value(name, value) for name, value in values.items()})
+
+    @property
+    def settings_class(self) -> "Settings":
+        """The settings without micro-batch size and accumulation, which are set to 1."""
+        try:
+            return self._class
+        except AttributeError:
+            object.__setattr__(self, "_class", _class_of(*_OF_CLASS(self)))
+            return self._class
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Ranks that see different data: ``world_size / (tp_size * pp_size)``."""
+        return world_size // (self.tp_size * self.pp_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """Describes one knob: all that commands, REST, forms, tables and reports need to know of it."""
+
+    kind: type
+    """Type of its values: an enumeration, ``bool`` or ``int`` (a positive one)."""
+    label: str
+    """Its name for people."""
+    head: str
+    """Head of its column in a terminal's table, of one or two lines."""
+    live_when: str
+    """Condition under which it makes a difference; versions of a stack may rule it out too."""
+    brief: Mapping[Any, str] | str = ""
+    """Short form of a value that differs from the default: by value, or a pattern for any."""
+    values: Mapping[Any, str] = field(default_factory=dict)
+    """Values of an enumeration with a hint for people."""
+
+    def short(self, value: object) -> str:
+        """Says a value in a word or two; the empty string where there is nothing to say."""
+        if isinstance(self.brief, str):
+            return self.brief.format(str(value).replace("_", " "))
+        return self.brief.get(value, "")
+
+
+# A knob is added here, and where it acts: the cost model, the probe and the launch files.
+# Every knob by its name, in the order in which a configuration is written.
+KNOBS: Mapping[str, Knob] = {
+    "sharding": Knob(
+        kind=Sharding,
+        label="Sharding",
+        head="sharding",
+        live_when="several ranks see different data",
+        brief="{}",
+        values={
+            Sharding.DDP: "ddp: nothing is split",
+            Sharding.ZERO1: "zero1: optimizer state (nanotron)",
+            Sharding.SHARD_GRAD_OP: "shard_grad_op: gradients and state",
+            Sharding.FULL_SHARD: "full_shard: parameters too",
+            Sharding.HYBRID_SHARD: "hybrid_shard: full within a node",
+        },
+    ),
+    "tp_size": Knob(
+        kind=int,
+        label="Tensor-parallel size",
+        head="tp\nsize",
+        live_when="always",
+        brief="tensor parallel {}",
+    ),
+    "tp_recompute_allgather": Knob(
+        kind=bool,
+        label="Gather activations again in backward",
+        head="re-\ngather",
+        live_when="tp_size > 1",
+        brief="gather again",
+    ),
+    "pp_size": Knob(
+        kind=int,
+        label="Pipeline stages",
+        head="pp\nsize",
+        live_when="the stack has pipelines (nanotron)",
+        brief="pipeline {}",
+    ),
+    "micro_batch_size": Knob(
+        kind=int,
+        label="Micro-batch size",
+        head="micro\nbatch",
+        live_when="always",
+        brief="micro-batch {}",
+    ),
+    "gradient_accumulation_steps": Knob(
+        kind=int,
+        label="Accumulation steps",
+        head="accum\nsteps",
+        live_when="always; it follows from the global batch size",
+        brief="× {}",
+    ),
+    "sync_each_batch": Knob(
+        kind=bool,
+        label="Sync gradients after each micro-batch",
+        head="sync\neach",
+        live_when="accumulation > 1 and several ranks see different data",
+        brief="sync at the end",
+    ),
+    "activation_checkpointing": Knob(
+        kind=Checkpointing,
+        label="Activation checkpointing",
+        head="ckpt",
+        live_when="always",
+        brief={Checkpointing.FULL: "checkpointing"},
+        values={value: str(value) for value in Checkpointing},
+    ),
+    "cpu_offload": Knob(
+        kind=bool,
+        label="Offload to host memory",
+        head="off-\nload",
+        live_when="sharded",
+        brief="offload",
+    ),
+}
+
+# The values of all knobs.
+_VALUES = attrgetter(*KNOBS)
+# The knob that makes up the global batch: it follows from those that are chosen.
+ACCUMULATION = "gradient_accumulation_steps"
+# The knobs in which settings of one class differ.
+BATCH = ("micro_batch_size", ACCUMULATION)
+# The values of all knobs that are chosen but one, by that one.
+OTHERS_CHOSEN: Mapping[str, Callable[[Settings], Any]] = {
+    knob: attrgetter(*(name for name in KNOBS if name not in (knob, ACCUMULATION)))
+    for knob in KNOBS
+}
+_ALWAYS_SAID = ("sharding", "micro_batch_size")
+_CLASS = tuple(name for name in KNOBS if name not in BATCH)
+# The values of the knobs that all settings of a class have.
+_OF_CLASS = attrgetter(*_CLASS)
+
+
+# A space has few classes, which its settings share.
+@lru_cache(maxsize=4096)
+def _class_of(*values: Any) -> Settings:
+    return Settings(**dict(zip(_CLASS, values, strict=True)))
+
+
+def short_parts(settings: Settings) -> tuple[str, ...]:
+    """Says a configuration in a few words: ``full shard``, ``micro-batch 2 × 4``, and what is off
+    its default. No part should be broken over two lines.
+    """
+    plain = Settings()
+    parts: list[str] = []
+    for name, knob in KNOBS.items():
+        value = getattr(settings, name)
+        word = knob.short(value)
+        if name == ACCUMULATION and value > 1:
+            parts[-1] += f" {word}"  # it is read as a product: micro-batch 2 × 4
+        elif name in _ALWAYS_SAID or value != getattr(plain, name):
+            parts.append(word)
+    return tuple(parts)
+
+
+def knob_value(name: str, value: object) -> Any:
+    """One knob's value from JSON or from the command line's text.
+
+    Raises:
+        UsageError: an unknown knob, or a value that the knob cannot take.
+    """
+    if name not in KNOBS:
+        raise UsageError("settings", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+    kind = KNOBS[name].kind
+    if issubclass(kind, StrEnum):
+        if value in list(kind):
+            return kind(str(value))
+        raise UsageError(name, value, f"must be one of {', '.join(kind)}")
+    if kind is bool:
+        return _bool(name, value)
+    return _positive(name, value)
+
+
+def parse_settings(text: str) -> Settings:
+    """Settings from ``knob=value,knob=value``.
+
+    Raises:
+        UsageError: not of that form, an unknown or repeated knob, or a bad value.
+    """
+    values: dict[str, object] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise UsageError("settings", part, "must look like knob=value,knob=value")
+        if name in values:
+            raise UsageError("settings", name, "is given twice")
+        values[name] = value
+    return Settings.from_dict(values)
+
+
+def _bool(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise UsageError(name, value, "must be true or false")
+
+
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
+        raise UsageError(name, value, "must be a positive integer")
+    return value
+
+
+# Settings are put in order by their text, and the same values come again and again.
+@lru_cache(maxsize=4096)
+def _part(name: str, value: object) -> str:
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadKnob:
+    """A knob that does not act."""
+
+    knob: str
+    """Its name."""
+    why: str
+    """A whole sentence: the value it has, where, and the reason."""

@@ -1,0 +1,327 @@
+"""The stack that the user launches with its versions, and what they do with the knobs.
+
+The facts are data with sources in ``catalog/versions.toml``; the functions here only look them up.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib import metadata
+from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from tuner.catalog.versions import (
+    Condition,
+    Effect,
+    FrameworkVersions,
+    KnobRule,
+    meets,
+    meets_all,
+    version_table,
+)
+from tuner.errors import UnknownNameError, UsageError
+
+__all__ = [
+    "Condition",
+    "Effect",
+    "Framework",
+    "FrameworkName",
+    "KnobEffect",
+    "KnobRule",
+    "framework",
+    "installed_versions",
+    "knob_effect",
+    "knob_rules",
+    "parse_stated_versions",
+    "releases_of",
+    "sync_each_batch_effect",
+    "version_notes",
+]
+
+# No release has a number above it in its version; some are named by their year.
+LARGEST_NUMBER = 9999
+
+
+class FrameworkName(StrEnum):
+    """Stacks that launch and run the training."""
+
+    TORCH = "torch"  # a script of the user's own, with FSDP2 and tensor parallelism
+    ACCELERATE = "accelerate"  # a script with accelerate's Accelerator
+    TRAINER = "trainer"  # transformers' Trainer
+    NANOTRON = "nanotron"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """A framework in certain versions.
+
+    Raises:
+        UsageError: a version that is not one, is older than the table describes, or is missing;
+            a package that the framework does not depend on.
+    """
+
+    name: FrameworkName
+    """Which framework."""
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Release by package, for the packages that decide what the knobs do and what probes show.
+
+    Releases have three parts and no local suffix: ``2.13.0+cpu`` becomes ``2.13.0``.
+    """
+
+    def __post_init__(self) -> None:
+        table = version_table().frameworks[self.name]
+        for package in self.versions:
+            if package not in table.oldest:
+                raise UsageError("framework_version", package, _packages_of(self.name))
+        for package in table.required:
+            if package not in self.versions:
+                raise UsageError(
+                    "framework_version",
+                    None,
+                    f"{package} is not installed here: state its version, such as"
+                    f" {package}={version_table().packages[package].newest}",
+                )
+        checked = {p: _checked(p, self.versions[p], table) for p in sorted(self.versions)}
+        object.__setattr__(self, "versions", checked)
+
+    @property
+    def fsdp_version(self) -> Literal[1, 2]:
+        """The FSDP that shards parameters in these versions (of no meaning for nanotron)."""
+        required = version_table().frameworks[self.name].fsdp2
+        return 2 if any(meets_all(self.versions, one) for one in required) else 1
+
+    def family(self, *, replicated: bool) -> Condition:
+        """The rules' name for a sharding: ``ddp`` if parameters are replicated, else the FSDP."""
+        if replicated:
+            return Condition.DDP
+        return Condition.FSDP2 if self.fsdp_version == 2 else Condition.FSDP1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"name": str(self.name), "versions": dict(self.versions)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Framework":
+        """The reverse of :meth:`as_dict`. Nothing is taken from what is installed.
+
+        Raises:
+            UsageError: an unknown field or framework, or a version as in the class.
+        """
+        if unknown := sorted(set(values) - {"name", "versions"}):
+            raise UsageError(f"framework.{unknown[0]}", values[unknown[0]], "no such field")
+        versions = values.get("versions", {})
+        if not isinstance(versions, Mapping):
+            raise UsageError("framework.versions", versions, "must be a table of versions")
+        return cls(name=_name(values.get("name")), versions=versions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobEffect:
+    """Effect of a framework on a knob under given conditions."""
+
+    effect: Effect
+    """``live``, ``dead`` or ``refused``."""
+    values: tuple[bool | int, ...] = ()
+    """The only value that acts (dead), the values that train wrongly (refused), or none (live)."""
+    why: str = ""
+    """The reason, fit to be shown; empty when live."""
+    source: str = ""
+    """Where that is known from; empty when live."""
+
+
+def framework(
+    name: str,
+    stated: Mapping[str, str] | None = None,
+    installed: Mapping[str, str] | None = None,
+) -> Framework:
+    """The framework called ``name`` in the stated versions, and for the rest the installed ones.
+
+    Args:
+        name: one of :class:`FrameworkName`.
+        stated: versions that the user gave, by package; they win.
+        installed: versions to fall back on; by default those of this Python.
+
+    Raises:
+        UsageError: an unknown name or package, or a version as in :class:`Framework`.
+    """
+    known = _name(name)
+    stated = {} if stated is None else stated
+    for package in stated:
+        if package not in version_table().packages:
+            raise UnknownNameError("framework_version", package, version_table().packages)
+    found = installed_versions() if installed is None else installed
+    needed = version_table().frameworks[known].oldest
+    fallback = {package: found[package] for package in needed if package in found}
+    return Framework(name=known, versions={**fallback, **stated})
+
+
+def installed_versions() -> dict[str, str]:
+    """Releases of the known packages in this Python's environment; none of them is imported."""
+    return releases_of(version_table().packages)
+
+
+def not_installed(
+    stated: Framework, installed: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """Package, version stated, and the one that is installed, where the two differ.
+
+    The last is empty for a package that is not installed.
+
+    Args:
+        stated: the framework that is asked about.
+        installed: releases by package; by default those of this Python.
+    """
+    here = installed_versions() if installed is None else installed
+    for package, version in stated.versions.items():
+        if here.get(package) != version:
+            yield package, version, here.get(package, "")
+
+
+def releases_of(packages: Iterable[str]) -> dict[str, str]:
+    """Releases of those of ``packages`` that are installed, in the form of :class:`Framework`.
+
+    None of them is imported: their metadata says it, and is read once in a process.
+    """
+    found = {package: _installed(package) for package in packages}
+    return {package: release for package, release in found.items() if release}
+
+
+@cache
+def _installed(package: str) -> str:
+    """Empty when it is not installed."""
+    try:
+        return _release(package, metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def parse_stated_versions(texts: Iterable[str]) -> dict[str, str]:
+    """Versions by package from texts such as ``accelerate=1.10.0`` (``==`` is read too).
+
+    Raises:
+        UsageError: not of that form, an unknown package, or two versions of one package.
+    """
+    stated: dict[str, str] = {}
+    for text in texts:
+        package, equals, version = text.partition("=")
+        package, version = package.strip().lower(), version.removeprefix("=").strip()
+        if not equals or not package or not version:
+            raise UsageError("framework_version", text, "must look like accelerate=1.10.0")
+        if package not in version_table().packages:
+            raise UnknownNameError("framework_version", package, version_table().packages)
+        release = _release(package, version)
+        if stated.setdefault(package, release) != release:
+            raise UsageError("framework_version", text, f"{package} is given in two versions")
+    return stated
+
+
+def knob_rules(framework: Framework) -> tuple[KnobRule, ...]:
+    """All that is known of the knobs in these versions. Knobs without a rule are live."""
+    return tuple(
+        entry.rule
+        for entry in version_table().rules
+        if framework.name in entry.frameworks and meets_all(framework.versions, entry.versions)
+    )
+
+
+def knob_effect(framework: Framework, knob: str, conditions: Collection[str]) -> KnobEffect:
+    """Finds what the framework does with ``knob`` when all of ``conditions`` hold of the
+    configuration.
+
+    A knob that is dead at a value that trains wrongly is refused.
+    """
+    rules = [
+        rule
+        for rule in knob_rules(framework)
+        if rule.knob == knob and rule.when <= frozenset(conditions)
+    ]
+    refused = [rule for rule in rules if rule.effect is Effect.REFUSED]
+    dead = [rule for rule in rules if rule.effect is Effect.DEAD]
+    if dead and all(rule.value != dead[0].value for rule in refused):
+        return _effect(dead[:1])
+    return _effect(refused) if refused else KnobEffect(effect=Effect.LIVE)
+
+
+def sync_each_batch_effect(
+    framework: Framework, family: Condition, *, cpu_offload: bool = False
+) -> KnobEffect:
+    """Finds what the framework does with ``sync_each_batch`` under accumulation."""
+    offload = {Condition.CPU_OFFLOAD} if cpu_offload else set()
+    return knob_effect(framework, "sync_each_batch", {family} | offload)
+
+
+def version_notes(framework: Framework) -> tuple[str, ...]:
+    """Sentences that go with an answer for these versions: caveats, and unchecked releases."""
+    table = version_table()
+    caveats = [
+        entry.note
+        for entry in table.notes
+        if framework.name in entry.frameworks
+        and all(
+            meets(framework.versions[package], requirement)
+            for package, requirement in entry.versions.items()
+            if package in framework.versions
+        )
+    ]
+    unchecked = [
+        f"{package} {version} is newer than {table.packages[package].newest}, the newest release"
+        " that the version table was checked against"
+        for package, version in framework.versions.items()
+        if Version(version) > Version(table.packages[package].newest)
+    ]
+    return (*caveats, *unchecked)
+
+
+def _effect(rules: list[KnobRule]) -> KnobEffect:
+    first = rules[0]
+    values = tuple(dict.fromkeys(rule.value for rule in rules))
+    return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
+
+
+def _name(name: object) -> FrameworkName:
+    if name not in list(FrameworkName):
+        raise UnknownNameError("framework", str(name), FrameworkName)
+    return FrameworkName(str(name))
+
+
+def _packages_of(name: FrameworkName) -> str:
+    packages = ", ".join(sorted(version_table().frameworks[name].oldest))
+    return f"framework {name} depends on the versions of {packages}"
+
+
+def _checked(package: str, version: object, table: FrameworkVersions) -> str:
+    release = _release(package, version)
+    oldest = table.oldest[package]
+    if Version(release) < Version(oldest):
+        raise UsageError(
+            "framework_version",
+            f"{package}={release}",
+            f"older than {oldest}, the oldest that the version table describes",
+        )
+    return release
+
+
+def same_release(one: str, other: str) -> bool:
+    """Tells whether two versions are one release: ``2.13.0+cpu`` and ``2.13.0`` are."""
+    try:
+        return Version(Version(one).public) == Version(Version(other).public)
+    except InvalidVersion:  # of a build of somebody's own
+        return one == other
+
+
+def _release(package: str, version: object) -> str:
+    """``1.10`` and ``1.10.0+cu130`` as ``1.10.0``, so that equal versions compare equal."""
+    try:
+        parsed = Version(version) if isinstance(version, str) and len(version) <= 64 else None
+    except InvalidVersion:
+        parsed = None
+    if parsed is None or parsed.epoch or max(parsed.release) > LARGEST_NUMBER:
+        raise UsageError(
+            "framework_version", f"{package}={version}", "must be a version such as 1.10.0"
+        )
+    numbers = [*parsed.release, 0, 0][: max(3, len(parsed.release))]
+    return ".".join(map(str, numbers)) + parsed.public.removeprefix(
+        ".".join(map(str, parsed.release))
+    )

@@ -1,0 +1,339 @@
+"""The result of one probe: its outcome and the evidence, as the workers record it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+
+class Fidelity(StrEnum):
+    """How a probe is run."""
+
+    MEASURED = "measured"  # on every rank of the cluster
+    EMULATED = "emulated"  # as rank 0 of the cluster's, alone on one device of its kind
+    PREDICTED = "predicted"  # as a dry run: one rank's step on fake tensors, without a device
+
+
+# Fidelities whose probes run steps, the stronger first.
+PROBED = (Fidelity.MEASURED, Fidelity.EMULATED)
+
+
+class Outcome(StrEnum):
+    """How a probe ended. A probe has one outcome, whatever its attempts went through."""
+
+    OK = "ok"  # all steps done
+    OOM = "oom"  # the device was out of memory
+    HOST_OOM = "host_oom"  # the host was out of memory
+    TIMEOUT = "timeout"  # the deadline passed
+    STOPPED_EARLY = "stopped_early"  # slower than the fastest known could be: not timed further
+    COMMUNICATION_ERROR = "communication_error"  # a collective failed
+    KNOB_INACTIVE = "knob_inactive"  # a knob did not act
+    WRONG_RESULT = "wrong_result"  # it trains something else
+    NON_FINITE = "non_finite"  # the loss is not finite
+    INVALID = "invalid"  # the stack refused the settings
+    CRASHED = "crashed"  # an exception or a signal
+    DEVICE_LOST = "device_lost"  # a device disappeared
+    WORKER_LOST = "worker_lost"  # its worker vanished, as often as it was tried
+    CANCELLED = "cancelled"  # somebody asked for it
+
+
+# How often a probe is attempted once more after an outcome that may be an accident.
+TRIED_AGAIN: Mapping[Outcome, int] = {
+    Outcome.COMMUNICATION_ERROR: 1,
+    Outcome.CRASHED: 1,
+    Outcome.DEVICE_LOST: 1,
+}
+
+# Outcomes of probes whose steps ran: their memory is known, and the time of some steps.
+RAN = frozenset({Outcome.OK, Outcome.STOPPED_EARLY})
+
+# Outcomes after which settings that had device memory enough did not run: they are closed.
+BROKEN = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED})
+
+# Outcomes of settings that train something else than they say.
+TRAINS_WRONGLY = frozenset({Outcome.KNOB_INACTIVE, Outcome.WRONG_RESULT})
+
+# Outcomes that say something about every micro-batch size of the same class.
+CLOSES_CLASS = frozenset({Outcome.INVALID, *TRAINS_WRONGLY})
+
+# Phases in which a crash says little of settings: files, packages and networks are looked for.
+BEGINNING = frozenset({"start", "build"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Place where memory ran out. The step needs at least ``needed_bytes`` on one device."""
+
+    rank: int
+    """The rank that ran out first."""
+    phase: str
+    """What the step was doing: build, forward, backward, optimizer, ..."""
+    requested_bytes: int
+    """The allocation that failed."""
+    allocated_bytes: int
+    """What was allocated then."""
+    reserved_bytes: int
+    """What the caching allocator held then; as allocated where there is none."""
+    limit_bytes: int
+    """The limit that was hit."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """A lower bound of the step's peak."""
+        return self.allocated_bytes + self.requested_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Collectives of one kind in one optimizer step of one rank."""
+
+    op: str
+    """all_gather, reduce_scatter, all_reduce, broadcast, ..."""
+    axis: str
+    """The mesh axis that communicates: dp, dp_shard, dp_replicate, tp, or world."""
+    phase: str
+    """What the step was doing."""
+    count: int
+    """Calls."""
+    bytes: int
+    """Bytes of their whole (gathered or unreduced) tensors, summed."""
+    overlap: str = ""
+    """What hides them: prefetched, behind_backward or exposed; empty where that is not noted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """Seconds by which communication makes a step longer; by the cost model, with its interval."""
+
+    value_s: float
+    """The best estimate."""
+    low_s: float
+    """Lower end of the 80% interval."""
+    high_s: float
+    """Upper end of the 80% interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """Parts of an emulated probe's step times, by accumulation count that was run."""
+
+    compute_s: Mapping[int, tuple[float, ...]]
+    """Seconds that each timed step computed."""
+    exposed_s: Mapping[int, Exposed]
+    """Seconds of communication that computing waits for; none where links are not known."""
+    collectives: Mapping[int, tuple[Collective, ...]]
+    """Those of one step, which are priced."""
+    stands_in: bool = False
+    """Whether the device was not of the cluster's kind: its computing only predicts the time."""
+    unpriced: str = ""
+    """Why communication has no price, and the steps no time; empty where they have."""
+    phases_s: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Seconds that a typical timed step computed in each phase; none of earlier versions."""
+    priced_at: str = ""
+    """When the rates of the price were calibrated, UTC in ISO 8601; empty where they were not."""
+    copies_left_out: str = ""
+    """Why copies in the place of what is received are in the time of computing, if some are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peaks over the steps, of the rank that needed most."""
+
+    allocated_bytes: int
+    """Peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)."""
+    allocated_low_bytes: int
+    """The smallest peak that one of the tracked steps reached in steady state."""
+    reserved_bytes: int
+    """Peak held by the caching allocator; on CPU, where there is none, as allocated."""
+    device_bytes: int
+    """What the device's own tool shows for the process (CPU: peak resident set)."""
+    overhead_bytes: int
+    """CUDA context and communicator buffers, outside the allocator; 0 on CPU."""
+    by_phase: Mapping[str, int]
+    """Peak allocated bytes of each phase."""
+    by_category: Mapping[str, int]
+    """Bytes held between steps: parameters, gradients, optimizer; and at the peak, other."""
+    per_rank_bytes: tuple[int, ...]
+    """Peak allocated bytes of every rank, by rank."""
+    allocation_retries: int = 0
+    """Near misses: allocations that succeeded only after the allocator gave cached memory back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A probe's result. ``as_dict`` and ``from_dict`` are its JSON, which crosses processes."""
+
+    outcome: Outcome
+    """How it ended."""
+    detail: str = ""
+    """One line for people: what happened, where."""
+    phase: str = ""
+    """What the rank that failed was doing: start, build, forward, ...; empty where that is not
+    known, or none failed."""
+    knob: str = ""
+    """The knob that did not act, of ``knob_inactive``."""
+    memory: Memory | None = None
+    """Memory, when steps were done."""
+    step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds of each timed optimizer step (slowest rank), by accumulation count that was run.
+
+    Of an emulated probe, computing and exposed communication together; none without a price.
+    """
+    emulation: Emulation | None = None
+    """Of an emulated probe: both apart."""
+    oom: OutOfMemory | None = None
+    """Where memory ran out, when it did."""
+    collectives: tuple[Collective, ...] = ()
+    """Collectives of one optimizer step of rank 0, at ``tracked_accumulation``."""
+    tracked_accumulation: int = 0
+    """Micro-batches in the step whose collectives and memory were tracked."""
+    reducing_micro_batches: int = 0
+    """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
+    recomputed_layers: int | None = None
+    """Decoder layers that backward of that step computed again; ``None`` where not counted."""
+    attention: Mapping[str, int] = field(default_factory=dict)
+    """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
+    flash, efficient or math; none where that is not noted, or transformers does it itself."""
+    losses: tuple[float, ...] = ()
+    """Mean loss of each optimizer step, in order."""
+    gradient_norms: tuple[float, ...] = ()
+    """Total gradient norm of each tracked optimizer step, in order."""
+    optimizer_steps: int = 0
+    """Times that the optimizer really stepped."""
+    expected_optimizer_steps: int = 0
+    """Times that it had to step."""
+    log_tails: Mapping[int, str] = field(default_factory=dict)
+    """The end of each rank's log, by rank; of failed probes only."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of python, torch, accelerate, transformers, ... in the ranks."""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """What rank 0, or the one that failed, ran on; with what its GPU ran at after the last step."""
+    notes: tuple[str, ...] = ()
+    """What may have made its times longer than the settings do, for people: throttled GPUs."""
+    wall_s: float = 0.0
+    """From the first rank's start to the last one's end."""
+    device_s: float = 0.0
+    """``wall_s`` times the devices held."""
+    dry_run: str = ""
+    """Of a predicted probe: the key of the dry run that it is from, which the store keeps."""
+    lost_devices: tuple[str, ...] = ()
+    """Names of the devices of nodes where one was lost; none where it is not known which."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":
+        """The reverse of :meth:`as_dict`."""
+        known = dict(values)
+        known["outcome"] = Outcome(known["outcome"])
+        known["memory"] = known.get("memory") and _memory(known["memory"])
+        known["oom"] = known.get("oom") and OutOfMemory(**known["oom"])
+        known["collectives"] = tuple(Collective(**c) for c in known.get("collectives", ()))
+        times = known.get("step_times_s", {})
+        known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
+        known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
+        known["emulation"] = known.get("emulation") and _emulation(known["emulation"])
+        for name in ("losses", "gradient_norms", "lost_devices", "notes"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+def believable(found: Measurement) -> Measurement:
+    """Returns the measurement, if its times are times; else ``crashed`` without them, with the
+    reason.
+
+    A step takes a finite time above zero, and the whole a finite one that is not below. Nothing
+    can be learned from any other, and a single one would spoil all means.
+    """
+    wrong = next(_wrong_times(found), "")
+    if not wrong:
+        return found
+    return Measurement(
+        outcome=Outcome.CRASHED,
+        detail=f"a time that cannot be: {wrong}",
+        versions=found.versions,
+        wall_s=found.wall_s if _is_duration(found.wall_s) else 0.0,
+        device_s=found.device_s if _is_duration(found.device_s) else 0.0,
+    )
+
+
+def _wrong_times(found: Measurement) -> Iterator[str]:
+    computed = found.emulation.compute_s if found.emulation else {}
+    for count, steps in found.step_times_s.items():
+        wrong = [seconds for seconds in steps if not seconds or not _is_duration(seconds)]
+        yield from (f"step of {count} micro-batches in {seconds:g} s" for seconds in wrong)
+    for count, steps in computed.items():
+        wrong = [seconds for seconds in steps if not _is_duration(seconds)]
+        yield from (f"computing of {count} micro-batches in {seconds:g} s" for seconds in wrong)
+    for what, seconds in (("probe", found.wall_s), ("devices", found.device_s)):
+        if not _is_duration(seconds):
+            yield f"{what} in {seconds:g} s"
+
+
+def _is_duration(seconds: float) -> bool:
+    return isfinite(seconds) and seconds >= 0
+
+
+def _memory(values: Mapping[str, Any]) -> Memory:
+    return Memory(**{**values, "per_rank_bytes": tuple(values["per_rank_bytes"])})
+
+
+def _emulation(values: Mapping[str, Any]) -> Emulation:
+    def by_count(name: str, read: Callable[[Any], Any]) -> dict[int, Any]:
+        return {int(count): read(found) for count, found in values[name].items()}
+
+    return Emulation(
+        compute_s=by_count("compute_s", tuple),
+        exposed_s=by_count("exposed_s", lambda found: Exposed(**found)),
+        collectives=by_count("collectives", lambda rows: tuple(Collective(**c) for c in rows)),
+        stands_in=values["stands_in"],
+        unpriced=values["unpriced"],
+        phases_s={int(n): dict(phases) for n, phases in values.get("phases_s", {}).items()},
+        priced_at=values.get("priced_at", ""),
+        copies_left_out=values.get("copies_left_out", ""),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+class Category(StrEnum):
+    """Purposes of memory."""
+
+    PARAMETERS = "parameters"  # this rank's parameters and buffers, between steps
+    GRADIENTS_SHARDED = "gradients_sharded"  # this rank's part of reduced gradients
+    GRADIENTS_UNSHARDED = "gradients_unsharded"  # whole gradients: of DDP, or on their way
+    OPTIMIZER_STATE = "optimizer_state"  # what the optimizer keeps between steps
+    ACTIVATIONS = "activations"  # what forward leaves for backward
+    GATHERED_PARAMETERS = "gathered_parameters"  # gathered or cast, and the gathering's buffers
+    LOGITS_AND_LOSS = "logits_and_loss"  # logits, the loss's copies of them, their gradients
+    DDP_BUCKETS = "ddp_buckets"  # DDP's buffers of gradients
+    TEMPORARIES = "temporaries"  # all else: it dies in the phase that made it
+
+
+class Phase(StrEnum):
+    """Parts of an optimizer step, in order; the first three happen in each micro-batch."""
+
+    FORWARD = "forward"  # embedding and decoder layers
+    LOSS = "loss"  # forward from the output head on
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Basis(StrEnum):
+    """Sources of a predicted memory figure."""
+
+    DRY_RUN = "dry_run"  # the step itself, run on tensors without memory
+    ARITHMETIC = "arithmetic"  # the cost model's formulas

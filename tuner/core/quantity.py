@@ -1,0 +1,75 @@
+"""A number of an answer: value, interval and where it comes from."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+# Standard deviations from the middle of a normal distribution to each end of an 80% interval.
+QUANTILE = 1.2816
+
+
+class Provenance(StrEnum):
+    """Origins of a number, strongest first."""
+
+    MEASURED = "measured"  # run on the cluster itself, all ranks
+    EMULATED = "emulated"  # run on one device of the cluster's kind as rank 0
+    TRANSFERRED = "transferred"  # from measurements of other studies
+    PREDICTED = "predicted"  # arithmetic or a dry run
+    UNKNOWN = "unknown"  # nothing stands behind it
+
+
+_ORDER = tuple(Provenance)
+
+
+def weakest(provenances: Iterable[Provenance]) -> Provenance:
+    """The weakest of several; ``unknown`` of none."""
+    return max(provenances, key=_ORDER.index, default=Provenance.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A number with its 80% interval; all three are ``None`` when it is unknown."""
+
+    value: float | None
+    """The best estimate, in the unit that the field's name says."""
+    low: float | None
+    """Lower end of the 80% interval."""
+    high: float | None
+    """Upper end of the 80% interval."""
+    provenance: Provenance
+    """What stands behind it."""
+
+    def __post_init__(self) -> None:
+        known = [x is not None for x in (self.value, self.low, self.high)]
+        assert all(known) or not any(known), "a quantity is known or not, as a whole"
+        if self.value is not None and self.low is not None and self.high is not None:
+            assert self.low <= self.value <= self.high, (self.low, self.value, self.high)
+
+    def scaled(self, factor: float) -> "Quantity":
+        """The same quantity in another unit; ``factor`` is positive."""
+        if self.value is None or self.low is None or self.high is None:
+            return self
+        return Quantity(
+            value=self.value * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+            provenance=self.provenance,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object ``{"value", "low", "high", "provenance"}``."""
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "provenance": str(self.provenance),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Quantity":
+        """The reverse of :meth:`as_dict`."""
+        return cls(**{**values, "provenance": Provenance(values["provenance"])})
+
+
+UNKNOWN = Quantity(value=None, low=None, high=None, provenance=Provenance.UNKNOWN)

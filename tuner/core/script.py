@@ -1,0 +1,436 @@
+"""Placeholders in the command of a user's script, and in the template of its configuration file.
+
+``{micro_batch_size}`` becomes the knob's value, and ``{activation_checkpointing=full?--recompute}``
+becomes ``--recompute`` where the knob has that value, and nothing elsewhere. ``{{name}}`` stands
+for ``{name}`` itself. Other braces, such as those of JSON, stay as they are.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.workload import choice
+from tuner.errors import UsageError
+from tuner.model.shape import ModelConfig
+
+if TYPE_CHECKING:
+    from tuner.core.study import Question
+
+
+# What a placeholder may name beside knobs and the rendered template.
+OTHERS = ("global_batch_size", "sequence_length", "world_size", "data_parallel_size")
+# The placeholder of the rendered template's path.
+TEMPLATE = "template"
+# All that a placeholder may name.
+NAMES = (*KNOBS, *OTHERS, TEMPLATE)
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_TOKEN = re.compile(
+    rf"\{{\{{(?P<literal>{_NAME}[^{{}}]*)\}}\}}|\{{(?P<name>{_NAME})(?P<rest>=[^{{}}]*)?\}}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placeholder:
+    """One placeholder of a text."""
+
+    name: str
+    """What it names."""
+    value: str | None
+    """The value at which its own text stands; ``None`` where it becomes the value itself."""
+    text: str
+    """That text."""
+
+
+def used_in(field: str, text: str) -> frozenset[str]:
+    """The names of the placeholders in a text.
+
+    Args:
+        field: what an error calls the text.
+        text: which may hold placeholders.
+
+    Raises:
+        UsageError: one names nothing that there is, or a value that its knob cannot have.
+    """
+    return frozenset(found.name for found in _placeholders(field, text))
+
+
+def render(text: str, values: Mapping[str, str]) -> str:
+    """A text with its placeholders filled.
+
+    Args:
+        text: as :func:`used_in` has checked it.
+        values: of all that it names.
+    """
+
+    def filled(match: re.Match[str]) -> str:
+        if literal := match["literal"]:
+            return "{" + literal + "}"
+        found = _placeholder("", match)
+        if found.value is None:
+            return values[found.name]
+        return found.text if values[found.name] == found.value else ""
+
+    return _TOKEN.sub(filled, text)
+
+
+def is_optional(text: str) -> bool:
+    """Tells whether a text is nothing but one placeholder that may become nothing."""
+    match = _TOKEN.fullmatch(text)
+    return match is not None and match["rest"] is not None
+
+
+def _placeholders(field: str, text: str) -> Iterator[_Placeholder]:
+    for match in _TOKEN.finditer(text):
+        if not match["literal"]:
+            yield _placeholder(field, match)
+
+
+def _placeholder(field: str, match: re.Match[str]) -> _Placeholder:
+    name, rest = match["name"], match["rest"]
+    if name not in NAMES:
+        raise UsageError(
+            field,
+            match[0],
+            f"no such placeholder; there are {', '.join(f'{{{known}}}' for known in NAMES)}."
+            f" Write {{{match[0]}}} for {match[0]} itself",
+        )
+    if rest is None:
+        return _Placeholder(name=name, value=None, text="")
+    value, question_mark, text = rest[1:].partition("?")
+    if not question_mark or name not in KNOBS:
+        allowed = "must look like {KNOB}, or {KNOB=VALUE?TEXT} for a text at one value of a knob"
+        raise UsageError(field, match[0], allowed)
+    return _Placeholder(name=name, value=shown(knob_value(name, value)), text=text)
+
+
+def shown(value: object) -> str:
+    """A value as it is put in the place of a placeholder: true and false are lower case."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Of a script and of a template; a larger one is not what was meant.
+LARGEST_FILE_BYTES = 1 << 20
+# Environment variables that a launcher sets or reads, or that place a probe. torchrun takes its
+# options from ``PET_*``, by which Kubeflow Trainer tells it of nodes.
+RESERVED = re.compile(
+    r"TUNER_\w*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w*"
+    r"|PET_\w*|CUDA_VISIBLE_DEVICES"
+)
+
+
+class Launch(StrEnum):
+    """Ways to start the ranks of a script."""
+
+    TORCHRUN = "torchrun"  # only placeholders tell the script its settings
+    ACCELERATE = "accelerate"  # accelerate launch, with a configuration file of the settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A configuration file with placeholders, which is written anew for every probe."""
+
+    name: str
+    """The file's name, without its folder."""
+    text: str
+    """What is in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script with the template of its command."""
+
+    path: str
+    """Where it is, from the root."""
+    sha256: str
+    """Of what is in it, in hex: an edited script is another one."""
+    folder: str
+    """Where it is run."""
+    launch: Launch = Launch.TORCHRUN
+    """What starts its ranks."""
+    arguments: tuple[str, ...] = ()
+    """What follows it in the command, with placeholders."""
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Environment variables with placeholders."""
+    template: Template | None = None
+    """Its configuration file, if that has placeholders."""
+
+    def __post_init__(self) -> None:
+        used = self._texts_used()
+        if TEMPLATE in used and self.template is None:
+            raise UsageError("template", None, "{template} is used: name the file with --template")
+        if self.template is not None and TEMPLATE not in used:
+            allowed = "no argument or --script-env says where it is: use {template}"
+            raise UsageError("template", self.template.name, allowed)
+        for name in self.environment:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or RESERVED.fullmatch(name):
+                raise UsageError("script_env", name, "is not a name that may be set")
+
+    @property
+    def placeholders(self) -> frozenset[str]:
+        """Names that its command and its template use."""
+        inside = used_in("template", self.template.text) if self.template else frozenset()
+        return self._texts_used() | inside
+
+    @property
+    def knobs(self) -> frozenset[str]:
+        """The knobs among these."""
+        return self.placeholders & KNOBS.keys()
+
+    def _texts_used(self) -> frozenset[str]:
+        arguments = (used_in("script arguments", text) for text in self.arguments)
+        variables = (used_in("script_env", text) for text in self.environment.values())
+        return frozenset().union(*arguments, *variables)
+
+    @property
+    def why_other(self) -> str:
+        """Why the file is not the script that was asked about; empty if it is."""
+        try:
+            now = _sha256(Path(self.path).read_bytes())
+        except OSError as error:
+            return f"the script {self.path} cannot be read: {error.strerror or error}"
+        changed = f"the script {self.path} was edited since it was asked about: ask again"
+        return "" if now == self.sha256 else changed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        known: dict[str, Any] = {
+            "path": self.path,
+            "sha256": self.sha256,
+            "folder": self.folder,
+            "launch": str(self.launch),
+            "arguments": list(self.arguments),
+            "environment": dict(self.environment),
+        }
+        if self.template is not None:
+            known["template"] = {"name": self.template.name, "text": self.template.text}
+        return known
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Script":
+        """The reverse of :meth:`as_dict`."""
+        template = values.get("template")
+        return cls(
+            path=values["path"],
+            sha256=values["sha256"],
+            folder=values["folder"],
+            launch=Launch(values["launch"]),
+            arguments=tuple(values["arguments"]),
+            environment=dict(values["environment"]),
+            template=template and Template(**template),
+        )
+
+
+def read_script(
+    path: str | os.PathLike[str],
+    *,
+    launch: Launch | str = Launch.TORCHRUN,
+    arguments: Sequence[str] = (),
+    environment: Iterable[str] | Mapping[str, str] = (),
+    template: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Script:
+    """The script of a command line.
+
+    Args:
+        path: of the script; from ``folder``, unless from the root.
+        launch: what starts its ranks: ``torchrun`` or ``accelerate``.
+        arguments: what follows it, word by word.
+        environment: ``NAME=VALUE`` each, or values by name.
+        template: path of its configuration file, if that has placeholders.
+        folder: where it is run; where this process is unless given.
+
+    Raises:
+        UsageError: a file cannot be read, a placeholder is not one, or an argument is wrong.
+    """
+    where = Path.cwd() if folder is None else Path(folder).absolute()
+    found = _found("script", where, path)
+    content = _read("script", found, str(path))
+    return Script(
+        path=os.path.normpath(found),
+        sha256=_sha256(content),
+        folder=str(where),
+        launch=choice("launch", Launch, launch),
+        arguments=_words(arguments),
+        environment=dict(_variables(environment)),
+        template=None if template is None else _template(where, template),
+    )
+
+
+def _found(field_name: str, where: Path, path: str | os.PathLike[str]) -> Path:
+    try:
+        return where / Path(path).expanduser()
+    except RuntimeError as error:  # of an unknown user
+        raise UsageError(field_name, str(path), f"is not a usable path: {error}") from error
+
+
+def _words(arguments: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
+        raise UsageError("arguments", arguments, "must be a list of words, such as ['--lr', '1']")
+    return tuple(arguments)
+
+
+def _template(where: Path, path: str | os.PathLike[str]) -> Template:
+    found = _found("template", where, path)
+    try:
+        text = _read("template", found, str(path)).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("template", str(path), "must be text in UTF-8") from None
+    if not used_in("template", text):
+        raise UsageError("template", str(path), "has no placeholder, such as {micro_batch_size}")
+    return Template(name=found.name, text=text)
+
+
+def _variables(texts: Iterable[str] | Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if isinstance(texts, Mapping):
+        texts = [f"{name}={value}" for name, value in texts.items()]
+    known = set()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("script_env", text, "must look like NAME={micro_batch_size}")
+        if name in known:
+            raise UsageError("script_env", name, "is given twice")
+        known.add(name)
+        yield name, value
+
+
+def _read(field_name: str, path: Path, given: str) -> bytes:
+    try:
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise UsageError(field_name, given, "must be a file of at most 1 MiB")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # a ValueError: a null character
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(field_name, given, f"must be a file that can be read: {why}") from None
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# Knobs of which a script may derive one from the other and the global batch size.
+BATCH = ("micro_batch_size", "gradient_accumulation_steps")
+# Knobs that ``accelerate launch`` puts in force by its configuration file, on GPUs.
+IN_FILE = ("sharding", "cpu_offload", "activation_checkpointing")
+
+
+def pinned(question: "Question", knob: str, settings: Settings | None = None) -> tuple[Any, str]:
+    """The one value of a knob with the question's script, and why; nothing (``None``) and empty
+    where it can vary, or there is no script.
+
+    Args:
+        question: what is asked.
+        knob: one that is not of :data:`BATCH`.
+        settings: which have it, where it depends on the others.
+    """
+    script = question.script
+    if script is None or knob in script.knobs:
+        return None, ""
+    why = f"{{{knob}}} is used nowhere in the script's command"
+    if script.launch is Launch.ACCELERATE and knob in IN_FILE:
+        why = _why_not_in_file(question, knob, settings)
+        if not why:
+            return None, ""
+    asked = question.knobs.get(knob, ())
+    if len(asked) == 1:
+        return asked[0], f"{why}, so it is as stated"
+    return _default(question.framework, knob), f"{why}, so it is taken to be that"
+
+
+def check_script(
+    script: Script,
+    cluster: Cluster,
+    framework: Framework,
+    knobs: Mapping[str, tuple[Any, ...]],
+) -> None:
+    """Refuse a script that could not be told its settings, or is launched as another framework's.
+
+    Raises:
+        UsageError: so it is; with what to write.
+    """
+    _check_launch(script, cluster, framework)
+    in_file = IN_FILE if script.launch is Launch.ACCELERATE else ()
+    for knob, values in knobs.items():
+        if len(values) > 1 and knob not in (*script.knobs, *in_file, *BATCH):
+            shown = ", ".join(map(str, values))
+            allowed = f"{{{knob}}} is used nowhere in the script's command: use it, or state one"
+            raise UsageError(knob, shown, allowed)
+    if script.knobs.isdisjoint(BATCH) and all(len(knobs.get(k, ())) != 1 for k in BATCH):
+        raise UsageError(
+            "script",
+            script.path,
+            "its command names neither {micro_batch_size} nor {gradient_accumulation_steps}: use"
+            " them, or state what it has with --knob micro_batch_size=N",
+        )
+    if not script.knobs and not in_file:
+        known = ", ".join(f"{{{knob}}}" for knob in KNOBS)
+        raise UsageError("script", script.path, f"nothing varies: its command must name of {known}")
+
+
+def _check_launch(script: Script, cluster: Cluster, framework: Framework) -> None:
+    built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    if script.launch is Launch.ACCELERATE and not built:
+        allowed = f"starts scripts with --framework accelerate or trainer, not {framework.name}"
+        raise UsageError("launch", "accelerate", allowed)
+    if cluster.nodes > 1:
+        raise UsageError("cluster", cluster.name, "a script is probed on one node")
+
+
+def _why_not_in_file(question: "Question", knob: str, settings: Settings | None) -> str:
+    """Why accelerate's configuration file does not put a knob in force; empty if it does."""
+    if question.cluster.gpu.device is Device.CPU:
+        return f"accelerate ignores FSDP on a CPU, and {{{knob}}} is used nowhere in the command"
+    if settings is None or knob != "activation_checkpointing":
+        return ""
+    full = replace(settings, activation_checkpointing=Checkpointing.FULL)
+    if not checkpoints_in_script(question, full):
+        return ""
+    return (
+        "accelerate's file checkpoints only what it shards and what draws no random numbers, and"
+        " {activation_checkpointing} is used nowhere in the command"
+    )
+
+
+def _default(framework: Framework, knob: str) -> Any:
+    """Value that a script has by default: the plain value, and what accelerate does by itself."""
+    deferred = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    if knob == "sync_each_batch" and deferred:
+        return False
+    return getattr(Settings(), knob)
+
+
+def is_sharded(question: "Question", settings: Settings) -> bool:
+    """Says if FSDP2 wraps the model: as in the probe, not where no ranks see different data."""
+    return (
+        settings.sharding in FSDP and settings.data_parallel_size(question.cluster.world_size) > 1
+    )
+
+
+def draws_random_numbers(model: ModelConfig) -> bool:
+    """Tells whether a layer's forward is not the same twice, as with dropout."""
+    return any(
+        value > 0 for name, value in model.fields.items() if "drop" in name or "jitter" in name
+    )
+
+
+def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
+    """Tells whether the script, and not FSDP's plugin, must turn activation checkpointing on.
+
+    accelerate's plugin can for FSDP only. There it causes the same collectives, the same peak
+    memory and, to the last bit, the same losses as ``gradient_checkpointing_enable``, which the
+    probe uses: compared over 2 ranks with a Llama. But accelerate wraps layers with
+    ``preserve_rng_state=False`` (``fsdp2_apply_ac``), which gives wrong gradients where a layer
+    draws random numbers.
+    """
+    if settings.activation_checkpointing is Checkpointing.NONE:
+        return False
+    return not is_sharded(question, settings) or draws_random_numbers(question.workload.model)

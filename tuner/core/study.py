@@ -1,0 +1,387 @@
+"""A study: one question, the terms on which it is answered, and the probes made for it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import KNOBS, Settings, knob_value
+from tuner.core.framework import Framework
+from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.script import Script, check_script
+from tuner.core.workload import Workload
+from tuner.errors import UsageError
+from tuner.model.shape import is_named
+
+if TYPE_CHECKING:
+    from tuner.cost.calibration import Calibration
+    from tuner.dryrun import DryRun
+    from tuner.guard.check import Verdict
+
+
+# Share of a GPU's usable memory that an answer leaves free, unless a limit is given.
+HEADROOM = 0.05
+
+POOL_SPELLING = "must be up to 64 letters, digits, dots, underscores and hyphens"
+
+
+class StudyState(StrEnum):
+    """States of a study."""
+
+    QUEUED = "queued"  # asked; no worker is at it (also after an interruption)
+    RUNNING = "running"  # a worker is at it
+    DONE = "done"  # answered: nothing more is expected to help, or the budget is spent
+    FAILED = "failed"  # it cannot be answered, with the reason
+    CANCELLED = "cancelled"  # somebody asked for it
+
+
+# States in which probes are entered: the others are ends.
+OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
+
+STUDY_TRANSITIONS: Mapping[StudyState, frozenset[StudyState]] = {
+    StudyState.QUEUED: frozenset(
+        {StudyState.RUNNING, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
+    ),
+    StudyState.RUNNING: frozenset(
+        {StudyState.QUEUED, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
+    ),
+    # The same question asked again continues a finished study.
+    StudyState.DONE: frozenset({StudyState.QUEUED}),
+    StudyState.FAILED: frozenset({StudyState.QUEUED}),
+    StudyState.CANCELLED: frozenset({StudyState.QUEUED}),
+}
+
+
+class ProbeState(StrEnum):
+    """States of a probe."""
+
+    QUEUED = "queued"  # planned, for any worker to claim
+    RUNNING = "running"  # an attempt of a worker holds it
+    DONE = "done"  # it has its outcome
+
+
+PROBE_TRANSITIONS: Mapping[ProbeState, frozenset[ProbeState]] = {
+    ProbeState.QUEUED: frozenset({ProbeState.RUNNING, ProbeState.DONE}),
+    ProbeState.RUNNING: frozenset({ProbeState.QUEUED, ProbeState.DONE}),
+    ProbeState.DONE: frozenset(),
+}
+
+
+class SamplerName(StrEnum):
+    """The sampler that proposes the next configuration."""
+
+    COST_MODEL = "cost-model"  # ours: a Gaussian process over the cost model's predictions
+    TPE = "tpe"  # Optuna's tree-structured Parzen estimator
+    GP = "gp"  # Optuna's Gaussian process, which needs torch and scipy
+    RANDOM = "random"  # any legal configuration that may fit
+
+    @property
+    def why_not_here(self) -> str:
+        """The reason why it cannot propose here, with the way out; empty where it can."""
+        needed = ("torch", "scipy") if self is SamplerName.GP else ()
+        missing = [package for package in needed if find_spec(package) is None]
+        return (
+            f"needs {' and '.join(missing)} where planning runs: pip install 'tuner[gp]',"
+            " or take another sampler"
+            if missing
+            else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question to be answered. Its ``identity`` is the study's."""
+
+    workload: Workload
+    """What is trained."""
+    cluster: Cluster
+    """Where."""
+    framework: Framework
+    """With which stack, in which versions."""
+    knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Knobs restricted to some values, such as ``{"tp_size": (1, 2)}``."""
+    script: Script | None = None
+    """The user's own script, which is run in the place of the probe program's step."""
+
+    def __post_init__(self) -> None:
+        for name, values in self.knobs.items():
+            if name not in KNOBS:
+                raise UsageError("knob", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+            if not values:
+                raise UsageError(name, "nothing", "at least one value must be allowed")
+        checked = {
+            name: tuple(sorted({knob_value(name, value) for value in self.knobs[name]}))
+            for name in sorted(self.knobs)
+        }
+        object.__setattr__(self, "knobs", checked)
+        if self.script is None and not is_named(self.workload.model):
+            name = self.workload.model.name
+            raise UsageError("model", name, "must be named; only a --script is probed without")
+        if self.script is not None:
+            check_script(self.script, self.cluster, self.framework, checked)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "workload": self.workload.as_dict(),
+            "cluster": self.cluster.as_dict(),
+            "framework": self.framework.as_dict(),
+            "knobs": {name: [_json(v) for v in values] for name, values in self.knobs.items()},
+            **({"script": self.script.as_dict()} if self.script is not None else {}),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Question":
+        """The reverse of :meth:`as_dict`."""
+        return cls(
+            workload=Workload.from_dict(values["workload"]),
+            cluster=Cluster.from_dict(values["cluster"]),
+            framework=Framework.from_dict(values["framework"]),
+            knobs={name: tuple(v) for name, v in values["knobs"].items()},
+            script=Script.from_dict(values["script"]) if "script" in values else None,
+        )
+
+    @property
+    def trained(self) -> str:
+        """Names what is trained, for people: the model; of a user's script its file, with the model
+        where that is named.
+        """
+        model = self.workload.model
+        if self.script is None:
+            return model.name
+        file = PurePath(self.script.path).name
+        return f"{file} ({model.name})" if is_named(model) else file
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the question, in hex; the model's name is not part of it."""
+        values = self.as_dict()
+        del values["workload"]["model_name"]
+        return _hash(values)
+
+    @property
+    def program(self) -> str:
+        """Identifies the program of a probe: SHA-256, in hex, of the user's script; empty for the
+        probe program.
+        """
+        return "" if self.script is None else _hash(self.script.as_dict())
+
+    @property
+    def kind(self) -> str:
+        """SHA-256 of what must be equal for a measurement to say something of another question:
+        the stack in its versions, GPU, node and links, and the number format; and the script.
+        """
+        values = self.as_dict()
+        cluster = {name: value for name, value in values["cluster"].items() if name != "nodes"}
+        precision = values["workload"]["precision"]
+        own = {"script": values["script"]} if self.script is not None else {}
+        same = {"framework": values["framework"], "cluster": cluster, "precision": precision}
+        return _hash({**same, **own})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms the question is answered; asking again may change them."""
+
+    fidelity: Fidelity = Fidelity.MEASURED
+    """How probes are run."""
+    headroom: float = HEADROOM
+    """Share of a GPU's usable memory to leave free; not applied to ``memory_limit_bytes``."""
+    memory_limit_bytes: int | None = None
+    """Memory that one GPU may use, taken as it is."""
+    tolerance: float = 0.01
+    """Gain in speed that is not worth another probe, and a tie (relative)."""
+    max_probes: int = 20
+    """Probes that this asking may spend."""
+    max_dry_runs: int | None = None
+    """Dry runs that this asking may spend; a predicted probe is one to four of them."""
+    wall_s: float | None = None
+    """Seconds that this asking may take."""
+    device_s: float | None = None
+    """Device-seconds that this asking may take."""
+    pool: str = ""
+    """Label of the workers that may be at it; empty for any."""
+    sampler: SamplerName = SamplerName.COST_MODEL
+    """Proposes the next configuration."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise UsageError("headroom", self.headroom, "must be at least 0 and below 1")
+        if not 0 <= self.tolerance < 1:
+            raise UsageError("tolerance", self.tolerance, "must be at least 0 and below 1")
+        if not 1 <= self.max_probes <= 10_000:
+            raise UsageError("max_probes", self.max_probes, "must be from 1 to 10000")
+        for name in ("memory_limit_bytes", "max_dry_runs", "wall_s", "device_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(name, value, "must be positive")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", self.pool):
+            raise UsageError("pool", self.pool, POOL_SPELLING)
+
+    def apart(self, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Compares with limits as :meth:`as_dict` writes them: the fields that differ, theirs and
+        these.
+        """
+        # A default that was added later is left out of what is kept.
+        kept = {"sampler": str(SamplerName.COST_MODEL), **kept}
+        mine = {**self.as_dict(), "sampler": str(self.sampler)}
+        pairs = {name: (kept.get(name), value) for name, value in mine.items()}
+        return {name: (there, mine) for name, (there, mine) in pairs.items() if there != mine}
+
+    def limit_bytes(self, cluster: Cluster) -> int:
+        """Bytes that a probe may need on one GPU of ``cluster``."""
+        if self.memory_limit_bytes is not None:
+            return self.memory_limit_bytes
+        return int(cluster.gpu.memory_bytes * (1 - self.headroom))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; without the usual sampler, so that older terms keep their ``id``."""
+        values = {**asdict(self), "fidelity": str(self.fidelity), "sampler": str(self.sampler)}
+        if self.sampler is SamplerName.COST_MODEL:
+            del values["sampler"]
+        return values
+
+    @property
+    def id(self) -> str:
+        """12 hexadecimal digits that other terms do not have."""
+        values = self.as_dict().items()
+        return _hash({name: float(v) if isinstance(v, int) else v for name, v in values})[:12]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Terms":
+        """The reverse of :meth:`as_dict`."""
+        sampler = SamplerName(values.get("sampler", SamplerName.COST_MODEL))
+        return cls(**{**values, "fidelity": Fidelity(values["fidelity"]), "sampler": sampler})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """Settings that the planner wants tried. Unique in a study by all fields but the counts."""
+
+    settings: Settings
+    """What to try."""
+    fidelity: Fidelity
+    """How to run it."""
+    repetition: int = 0
+    """0 for the first time; repeats and verifications count up."""
+    accumulation_counts: tuple[int, ...] = ()
+    """Micro-batches per optimizer step that are really run; empty means the settings' own.
+
+    Two small counts stand for a long accumulation: the step's time is linear in the count.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A probe of a study as the store knows it."""
+
+    id: int
+    """Its row."""
+    request: ProbeRequest
+    """What is tried."""
+    state: ProbeState
+    """Where it stands."""
+    memory_limit_bytes: int | None = None
+    """The limit it was run under, for it decides whether ``oom`` still holds."""
+    measurement: Measurement | None = None
+    """What it found, when it is done."""
+    finished_at: str | None = None
+    """When it was done, UTC in ISO 8601."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "id": self.id,
+            "settings": self.request.settings.as_dict(),
+            "fidelity": str(self.request.fidelity),
+            "repetition": self.request.repetition,
+            "accumulation_counts": list(self.request.accumulation_counts),
+            "state": str(self.state),
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "finished_at": self.finished_at,
+            "measurement": self.measurement and self.measurement.as_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study as the store knows it."""
+
+    id: str
+    """``st-`` and the first 12 digits of the question's identity."""
+    question: Question
+    """What is asked."""
+    terms: Terms
+    """On what terms, as asked last."""
+    state: StudyState
+    """Where it stands."""
+    reason: str = ""
+    """Why it stands there."""
+    revision: int = 0
+    """Counts what the planner must know of; a plan made at an older one is not entered."""
+    seed: int = 0
+    """Of the search and of the probes' weights and tokens."""
+    probes_before: int = 0
+    """Probes that earlier askings had already spent."""
+    probes: tuple[Probe, ...] = ()
+    """All probes, oldest first."""
+    dry_runs: "Mapping[str, DryRun]" = field(default_factory=dict)
+    """The dry runs that its predicted probes name, by key."""
+    guards: "Mapping[str, Verdict]" = field(default_factory=dict)
+    """What the guard has found of its model's structure in its versions, by the twin's key."""
+    fruitless_s: float = 0.0
+    """Seconds of this asking's attempts that left no result: lost, given back, or tried again."""
+    fruitless_before_s: float = 0.0
+    """The same of earlier askings, at the fidelity that is asked for now."""
+    guard_s: float = 0.0
+    """Seconds in which small twins of its finalists were trained for this asking."""
+    guard_before_s: float = 0.0
+    """The same for earlier askings."""
+    calibration: "Calibration | None" = None
+    """Rates that were measured on devices like the cluster's, where there are any."""
+    past: "tuple[Study, ...]" = ()
+    """Earlier studies that may teach something of it: of the same stack and kind of cluster, those
+    asked last first, with their finished probes that ran steps; they have no past themselves."""
+    created_at: str = ""
+    """When it was first asked, UTC in ISO 8601."""
+    asked_at: str = ""
+    """When it was asked last, UTC in ISO 8601."""
+
+    @property
+    def in_order(self) -> tuple[Probe, ...]:
+        """Its probes as they were done, whichever was asked for first; then those that are not."""
+        return tuple(sorted(self.probes, key=_when_done))
+
+    def at(self, fidelity: Fidelity) -> "Study":
+        """The study as if it had only the probes of one fidelity.
+
+        The same question may be asked at several, and what is found at one says nothing at
+        another.
+        """
+        same = [probe for probe in self.probes if probe.request.fidelity is fidelity]
+        if len(same) == len(self.probes):
+            return self
+        before = self.in_order[: self.probes_before]
+        return replace(
+            self,
+            probes=tuple(sorted(same, key=lambda probe: probe.id)),
+            probes_before=sum(probe.request.fidelity is fidelity for probe in before),
+        )
+
+
+def _hash(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _when_done(probe: Probe) -> tuple[bool, str, int]:
+    return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
+
+
+def _json(value: object) -> object:
+    return str(value) if isinstance(value, StrEnum) else value

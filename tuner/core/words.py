@@ -1,0 +1,141 @@
+"""Settings and numbers as people read them."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from tuner.core.answer import GIB, Candidate
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import BATCH, Settings
+from tuner.core.quantity import Quantity
+from tuner.core.study import Question
+from tuner.text import size_text
+
+# Probes, or studies, that one sentence names.
+MOST_NAMED = 3
+
+_ALWAYS = ("sharding", *BATCH)
+_DEFAULTS = Settings().as_dict()
+
+
+# The same settings are told in many places of an answer and of a page.
+@lru_cache(maxsize=4096)
+def describe(settings: Settings) -> str:
+    """``knob=value,...`` of what matters: batch sizes, sharding, and knobs off their default."""
+    return ",".join(
+        part
+        for part, (knob, value) in zip(
+            str(settings).split(","), settings.as_dict().items(), strict=True
+        )
+        if knob in _ALWAYS or value != _DEFAULTS[knob]
+    )
+
+
+def describe_class(settings: Settings) -> str:
+    """Describes a layout: as :func:`describe`, without the batch sizes."""
+    parts = describe(settings).split(",")
+    return ",".join(part for part in parts if part.partition("=")[0] not in BATCH)
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, to three digits."""
+    return f"{_digits(seconds)} s"
+
+
+def change_text(ratio: float) -> str:
+    """Says a ratio of times: ``25% longer`` of 1.25, ``20% shorter`` of 0.8."""
+    return f"{share_text(abs(ratio - 1))} {_direction(ratio)}"
+
+
+def change_range_text(low: float, high: float) -> str:
+    """``20% to 30% longer`` of ratios of times, or ``1.0% shorter to 2.0% longer``."""
+    if _direction(low) == _direction(high):
+        ends = sorted((abs(low - 1), abs(high - 1)))
+        return f"{share_text(ends[0])} to {share_text(ends[1])} {_direction(low)}"
+    return f"{change_text(low)} to {change_text(high)}"
+
+
+def share_text(share: float) -> str:
+    """``1.5%`` of 0.015, ``25%`` of 0.25."""
+    percent = share * 100
+    return f"{percent:.1f}%" if percent < 9.95 else f"{percent:.0f}%"
+
+
+def interval_text(seconds: Quantity) -> str:
+    """``80% interval 1.9 s to 2.1 s`` of seconds that are known."""
+    assert seconds.low is not None
+    assert seconds.high is not None
+    return f"80% interval {seconds_text(seconds.low)} to {seconds_text(seconds.high)}"
+
+
+def rough_duration_text(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``2.3 h`` or ``5.0 days``, for what is estimated."""
+    units = (("days", 86_400.0, 2.0), ("h", 3600.0, 1.5), ("min", 60.0, 1.5))
+    for unit, length_s, least in units:
+        if seconds >= least * length_s:
+            return f"{_short(seconds / length_s)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def devices_text(cluster: Cluster, count: int) -> str:
+    """``8 GPUs``, ``1 GPU`` or ``2 CPU ranks``."""
+    word = "CPU rank" if cluster.gpu.device is Device.CPU else "GPU"
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """``a``, ``a and b``, or ``a, b and c``."""
+    *most, last = items
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def probes_text(ids: Iterable[int]) -> str:
+    """``#3`` or ``#3, #9``."""
+    return ", ".join(f"#{number}" for number in ids)
+
+
+def _direction(ratio: float) -> str:
+    return "longer" if ratio >= 1 else "shorter"
+
+
+def _short(value: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+
+
+def _digits(value: float) -> str:
+    """Three digits, without an exponent."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}"
+    text = f"{value:.3g}"
+    return f"{value:.6f}".rstrip("0") if "e" in text else text
+
+
+def rank_word(question: Question) -> str:
+    """Names a rank for its user: a GPU, or just a rank where it is a CPU process."""
+    return "rank" if question.cluster.gpu.device == "cpu" else "GPU"
+
+
+def speed_text(tokens_per_s: float | None) -> str:
+    """Tokens per second with three digits or more."""
+    if tokens_per_s is None:
+        return "-"
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
+
+
+def range_text(quantity: Quantity) -> str:
+    """``1,201 to 1,260``."""
+    return f"{speed_text(quantity.low)} to {speed_text(quantity.high)}"
+
+
+def speed_range_text(candidate: Candidate, per: str) -> str:
+    """``1,243 tokens/s per GPU (1,201 to 1,260)``."""
+    speed = candidate.tokens_per_s_per_gpu
+    return f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
+
+
+def memory_range_text(candidate: Candidate, per: str) -> str:
+    """``1.61 GiB needed per GPU, of 1.90 GiB (1.20 GiB of it allocated)``."""
+    needed = size_text((candidate.needed_gib.value or 0.0) * GIB)
+    allocated = size_text((candidate.allocated_gib.value or 0.0) * GIB)
+    told = f"{needed} needed per {per}, of {size_text(candidate.limit_gib * GIB)}"
+    return told if allocated == needed else f"{told} ({allocated} of it allocated)"

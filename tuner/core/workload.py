@@ -1,0 +1,120 @@
+"""The workload: model, batch, optimizer and precisions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from tuner.errors import UsageError
+from tuner.model import ModelConfig, read_model_config
+
+E = TypeVar("E", bound=StrEnum)
+
+# Sequences in a global batch; more is a mistake in units.
+LARGEST_BATCH = 2**20
+# Tokens in a sequence; more is a mistake in units.
+LARGEST_SEQUENCE = 2**22
+
+
+class Optimizer(StrEnum):
+    """The optimizer, which decides the bytes of state per parameter."""
+
+    ADAMW = "adamw"  # two moments in the parameters' precision
+    ADAMW_8BIT = "adamw_8bit"  # two moments of one byte each, by torchao
+    SGD = "sgd"  # no state: momentum is off
+
+
+class Precision(StrEnum):
+    """Number formats of weights and compute."""
+
+    BF16 = "bf16"  # weights, gradients and optimizer state in bf16
+    BF16_MIXED = "bf16_mixed"  # fp32 weights, gradients and state; matrices multiplied in bf16
+    FP32 = "fp32"
+
+
+class ReduceDtype(StrEnum):
+    """Number format in which gradients are reduced over the data-parallel ranks."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A workload. Nothing in it may be changed to make training faster."""
+
+    model: ModelConfig
+    """The model's shape."""
+    sequence_length: int
+    """Tokens of one sequence; at least 2, for each is predicted from those before it."""
+    global_batch_size: int
+    """Sequences of one optimizer step, over all ranks and micro-batches."""
+    optimizer: Optimizer = Optimizer.ADAMW
+    """The optimizer."""
+    precision: Precision = Precision.BF16
+    """Number formats of weights and compute."""
+    reduce_dtype: ReduceDtype | None = None
+    """Number format of gradient reduction; ``None`` becomes the precision's own."""
+
+    def __post_init__(self) -> None:
+        _bounded("sequence_length", self.sequence_length, LARGEST_SEQUENCE, least=2)
+        _bounded("global_batch_size", self.global_batch_size, LARGEST_BATCH)
+        longest = self.model.max_sequence_length
+        if self.sequence_length > longest:
+            raise UsageError(
+                "sequence_length",
+                self.sequence_length,
+                f"{self.model.name} takes {longest} at most",
+            )
+        if self.reduce_dtype is None:
+            own = ReduceDtype.FP32 if self.precision is Precision.FP32 else ReduceDtype.BF16
+            object.__setattr__(self, "reduce_dtype", own)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.sequence_length * self.global_batch_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the model as its whole configuration, with its name beside it."""
+        return {
+            "model": self.model.as_config(),
+            "model_name": self.model.name,
+            "sequence_length": self.sequence_length,
+            "global_batch_size": self.global_batch_size,
+            "optimizer": str(self.optimizer),
+            "precision": str(self.precision),
+            "reduce_dtype": str(self.reduce_dtype),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Workload":
+        """The reverse of :meth:`as_dict`.
+
+        Raises:
+            UsageError: a field is missing, unknown or impossible.
+        """
+        return cls(
+            model=read_model_config(values["model"], name=values["model_name"]),
+            sequence_length=values["sequence_length"],
+            global_batch_size=values["global_batch_size"],
+            optimizer=choice("optimizer", Optimizer, values["optimizer"]),
+            precision=choice("precision", Precision, values["precision"]),
+            reduce_dtype=choice("reduce_dtype", ReduceDtype, values["reduce_dtype"]),
+        )
+
+
+def choice(field: str, kind: type[E], value: object) -> E:
+    """The member of ``kind`` that is written ``value``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if value not in list(kind):
+        raise UsageError(field, value, f"must be one of {', '.join(kind)}")
+    return kind(str(value))
+
+
+def _bounded(field: str, value: object, most: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(field, value, f"must be an integer from {least} to {most}")

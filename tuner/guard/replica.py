@@ -1,0 +1,400 @@
+"""A small model of the same architecture: the same kinds of layers, few channels, no dropout."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import product
+from typing import Any
+
+from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import FrameworkName, framework
+from tuner.core.study import Question
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.dryrun.plan import at_depth, depths_of, rank_spec
+from tuner.errors import TunerError
+from tuner.model import ModelConfig, load_model, read_model_config
+
+# Tokens of a small model.
+VOCABULARY = 128
+# Learned positions of a small model, where it has some.
+POSITIONS = 64
+# Tokens that sliding layers see: half of a sequence, so that sliding does something.
+WINDOW = 16
+# Key and value heads, where there are several; each part of tensor parallelism gets some.
+KV_HEADS = 2
+# Heads, where each has keys and values of its own.
+HEADS = 4
+# Experts of a small model.
+MOST_EXPERTS = 8
+# Layers: a model whose layers follow no pattern that comes twice keeps all of them.
+MOST_LAYERS = 64
+# Channels of a head, the first that the configuration's rules let pass: what is rotated of them
+# must be even, also where it is 0.4 of them (Phi-2).
+HEAD_DIMS = (8, 10, 12, 16, 20, 32, 64)
+# Widths are multiples of this: of 16 bytes in bf16, which grouped products want.
+ROUND = 8
+
+_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+
+
+class NoTwinError(TunerError):
+    """There is no small model or no few ranks that stand for these."""
+
+
+@lru_cache(maxsize=256)
+def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str, ...]]:
+    """A small model of the same architecture, and what was left out of it, in words.
+
+    Kept are the kinds of layers and their order (:mod:`tuner.dryrun.plan`), query heads for
+    each key head, the shape of the MLP, experts chosen of experts, ties, biases, norms, caps and
+    the kind of position embeddings.
+
+    Args:
+        model: the model to stand for.
+        parts: what heads and the MLP must be divisible by: ranks of tensor parallelism.
+
+    Raises:
+        NoTwinError: its layers follow no pattern, or no small shape is allowed.
+    """
+    depth = depths_of(model)[0]
+    if depth > MOST_LAYERS:
+        raise NoTwinError(f"{model.name} has {depth} layers that follow no pattern")
+    config = at_depth(model, depth)
+    notes = _leave_out(config)
+    error: TunerError | None = None
+    for fields in _shapes(model, config, parts):
+        try:
+            return read_model_config(fields, name=f"twin of {model.name}"), notes
+        except TunerError as refused:
+            error = refused
+    raise NoTwinError(f"no small {model.model_type} of its kind is allowed: {error}")
+
+
+def _leave_out(config: dict[str, Any]) -> tuple[str, ...]:
+    """Take out what is random, or not the mean over a batch's tokens: it cannot be compared."""
+    notes = []
+    for name in config:
+        if ("drop" in name or name == "router_jitter_noise") and config[name]:
+            config[name] = 0.0
+            notes.append(f"{name} was set to 0")
+    if config.get("output_router_logits"):
+        config["output_router_logits"] = False
+        notes.append("the router's auxiliary loss was left out")
+    return tuple(notes)
+
+
+def _shapes(model: ModelConfig, config: Mapping[str, Any], parts: int) -> Iterator[dict[str, Any]]:
+    """Configurations to try, smallest first."""
+    heads, kv_heads = _heads(model, parts)
+    for head_dim in HEAD_DIMS:
+        hidden = _hidden(model, heads * head_dim)
+        if hidden is None:
+            continue
+        fields = dict(config)
+        fields |= {"vocab_size": VOCABULARY, "hidden_size": hidden, "num_attention_heads": heads}
+        for name, value in (("num_key_value_heads", kv_heads), ("head_dim", head_dim)):
+            if name in config:
+                fields[name] = value
+        if "max_position_embeddings" in config and "rope_parameters" not in config:
+            fields["max_position_embeddings"] = POSITIONS
+        if config.get("sliding_window"):
+            fields["sliding_window"] = WINDOW
+        if "query_pre_attn_scalar" in config:
+            fields["query_pre_attn_scalar"] = head_dim
+        fields |= _widths(model, config, hidden, parts) | _experts(model, config)
+        fields |= _rope(config, head_dim / model.head_dim)
+        yield fields
+
+
+def _heads(model: ModelConfig, parts: int) -> tuple[int, int]:
+    """Heads, and key and value heads: divisible by the parts where the model's own are."""
+    if model.kv_heads == model.heads:
+        heads = model.heads if model.heads < HEADS else _multiple(HEADS, parts)
+        return heads, heads
+    kv_heads = 1 if model.kv_heads == 1 else _multiple(KV_HEADS, parts)
+    return kv_heads * (model.heads // model.kv_heads), kv_heads
+
+
+def _hidden(model: ModelConfig, width: int) -> int | None:
+    """The hidden size whose heads are ``width`` wide together; ``None`` where none is even."""
+    if model.hidden_size == model.heads * model.head_dim:
+        return width if width % ROUND == 0 else None
+    return _multiple(width * model.hidden_size // (model.heads * model.head_dim), ROUND)
+
+
+def _widths(
+    model: ModelConfig, config: Mapping[str, Any], hidden: int, parts: int
+) -> dict[str, Any]:
+    """MLPs as wide for the hidden size as the model's."""
+    names = [name for name in (*_WIDTHS, "n_inner") if config.get(name)]
+    scaled = {name: config[name] * hidden // model.hidden_size for name in names}
+    return {name: _multiple(width, ROUND * parts) for name, width in scaled.items()}
+
+
+def _experts(model: ModelConfig, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fewer experts, of which as large a share is chosen: several where the model's are."""
+    if model.experts <= MOST_EXPERTS:
+        return {}
+    chosen = round(MOST_EXPERTS * model.experts_per_token / model.experts)
+    least = min(2, model.experts_per_token)
+    name = "num_experts" if "num_experts" in config else "num_local_experts"
+    return {name: MOST_EXPERTS, "num_experts_per_tok": max(least, chosen)}
+
+
+def _rope(config: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Scalings by channel pair, thinned out to the pairs that are left."""
+    given = config.get("rope_parameters")
+    if given is None or "short_factor" not in given:
+        return {}
+    thinned = dict(given)
+    for name in ("short_factor", "long_factor"):
+        whole = given[name]
+        count = max(1, round(len(whole) * share))
+        thinned[name] = [whole[i * len(whole) // count] for i in range(count)]
+    return {"rope_parameters": thinned}
+
+
+def _multiple(number: int, of: int) -> int:
+    """The next multiple that is not less."""
+    return max(1, -(-number // of)) * of
+
+
+# Of what a twin is, of the program that trains it and of how it is judged.
+#
+# Verdicts of another are of no use. A test holds the digest of all these sources beside it, and
+# says when to raise it.
+GUARD_FORMAT = 3
+# Of every twin: sequences of a step, micro-batches where there are several, tokens.
+GLOBAL_BATCH, ACCUMULATION, SEQUENCE = 24, 3, 32
+# Optimizer steps that are compared. A reused buffer was seen at the second, not at the first.
+STEPS = 4
+# Data-parallel ranks of a shard group, and replicas of it under ``hybrid_shard``.
+DATA_RANKS = 2
+# Processes of a twin.
+MOST_RANKS = 8
+# Of weights and tokens.
+SEED = 11
+# The packages that a verdict is about.
+STACK = ("torch", "accelerate", "transformers")
+# What a twin is trained with in the place of an optimizer that it cannot have.
+#
+# AdamW has the same states and updates as torchao's, in more bits. That is compiled in every rank,
+# in bf16 not at all where parameters are sharded, and its version is not one of those that a
+# question states. In fp32 two of its twins agreed within 1.3e-7; they took 80 s, and 32 s with what
+# was compiled at hand, where eight with AdamW took 32 s (torchao 0.18, torch 2.13, two cores).
+STANDS_FOR = {Optimizer.ADAMW_8BIT: Optimizer.ADAMW}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """A small model, the few ranks that train it, and their settings."""
+
+    workload: Workload
+    """The small model, its batch and number formats."""
+    cluster: Cluster
+    """CPU processes; nodes stand for the groups of ``hybrid_shard``."""
+    settings: Settings
+    """The knobs under test, with the twin's own sizes."""
+    notes: tuple[str, ...] = ()
+    """What the twin leaves out."""
+
+    @property
+    def reference(self) -> "Twin":
+        """One process that trains the same, every knob off, with all sequences in one batch.
+
+        It accumulates nothing: a fault of accumulation must not be in what shows it.
+        """
+        alone = Settings(micro_batch_size=GLOBAL_BATCH, sync_each_batch=False)
+        return replace(self, cluster=_processes(1, 1), settings=alone)
+
+    @property
+    def structure(self) -> str:
+        """Says what is tested: configuration, ranks, number format."""
+        nodes, ranks = self.cluster.nodes, self.cluster.gpus_per_node
+        where = f"{nodes}x{ranks} ranks" if nodes > 1 else f"{ranks} ranks"
+        return f"{self.settings} on {where} in {self.workload.precision}"
+
+    def spec(self) -> dict[str, Any]:
+        """The spec that the probe program reads: all compared steps are tracked, few are timed."""
+        return {
+            **rank_spec(self.workload, self.settings, self.cluster),
+            "memory_limit_bytes": None,
+            "seed": SEED,
+            "accumulation_counts": [self.settings.gradient_accumulation_steps],
+            "warmup_steps": STEPS,
+            "tracked_steps": STEPS,
+            "measured_steps": 1,
+            "minimum_steps": 1,
+            "time_budget_s": 1.0,
+        }
+
+    def key(self, versions: Mapping[str, str]) -> str:
+        """SHA-256, in hex, of all that the twin's verdict depends on."""
+        return _hash([GUARD_FORMAT, self.spec(), stack_of(versions)])
+
+
+def twin_of(question: Question, settings: Settings, precision: Precision | None = None) -> Twin:
+    """The twin of settings.
+
+    It has the workload's optimizer, or what stands for it (:data:`STANDS_FOR`), and the settings'
+    class: sharding, whether gradients accumulate and when they are synchronized, recomputation and
+    checkpointing. ``tp_size`` becomes its smallest prime factor,
+    and two data-parallel ranks stand for any number (``hybrid_shard``: two groups of two).
+
+    Args:
+        question: whose model and framework.
+        settings: legal ones of it.
+        precision: number format; fp32 unless given, in which nothing hides a fault.
+
+    Raises:
+        NoTwinError: the probe program does not run these settings, or no small model has the
+            model's structure.
+    """
+    if question.framework.name is FrameworkName.NANOTRON or settings.pp_size > 1:
+        raise NoTwinError("nanotron is not run here, so nothing of it is trained")
+    world_size = question.cluster.world_size
+    tp = smallest_factor(settings.tp_size)
+    parallel = settings.data_parallel_size(world_size) > 1
+    nodes = DATA_RANKS if settings.sharding is Sharding.HYBRID_SHARD else 1
+    cluster = _processes(nodes, tp * (DATA_RANKS if parallel else 1))
+    if cluster.world_size > MOST_RANKS:
+        raise NoTwinError(f"its twin would take {cluster.world_size} ranks, {MOST_RANKS} at most")
+    model, notes = small_model(question.workload.model, tp)
+    count = ACCUMULATION if settings.gradient_accumulation_steps > 1 else 1
+    replicas = cluster.world_size // tp
+    return Twin(
+        workload=Workload(
+            model=model,
+            sequence_length=_sequence(tp),
+            global_batch_size=GLOBAL_BATCH,
+            optimizer=_optimizer(question.workload),
+            precision=precision or Precision.FP32,
+            reduce_dtype=_reduce_dtype(question.workload, precision),
+        ),
+        cluster=cluster,
+        settings=replace(
+            settings,
+            tp_size=tp,
+            micro_batch_size=GLOBAL_BATCH // replicas // count,
+            gradient_accumulation_steps=count,
+        ),
+        notes=(*notes, *_left_out(question.workload, settings)),
+    )
+
+
+def key_of_probe(
+    study_id: str, program: str, settings: Settings, versions: Mapping[str, str]
+) -> str:
+    """SHA-256, in hex, of what a study's probes of a class have in common, which is kept as the
+    verdict on a twin is."""
+    accumulates = settings.gradient_accumulation_steps > 1
+    settings_class = settings.settings_class.as_dict()
+    probed = [study_id, program, settings_class, accumulates, stack_of(versions)]
+    return _hash([GUARD_FORMAT, *probed])
+
+
+def family_of(question: Question) -> str:
+    """Hashes what all checks that may say something of a question share, as SHA-256 in hex.
+
+    That is the small model's structure, without tensor parallelism, the optimizer, and the stack's
+    versions.
+    Empty where there are no such verdicts: a version of the stack is not known, or there is no
+    small model.
+    """
+    versions = question.framework.versions
+    if any(package not in versions for package in STACK):
+        return ""
+    try:
+        model, _ = small_model(question.workload.model, 1)
+    except NoTwinError:
+        return ""
+    optimizer = str(_optimizer(question.workload))
+    return _hash([GUARD_FORMAT, model.fingerprint, optimizer, stack_of(versions)])
+
+
+def stack_of(versions: Mapping[str, str]) -> dict[str, str]:
+    """The versions that decide what is trained."""
+    return {package: versions[package] for package in STACK if package in versions}
+
+
+def _processes(nodes: int, ranks_per_node: int) -> Cluster:
+    share = Gpu(name="cpu", device=Device.CPU, memory_bytes=2**30)
+    return Cluster(
+        nodes=nodes, gpus_per_node=ranks_per_node, gpu=share, intra_node=Link(), inter_node=Link()
+    )
+
+
+def _optimizer(workload: Workload) -> Optimizer:
+    """The one that twins are trained with."""
+    return STANDS_FOR.get(workload.optimizer, workload.optimizer)
+
+
+def _left_out(workload: Workload, settings: Settings) -> Iterator[str]:
+    """Says what a replica of these shows nothing of."""
+    if (own := workload.optimizer) is not (used := _optimizer(workload)):
+        yield f"the twin was trained with {used} in the place of {own}"
+    if settings.cpu_offload:
+        yield "on a CPU cpu_offload is not seen to act, only to train the same"
+
+
+def _reduce_dtype(workload: Workload, precision: Precision | None) -> ReduceDtype | None:
+    """The workload's own beside its number format; in fp32 nothing is rounded more."""
+    own = precision is workload.precision and precision is not Precision.FP32
+    return workload.reduce_dtype if own else None
+
+
+def smallest_factor(number: int) -> int:
+    """The smallest prime factor of a number above 1; 1 of 1."""
+    return next((n for n in range(2, number) if number % n == 0), number)
+
+
+def _sequence(tp: int) -> int:
+    """Tokens: :data:`SEQUENCE`, or a little more where ranks could not share it equally."""
+    return -(-SEQUENCE // tp) * tp
+
+
+def _hash(values: object) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# A Llama with grouped queries.
+MODEL = "tinyllama-1.1b"
+_MANY = Settings(gradient_accumulation_steps=4)
+_SHARDINGS = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
+
+
+def usual_cases() -> Iterator[tuple[Question, Settings]]:
+    """Questions with settings of theirs, in the versions that are installed.
+
+    Every sharding with gradients put off and not, full checkpointing, state in host memory, which
+    CPU processes only show to train the same, and tensor parallelism with
+    and without recomputation, both under checkpointing too, where buffers that are used again were
+    seen to train wrongly.
+    """
+    on_off, checkpointings = (True, False), tuple(Checkpointing)
+    for sharding, sync in product(_SHARDINGS, on_off):
+        yield _question("8xa100-80gb"), _with(sharding=sharding, sync_each_batch=sync)
+    full = {"sharding": Sharding.FULL_SHARD, "activation_checkpointing": Checkpointing.FULL}
+    yield _question("8xa100-80gb"), _with(**full)
+    yield _question("8xa100-80gb"), _with(sharding=Sharding.FULL_SHARD, cpu_offload=True)
+    for recompute, checkpointing in product(on_off, checkpointings):
+        knobs = {"tp_recompute_allgather": recompute, "activation_checkpointing": checkpointing}
+        yield _question("2xa100-80gb"), _with(tp_size=2, **knobs)
+    for sync in on_off:
+        knobs = {"sharding": Sharding.HYBRID_SHARD, "sync_each_batch": sync}
+        yield _question("2x8xa100-80gb"), _with(**knobs)
+
+
+@cache
+def _question(cluster: str) -> Question:
+    model = load_model(MODEL)
+    workload = Workload(model=model, sequence_length=512, global_batch_size=64)
+    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
+
+
+def _with(**knobs: object) -> Settings:
+    return Settings.from_dict({**_MANY.as_dict(), **knobs})

@@ -1,0 +1,72 @@
+"""Settings as the file that the user's launcher reads, one module per launcher."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
+from tuner.errors import UnknownNameError, UsageError
+from tuner.launchfiles import (
+    accelerate,
+    deepspeed,
+    kubernetes,
+    nanotron,
+    plain,
+    shell,
+    torch_module,
+    torchtitan,
+    trainer,
+)
+from tuner.launchfiles.contract import About, Format, Stack, other_stack
+from tuner.model.shape import is_named
+
+__all__ = ["FORMATS", "About", "Format", "Stack", "export", "other_stack", "why_not"]
+
+# Every format by its name.
+FORMATS: Mapping[str, Format] = {
+    known.name: known
+    for known in (
+        accelerate.FORMAT,
+        trainer.FORMAT,
+        trainer.FLAGS,
+        torch_module.FORMAT,
+        shell.TORCHRUN_FORMAT,
+        nanotron.FORMAT,
+        deepspeed.FORMAT,
+        torchtitan.FORMAT,
+        shell.SBATCH_FORMAT,
+        kubernetes.FORMAT,
+        shell.ENV_FORMAT,
+        plain.FORMAT,
+    )
+}
+# Formats that are written for the classes of a model's layers.
+NAMES_LAYERS = frozenset({trainer.FORMAT.name, trainer.FLAGS.name, torch_module.FORMAT.name})
+
+
+def export(format_name: str, question: Question, settings: Settings, about: About) -> str:
+    """The text of the launcher's file for ``settings``.
+
+    Raises:
+        UnknownNameError: there is no such format.
+        UsageError: the format cannot express the settings; with the reason.
+    """
+    reason = why_not(format_name, question, settings)
+    if reason is not None:
+        raise UsageError("format", format_name, reason)
+    known = FORMATS[format_name]
+    said = other_stack(question, known.stack)
+    return known.render(question, settings, replace(about, other_stack=said))
+
+
+def why_not(format_name: str, question: Question, settings: Settings) -> str | None:
+    """Why the format cannot express ``settings`` and what to do about it; ``None`` if it can.
+
+    Raises:
+        UnknownNameError: there is no such format.
+    """
+    if format_name not in FORMATS:
+        raise UnknownNameError("format", format_name, FORMATS)
+    if format_name in NAMES_LAYERS and not is_named(question.workload.model):
+        return "it names the model's layers, and no model is named; ask again with --model"
+    return FORMATS[format_name].why_not(question, settings)

@@ -1,0 +1,345 @@
+"""The YAML file of ``accelerate launch --config_file``, and the code that it cannot replace.
+
+The file says how many processes there are and how they shard. Micro-batch size, accumulation,
+``sync_each_batch``, number formats and the optimizer are said by the training script: the file
+begins with that code as comments, so that nothing is dropped silently. The two together put in
+force what was probed. Field names are those of accelerate 1.15: ``ClusterConfig`` in
+``commands/config/config_args.py``, and ``prepare_multi_gpu_env`` in ``utils/launch.py``, which
+hands them on as the environment that ``FullyShardedDataParallelPlugin`` and
+``ParallelismConfig`` read.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from packaging.version import Version
+
+from tuner.core.cluster import Device
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import FrameworkName
+from tuner.core.script import Launch, checkpoints_in_script, is_sharded
+from tuner.core.study import Question
+from tuner.core.workload import Precision
+from tuner.launchfiles import contract as refusals
+from tuner.launchfiles.accelerate_script import script
+from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_parallel_ranks
+from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, read_fsdp, reshards
+from tuner.launchfiles.header import code, comment, header, provenance
+from tuner.launchfiles.shell import in_force
+from tuner.model.shape import is_named
+
+__all__ = ["FORMAT", "LAYER_CLASSES", "configuration", "script"]
+
+FILE_NAME = "accelerate.yaml"
+
+
+def configuration(question: Question, settings: Settings) -> dict[str, Any]:
+    """The file's content: fields of accelerate's ``ClusterConfig``."""
+    cluster = question.cluster
+    on_cpu = cluster.gpu.device is Device.CPU
+    values: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _distributed_type(question, settings),
+        # CPU ranks share one machine, also where groups of them stand for nodes
+        "num_machines": 1 if on_cpu else cluster.nodes,
+        "machine_rank": 0,
+        "num_processes": cluster.world_size,
+        "mixed_precision": _mixed_precision(question),
+        "use_cpu": on_cpu,
+    }
+    if is_sharded(question, settings):
+        values["fsdp_config"] = _fsdp_config(question, settings)
+    if is_sharded(question, settings) and settings.sharding is Sharding.HYBRID_SHARD:
+        values["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": cluster.nodes,
+            "parallelism_config_dp_shard_size": cluster.gpus_per_node,
+        }
+    return values
+
+
+def _why_not(question: Question, settings: Settings) -> str | None:
+    return refusals.first(
+        _other_launcher(question),
+        refusals.model_parallelism("accelerate", settings, "accelerate"),
+        refusals.zero1("accelerate", settings, "accelerate"),
+        refusals.sharding("accelerate", question, settings),
+        _too_old(question, settings),
+    )
+
+
+def _other_launcher(question: Question) -> str | None:
+    if question.script is None or question.script.launch is Launch.ACCELERATE:
+        return None
+    return (
+        "torchrun starts the study's script, which reads no such file; launch the script by its own"
+        " command, which tuner studies show tells, or ask again with --framework accelerate"
+    )
+
+
+def _too_old(question: Question, settings: Settings) -> str | None:
+    """The version of accelerate is a part of the question only for frameworks built on it."""
+    stated = question.framework.versions.get("accelerate")
+    oldest = _oldest_accelerate(question, settings)
+    if stated is None or Version(stated) >= Version(oldest):
+        return None
+    return (
+        f"these settings need accelerate {oldest} or newer, and the question names {stated};"
+        f" ask again with --framework-version accelerate={oldest}"
+    )
+
+
+def _oldest_accelerate(question: Question, settings: Settings) -> str:
+    """The oldest version that does what file and script say (read in the releases' code)."""
+    if not is_sharded(question, settings):
+        return "0.31"  # sync_each_batch came with 0.28 and stepped too often before 0.31
+    if settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
+        return "1.11"  # before, FSDP2 synchronized each micro-batch
+    if settings.sharding is Sharding.HYBRID_SHARD:
+        return "1.10"  # the first with parallelism_config
+    if settings.activation_checkpointing is not Checkpointing.NONE:
+        return "1.10"  # before, layers were checkpointed in another way
+    return "1.6"  # the first with FSDP2
+
+
+def _distributed_type(question: Question, settings: Settings) -> str:
+    if is_sharded(question, settings):
+        return "FSDP"
+    # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
+    return "MULTI_GPU" if has_data_parallel_ranks(question, settings) else "NO"
+
+
+def _mixed_precision(question: Question) -> str:
+    return "bf16" if question.workload.precision is Precision.BF16_MIXED else "no"
+
+
+def _fsdp_config(question: Question, settings: Settings) -> dict[str, Any]:
+    in_file = settings.activation_checkpointing is Checkpointing.FULL
+    model = question.workload.model
+    layer = {"fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[model.model_type]}
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": reshards(settings),
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        # of a model that is not named accelerate takes what transformers says of it
+        **(layer if is_named(model) else {}),
+        "fsdp_activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
+        "fsdp_offload_params": settings.cpu_offload,
+        # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def _render(question: Question, settings: Settings, about: About) -> str:
+    blocks = (
+        _not_here(question, settings),
+        provenance(question, settings, about),
+        _launch(question, settings),
+        _warnings(question, settings),
+        _code(question, settings),
+    )
+    return (
+        f"{header(*blocks)}\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
+    )
+
+
+def _not_here(question: Question, settings: Settings) -> Iterator[str]:
+    if is_passed_over(question, settings):
+        yield from comment(
+            "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
+            " shard nothing. It describes the settings for as many GPUs, and the script stops"
+            " anywhere else."
+        )
+
+
+def _launch(question: Question, settings: Settings) -> Iterator[str]:
+    nodes = configuration(question, settings)["num_machines"]
+    needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer. Start it"
+    command = f"#     accelerate launch --config_file {FILE_NAME}"
+    if nodes == 1:
+        yield f"# {needs}:"
+        yield f"{command} SCRIPT.py"
+        return
+    yield from comment(
+        f"{needs} on each of the {nodes} nodes, with its number (from 0 to {nodes - 1}) and the"
+        " address of node 0:"
+    )
+    yield f"{command} --machine_rank NUMBER \\"
+    yield f"#         --main_process_ip ADDRESS --main_process_port {PORT} SCRIPT.py"
+
+
+def _code(question: Question, settings: Settings) -> Iterator[str]:
+    if question.script is not None:
+        yield from comment(in_force(question))
+        return
+    yield "# What this file cannot say is in force only if the training script says it:"
+    yield from code(script(question, settings))
+
+
+def _warnings(question: Question, settings: Settings) -> Iterator[str]:
+    """Lists what a reader would otherwise get wrong."""
+    sharded = is_sharded(question, settings)
+    on_cpu = question.cluster.gpu.device is Device.CPU
+    if on_cpu and not sharded and has_data_parallel_ranks(question, settings):
+        yield from comment(
+            "MULTI_GPU is on purpose: with MULTI_CPU accelerate launches one process only, unless"
+            " under mpirun. Accelerator(cpu=True) is what keeps the processes on the CPU and"
+            " together. Set OMP_NUM_THREADS to the cores of one process, as the probes did: the"
+            " launcher's own choice may be another."
+        )
+    if on_cpu and question.cluster.nodes > 1:
+        nodes = question.cluster.nodes
+        yield from comment(
+            f"The {nodes} nodes are groups of processes of one machine here. On {nodes} machines,"
+            f" set num_machines: {nodes}, and give machine_rank, main_process_ip and"
+            " main_process_port on each."
+        )
+    if settings.activation_checkpointing is Checkpointing.FULL and sharded:
+        yield from comment(_checkpointing(question, settings))
+    if question.framework.name is FrameworkName.TRAINER:
+        yield from comment(
+            "The Trainer makes its own Accelerator: the script below is the same training"
+            " without it."
+        )
+
+
+def _checkpointing(question: Question, settings: Settings) -> str:
+    if checkpoints_in_script(question, settings):
+        return (
+            "fsdp_activation_checkpointing must stay off: it does not restore the random state,"
+            " so with this model's dropout backward would compute other activations than forward."
+            " The script checkpoints instead."
+        )
+    return (
+        "fsdp_activation_checkpointing checkpoints the layers: the script must not do it again"
+        " with gradient_checkpointing_enable."
+    )
+
+
+def _argv(question: Question, path: str) -> tuple[str, ...]:
+    return ("accelerate", "launch", "--config_file", path, "SCRIPT.py")
+
+
+FORMAT = Format(
+    name="accelerate",
+    file_name=FILE_NAME,
+    stack=Stack.TORCH,
+    why_not=_why_not,
+    render=_render,
+    argv=_argv,
+)
+
+
+NAME = "accelerate"
+# Fields that other files do not have.
+MARKS = frozenset({"compute_environment", "distributed_type"})
+KNOWN = frozenset({
+    "compute_environment", "distributed_type", "num_machines", "machine_rank", "num_processes",
+    "mixed_precision", "use_cpu", "fsdp_config", "parallelism_config", "dynamo_config",
+    "dynamo_backend", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids", "main_process_ip",
+    "main_process_port", "main_training_function", "rdzv_backend", "same_network", "tpu_env",
+    "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone", "commands", "command_file",
+    "deepspeed_config", "megatron_lm_config", "fp8_config", "mpirun_config",
+    "num_cpu_threads_per_process",
+})  # fmt: skip
+# What ``distributed_type`` shards by itself.
+KINDS: Mapping[str, Sharding | None] = {
+    "no": Sharding.DDP,
+    "multi_gpu": Sharding.DDP,
+    "multi_cpu": Sharding.DDP,
+    "fsdp": None,
+}
+# Kinds of parallelism of accelerate's that are not those that are predicted.
+NOT_PREDICTED = ("tp_size", "cp_size", "sp_size")
+# Number and size of the groups of ranks that shard.
+GROUPS = ("dp_replicate_size", "dp_shard_size")
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong, or asks for what is not predicted.
+    """
+    fields = Fields(values)
+    fields.refuse_others(KNOWN)
+    if str(fields.values.get("distributed_type")).lower() == "deepspeed":
+        raise fields.error("distributed_type", "check DeepSpeed's own JSON in its place")
+    kind = fields.choice("distributed_type", KINDS, "no")
+    _refuse_others(fields)
+    mixed = fields.choice("mixed_precision", {"no": False, "bf16": True}, "no")
+    knobs: dict[str, Any] = {"tp_size": 1, "pp_size": 1}
+    classes: tuple[str, ...] = ()
+    groups = _groups(fields.part("parallelism_config"))
+    if kind is None:
+        found, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
+        knobs |= found
+        if groups is not None and groups[0] > 1:
+            knobs["sharding"] = str(_hybrid(fields, knobs["sharding"]))
+    else:
+        knobs |= {"sharding": str(kind), "cpu_offload": False}
+    return Found(
+        format_name=NAME,
+        knobs=knobs,
+        may={
+            "framework": ("accelerate", "trainer", "torch"),
+            "precision": ("bf16_mixed",) if mixed else ("bf16", "fp32"),
+        },
+        ranks=_processes(fields),
+        ranks_field="num_processes",
+        nodes=None if fields.flag("use_cpu") else fields.whole("num_machines", 1),
+        groups=groups if knobs["sharding"] == Sharding.HYBRID_SHARD else None,
+        layer_classes=classes,
+        needs={"sync_each_batch": "the training script"},
+        notes=_notes(knobs),
+    )
+
+
+def _refuse_others(fields: Fields) -> None:
+    fields.refuse("fp8_config", "is not predicted")
+    fields.refuse("dynamo_backend", "compiled models are not predicted")
+    dynamo = fields.part("dynamo_config")
+    dynamo.refuse("dynamo_backend", "compiled models are not predicted")
+    for name in ("deepspeed_config", "megatron_lm_config"):
+        fields.refuse(name, "is of another engine than the file's distributed_type")
+
+
+def _processes(fields: Fields) -> int | None:
+    """How many are started: with ``NO`` one, whatever the file says of their number."""
+    size = fields.whole("num_processes", 1)
+    if fields.choice("distributed_type", {**dict.fromkeys(KINDS, False), "no": True}, "no"):
+        allowed = "must be 1 where distributed_type is NO: accelerate starts no more"
+        fields.refuse("num_processes", allowed, but=(1,))
+    return size
+
+
+def _groups(fields: Fields) -> tuple[int, int] | None:
+    """Number and size of the groups of ranks that shard."""
+    if not fields.values:
+        return None
+    names = (*NOT_PREDICTED, *GROUPS)
+    fields.refuse_misspelt([*names, *(f"parallelism_config_{name}" for name in names)])
+    for name in NOT_PREDICTED:
+        spelled = fields.any_of(f"parallelism_config_{name}", name)
+        fields.refuse(spelled, "must be 1: accelerate's is not predicted")
+    sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
+    replicas, shards = (size or 1 for size in sizes)
+    return replicas, shards
+
+
+def _hybrid(fields: Fields, sharding: str) -> Sharding:
+    if sharding != Sharding.FULL_SHARD:
+        allowed = "must be true where groups of ranks shard: another is not predicted"
+        raise fields.part("fsdp_config").error("fsdp_reshard_after_forward", allowed)
+    return Sharding.HYBRID_SHARD
+
+
+def _notes(knobs: Mapping[str, Any]) -> tuple[str, ...]:
+    if "activation_checkpointing" in knobs:
+        return ()
+    return (
+        "activation_checkpointing is taken as none, for the file does not turn it on; where the"
+        " script does, say --settings activation_checkpointing=full",
+    )

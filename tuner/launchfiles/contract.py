@@ -1,0 +1,273 @@
+"""Defines what a launcher's module must offer."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tuner.core.cluster import Device
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.framework import FrameworkName
+from tuner.core.quantity import Provenance
+from tuner.core.script import is_sharded
+from tuner.core.study import Question
+from tuner.core.workload import Precision
+
+
+class Stack(StrEnum):
+    """Stacks whose code trains under a file."""
+
+    ANY = "any"  # that of whatever script is started
+    TORCH = "torch"  # FSDP2 or DDP, as torch, accelerate and the Trainer run them
+    NANOTRON = "nanotron"
+    DEEPSPEED = "DeepSpeed"
+    TORCHTITAN = "torchtitan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Origin of exported configurations; shown at the top of the file."""
+
+    study_id: str
+    """The study."""
+    date: str
+    """When the file was written, ISO 8601."""
+    provenance: Provenance
+    """The weakest that stands behind the figures."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the packages that the figures were found with."""
+    figures: tuple[str, ...] = ()
+    """What was found, one line each, such as ``3425 tokens/s per GPU (3390 to 3460)``."""
+    other_stack: str = ""
+    """As of :func:`other_stack`, of the format: whoever exports fills it in."""
+
+
+def other_stack(question: Question, stack: Stack) -> str:
+    """Says that a study's figures are of another stack than a file's; empty where they are of the
+    same.
+
+    Those of a user's script are of its own code, which every file that it can be exported to runs.
+    """
+    is_nanotron = question.framework.name is FrameworkName.NANOTRON
+    in_bf16 = question.workload.precision is Precision.BF16
+    mine = Stack.NANOTRON if is_nanotron else Stack.TORCH
+    if question.script is not None or stack in (Stack.ANY, mine):
+        return ""
+    theirs = "torch's own sharding" if stack is Stack.TORCH else str(stack)
+    of = "nanotron" if is_nanotron else "torch's own sharding (FSDP2 or DDP)"
+    said = f"The figures are of {of}; {theirs} needs other buffers and has another speed."
+    if is_nanotron and in_bf16 and stack is not Stack.DEEPSPEED:  # whose file asks for the same
+        said += (
+            " Its numbers differ too: nanotron accumulates gradients, and steps, in fp32, and with"
+            " this file both are in bf16."
+        )
+    return said
+
+
+def _nothing(question: Question, settings: Settings) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One launcher's file. All functions are pure."""
+
+    name: str
+    """As the user writes it."""
+    file_name: str
+    """Usual name of the file."""
+    stack: Stack
+    """Whose code trains under it."""
+    why_not: Callable[[Question, Settings], str | None]
+    """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
+    media_type: str = "application/yaml"
+    """What the file is, as HTTP says it."""
+    render: Callable[[Question, Settings, About], str]
+    """The file's text. Only for settings with no ``why_not``."""
+    argv: Callable[[Question, str], tuple[str, ...]] | None = None
+    """The command that trains with the file at a path; ``None`` if the file starts nothing."""
+    beside: Callable[[Question, Settings], tuple[str, ...]] = _nothing
+    """What must be done beside the file, one sentence each: of files without comments, which
+    cannot say it themselves."""
+    for_programs: bool = False
+    """Whether programs read it and people hardly ever: pages then show no text of it."""
+    merge: Callable[[str, str], str] | None = None
+    """The rendered text merged into the text of a file of the user's own, whose other content is
+    kept as it is; ``None`` where the file is whole by itself. Raises ``UsageError`` for a text
+    that cannot be merged into."""
+
+
+# Where ranks of several nodes meet: torch's own default.
+PORT = 29500
+
+
+def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
+    """Tells whether ranks see different data."""
+    return settings.data_parallel_size(question.cluster.world_size) > 1
+
+
+def sync_acts(question: Question, settings: Settings) -> bool:
+    """Tells whether it makes a difference when gradients are synchronized."""
+    return settings.gradient_accumulation_steps > 1 and has_data_parallel_ranks(question, settings)
+
+
+def torchrun(question: Question, *script: str, host: str = "HOST") -> list[str]:
+    """The command that starts the cluster's ranks, to be given on each node.
+
+    Args:
+        question: with the cluster.
+        script: the script and its arguments.
+        host: one of the nodes, the same for all; not used where there is one only.
+    """
+    cluster = question.cluster
+    ranks = ["--nproc-per-node", str(cluster.gpus_per_node)]
+    if cluster.nodes == 1:
+        return ["torchrun", "--standalone", *ranks, *script]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORT}"]
+    return ["torchrun", "--nnodes", str(cluster.nodes), *ranks, *meeting, *script]
+
+
+def threads(question: Question) -> int | None:
+    """Threads of one CPU rank, as its probes have them; ``None`` where that is not known.
+
+    Without it torchrun sets one.
+    """
+    gpu = question.cluster.gpu
+    if gpu.device is not Device.CPU or not gpu.cores:
+        return None
+    return max(1, gpu.cores // question.cluster.gpus_per_node)
+
+
+def batch_text(question: Question, settings: Settings) -> str:
+    """How the global batch is made, as a product."""
+    ranks = settings.data_parallel_size(question.cluster.world_size)
+    return (
+        f"an optimizer step: {settings.micro_batch_size} (micro-batch)"
+        f" x {settings.gradient_accumulation_steps} (accumulation) x {ranks} (processes)"
+        f" = {question.workload.global_batch_size} sequences"
+    )
+
+
+def model_parallelism(launcher: str, settings: Settings, framework: str) -> str | None:
+    """Refuses model parallelism for launchers that split nothing but data.
+
+    Args:
+        launcher: who cannot.
+        settings: that may have tensor parallelism or pipeline stages.
+        framework: whose answers the launcher can run.
+    """
+    if settings.tp_size > 1:
+        return (
+            f"{launcher} runs no tensor parallelism, and these settings have"
+            f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or"
+            f" --framework {framework}"
+        )
+    return pipelines(launcher, settings, framework)
+
+
+def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
+    """Refuses pipelines for launchers without pipeline stages."""
+    if settings.pp_size == 1:
+        return None
+    return (
+        f"{launcher} runs no pipeline stages, and these settings have"
+        f" pp_size={settings.pp_size}; ask again with --framework {framework}"
+    )
+
+
+def zero1(launcher: str, settings: Settings, framework: str) -> str | None:
+    """Refuses zero1 for launchers that shard gradients with the optimizer state, or neither."""
+    if settings.sharding is not Sharding.ZERO1:
+        return None
+    return (
+        f"{launcher} cannot shard the optimizer state alone (zero1); ask again with"
+        f" --framework {framework}"
+    )
+
+
+def sharding(launcher: str, question: Question, settings: Settings) -> str | None:
+    """Refuses what FSDP2 cannot shard."""
+    within = question.cluster.gpus_per_node // settings.tp_size
+    if settings.sharding is Sharding.HYBRID_SHARD and within == 1:
+        what = "GPU" if settings.tp_size == 1 else "data-parallel rank"
+        return (
+            f"hybrid_shard shards within a node, and a node has one {what} here; ask again with"
+            " --knob sharding=ddp,shard_grad_op,full_shard"
+        )
+    if settings.cpu_offload and not is_sharded(question, settings):
+        return f"{launcher} offloads to the CPU only what it shards; ask for another sharding"
+    return None
+
+
+def own_script(what: str, question: Question) -> str | None:
+    """Refuses files that say more of a training step than is known of a user's own script.
+
+    Args:
+        what: in them, of which that is so.
+        question: that may be of a script.
+    """
+    if question.script is None:
+        return None
+    return (
+        f"{what}, and the study is of a script of your own; launch the script by its own command,"
+        " which tuner studies show tells"
+    )
+
+
+def first(*reasons: str | None) -> str | None:
+    """The first reason there is."""
+    return next(filter(None, reasons), None)
+
+
+def cpu_offload(launcher: str, settings: Settings) -> str | None:
+    """Refuses offloading for launchers that offload nothing."""
+    if not settings.cpu_offload:
+        return None
+    return f"{launcher} has no CPU offload; ask again with --knob cpu_offload=false"
+
+
+PREFIX = "TUNED_"
+# Characters of a DNS label (RFC 1035).
+LONGEST_LABEL = 63
+
+
+def variables(question: Question, settings: Settings) -> dict[str, str]:
+    """Every knob, and what it belongs to, by variable; booleans are ``true`` and ``false``.
+
+    Optimizer and number formats of a user's script are its own, and not known.
+    """
+    work = question.workload
+    values = {
+        **settings.as_dict(),
+        "world_size": question.cluster.world_size,
+        "global_batch_size": work.global_batch_size,
+        "sequence_length": work.sequence_length,
+    }
+    if question.script is None:
+        values |= {
+            "optimizer": work.optimizer,
+            "precision": work.precision,
+            "reduce_dtype": work.reduce_dtype,
+        }
+    return {f"{PREFIX}{name.upper()}": _text(value) for name, value in values.items()}
+
+
+def surroundings(question: Question) -> dict[str, str]:
+    """Variables that the ranks themselves need, so that they run as probed or predicted."""
+    found = {}
+    if count := threads(question):
+        found["OMP_NUM_THREADS"] = str(count)
+    if question.framework.name is FrameworkName.NANOTRON:
+        # asserted by its asynchronous tensor parallelism (parallel/tensor_parallel/functional.py)
+        found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    return found
+
+
+def job_name(study_id: str) -> str:
+    """A name for schedulers: a DNS label, whatever the study is called."""
+    plain = re.sub(r"[^a-z0-9]+", "-", f"tuned-{study_id}".lower())
+    return plain[:LONGEST_LABEL].strip("-")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

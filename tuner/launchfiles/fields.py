@@ -1,0 +1,168 @@
+"""The fields of a configuration file, each taken by its kind or refused by its path."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from tuner.core.configuration import Settings
+from tuner.errors import UsageError
+
+T = TypeVar("T")
+# What stands for nothing, in files that write all their fields out.
+ABSENT: tuple[object, ...] = (None, "", {}, [])
+# Of a whole number; launchers have none that is larger.
+LARGEST = 2**31 - 1
+# Likeness of names (difflib's ratio) from which one is taken for a slip of the other; no field of
+# ``TrainingArguments`` is so like one that is read.
+LIKE = 0.88
+
+
+class Fields:
+    """An object of a configuration file."""
+
+    def __init__(self, values: object, path: str = "") -> None:
+        """The object at ``path``, which ends with a dot; nothing for ``None``.
+
+        Raises:
+            UsageError: it is no object.
+        """
+        if values is None:
+            values = {}
+        if not isinstance(values, Mapping):
+            raise UsageError(path.rstrip(".") or "file", values, "must be an object of fields")
+        self.values: Mapping[str, Any] = values
+        self.path = path
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) not in ABSENT
+
+    def any_of(self, *names: str) -> str:
+        """The first of these spellings that is there, or else the first."""
+        return next((name for name in names if name in self), names[0])
+
+    def part(self, name: str) -> "Fields":
+        """An object in it; an empty one where it is not there."""
+        value = self.values.get(name)
+        return Fields(None if value in ABSENT else value, f"{self.path}{name}.")
+
+    def whole(self, name: str, default: int | None = None) -> int | None:
+        """A positive whole number, of at most :data:`LARGEST`."""
+        value = self.values.get(name)
+        if value in ABSENT:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+            raise self.error(name, "must be a positive whole number")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.values.get(name)
+        if value in ABSENT:
+            return default
+        word = str(value).lower()
+        if word not in ("true", "false"):
+            raise self.error(name, "must be true or false")
+        return word == "true"
+
+    def choice(self, name: str, known: Mapping[str, T], default: str | None = None) -> T:
+        """Reads a word into its value; upper and lower case are one."""
+        value = self.values.get(name)
+        word = str(default if value in ABSENT else value).lower()
+        if value is False and "no" in known:
+            word = "no"  # as YAML 1.1 reads it without quotes
+        if word not in known:
+            raise self.error(name, f"must be one of {', '.join(known)}")
+        return known[word]
+
+    def refuse(self, name: str, why: str, but: Collection[object] = (False, "no", 0, 1)) -> None:
+        """Refuse a field that is there with another value than these."""
+        value = self.values.get(name)
+        spelled = value.lower() if isinstance(value, str) else value
+        if value not in ABSENT and not any(_is_same(spelled, one) for one in but):
+            raise self.error(name, why)
+
+    def refuse_others(self, known: Collection[str]) -> None:
+        """Refuse fields that there are not, which may mean anything."""
+        for name, value in self.values.items():
+            if name not in known and name in self:
+                raise self._no_field(name, value, "is not known here, and may change what it needs")
+
+    def refuse_misspelt(self, known: Collection[str]) -> None:
+        """Refuse fields that are nearly one of these, and would be passed over."""
+        for name, value in self.values.items():
+            if not isinstance(name, str) or name in known or name not in self:
+                continue
+            if near := get_close_matches(name, known, n=1, cutoff=LIKE):
+                raise self._no_field(
+                    name, value, f"there is no such field; did you mean {near[0]}?"
+                )
+
+    def _no_field(self, name: object, value: object, allowed: str) -> UsageError:
+        shown = repr(str(name)[:80])[1:-1]  # it may hold what a terminal would obey
+        return UsageError(f"{self.path}{shown}", value, allowed)
+
+    def error(self, name: str, allowed: str) -> UsageError:
+        """Makes the error of a wrong field."""
+        value = self.values.get(name)
+        if value == "auto":
+            allowed += "; write what accelerate or the Trainer would fill in"
+        return UsageError(f"{self.path}{name}", value, allowed)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Tells whether they are equal; to Python True is 1 too."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Contents of a configuration file; the rest comes from the caller."""
+
+    format_name: str
+    """Whose file it is."""
+    knobs: Mapping[str, Any]
+    """Values of the knobs that it decides."""
+    unsaid: frozenset[str] = frozenset()
+    """Those of them of which it says nothing, so that the default of its stack holds."""
+    may: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that the file leaves open, by field (``precision``, ``sequence_length``, ...); where
+    nothing is said otherwise the first one holds. A field that is not named may have any."""
+    ranks: int | None = None
+    """Ranks of the whole job."""
+    ranks_field: str = ""
+    """The field that says so."""
+    nodes: int | None = None
+    """Nodes of the whole job."""
+    groups: tuple[int, int] | None = None
+    """Number and size of the groups of ranks that shard, where that is not one group of all."""
+    layer_classes: tuple[str, ...] = ()
+    """Classes of the layers that are sharded one by one; the model's own where none are named."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Knobs without a value that can be taken for granted, with who decides them."""
+    notes: tuple[str, ...] = ()
+    """What is taken for granted, and what to know of the figures."""
+
+
+NAME = "json"
+# Fields that other files do not have.
+MARKS = frozenset({"written_by"})
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong.
+    """
+    fields = Fields(values)
+    fields.choice("written_by", {"tuner": True})
+    fields.refuse("script", "is a study of a script of your own, which is not predicted")
+    work, framework = fields.part("workload"), fields.part("framework")
+    if "name" not in framework:
+        raise framework.error("name", "is required")
+    may = {name: (value,) for name, value in work.values.items()}
+    may |= {"framework": (framework.values["name"],), "cluster": (fields.part("cluster").values,)}
+    may["framework_versions"] = (framework.part("versions").values,)
+    knobs = Settings.from_dict(fields.part("settings").values).as_dict()
+    return Found(format_name=NAME, knobs=knobs, may=may)

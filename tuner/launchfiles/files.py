@@ -1,0 +1,162 @@
+"""A configuration file, and whose it is: told by its content, or by name."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from tuner.errors import UnknownNameError, UsageError
+from tuner.launchfiles import accelerate, deepspeed, nanotron, trainer
+from tuner.launchfiles import fields as plain
+from tuner.launchfiles.fields import Found
+
+# The reader of each format.
+READERS: Mapping[str, ModuleType] = {
+    module.NAME: module for module in (accelerate, trainer, deepspeed, nanotron, plain)
+}
+# Of a file; configurations have some kilobytes.
+LARGEST_BYTES = 2**20
+# In a file, each counted wherever an alias repeats it: a kilobyte of YAML can stand for millions.
+MOST_VALUES = 100_000
+
+
+class _TwiceError(ValueError):
+    """A name that an object has twice, of which launchers take the last one, or none."""
+
+
+def read_file(path: str, format_name: str | None = None) -> Found:
+    """Reads the file at ``path``.
+
+    Args:
+        path: the file's.
+        format_name: whose file it is; by default told by its content.
+
+    Raises:
+        UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
+        UnknownNameError: there is no such format.
+    """
+    if format_name is not None and format_name not in READERS:
+        raise UnknownNameError("format", format_name, READERS)
+    values = parse(_text(path), path)
+    name = format_name or format_of(values, path)
+    found: Found = READERS[name].read(values)
+    return found
+
+
+def parse(text: str, path: str) -> Mapping[str, Any]:
+    """The object in a text of JSON or YAML.
+
+    Raises:
+        UsageError: it holds none.
+    """
+    try:
+        values = _loaded(text, path)
+    except _TwiceError as error:
+        raise UsageError("file", path, f"names {error} twice in one object") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UsageError("file", path, f"is neither JSON nor YAML: {why}") from error
+    if not isinstance(values, Mapping):
+        known = ", ".join(READERS)
+        raise UsageError("file", path, f"must hold one object of fields, as files of {known} do")
+    if _is_larger(values, MOST_VALUES):
+        raise UsageError("file", path, f"must hold {MOST_VALUES} values at most")
+    return values
+
+
+def _loaded(text: str, path: str) -> Any:
+    """Loads JSON or YAML; YAML may begin with a brace too, where the file's name says so.
+
+    Raises:
+        _TwiceError: an object has a name twice.
+        ValueError, yaml.YAMLError: it is neither.
+    """
+    is_yaml = path.lower().endswith((".yaml", ".yml"))
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text, object_pairs_hook=_object)
+        except json.JSONDecodeError:
+            if not is_yaml:
+                raise
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        _refuse_twice(node)
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _refuse_repeated(name for name, _ in pairs)
+    return found
+
+
+def _refuse_twice(node: yaml.Node | None) -> None:
+    """The same, before aliases and merged mappings are put in."""
+    waiting, known = [node], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in known or not isinstance(one, yaml.CollectionNode):
+            continue
+        known.add(id(one))
+        if isinstance(one, yaml.MappingNode):
+            keys = [key for key, _ in one.value if isinstance(key, yaml.ScalarNode)]
+            _refuse_repeated(str(key.value) for key in keys)
+            waiting += [value for _, value in one.value]
+        else:
+            waiting += one.value
+
+
+def _refuse_repeated(names: Iterable[str]) -> None:
+    (name, times), *_ = [*Counter(names).most_common(1), ("", 0)]
+    if times > 1:
+        raise _TwiceError(repr(name[:80]))
+
+
+def _is_larger(values: object, most: int) -> bool:
+    """Tells whether there are more values than this in it."""
+    waiting, count = [values], 0
+    while waiting and count <= most:
+        one = waiting.pop()
+        count += 1
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+    return count > most
+
+
+def format_of(values: Mapping[str, Any], path: str) -> str:
+    """Finds the launcher that a file belongs to.
+
+    Raises:
+        UsageError: it is like none of them, or like several.
+    """
+    like = [name for name, reader in READERS.items() if reader.MARKS & values.keys()]
+    if len(like) == 1:
+        return like[0]
+    what = f"could be of {' or '.join(like)}" if like else "is like none of the formats"
+    raise UsageError("file", path, f"{what}: say --format {'|'.join(like or READERS)}")
+
+
+def _text(path: str) -> str:
+    where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
+    try:
+        if not where.exists():
+            raise UsageError("file", path, "there is no such file")
+        if not where.is_file():
+            raise UsageError("file", path, "must be a file, and is a folder or a device")
+        if where.stat().st_size > LARGEST_BYTES:
+            raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
+        return where.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError("file", path, f"cannot be read: {reason}") from error

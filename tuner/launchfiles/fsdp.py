@@ -1,0 +1,134 @@
+"""Settings of FSDP2 and DDP: shared by all formats that reach them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.core.cluster import Device
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.script import is_sharded
+from tuner.core.study import Question
+from tuner.core.workload import Precision, ReduceDtype
+from tuner.launchfiles.fields import Fields
+
+# Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
+# ``_no_split_modules``.
+LAYER_CLASSES: Mapping[str, str] = {
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "mixtral": "MixtralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen2_moe": "Qwen2MoeDecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer",
+    "gemma": "GemmaDecoderLayer",
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3_text": "Gemma3DecoderLayer",
+    "phi": "PhiDecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "gpt2": "GPT2Block",
+    "gpt_neox": "GPTNeoXLayer",
+    "olmo2": "Olmo2DecoderLayer",
+    "smollm3": "SmolLM3DecoderLayer",
+}
+
+# Number formats as Python names them.
+DTYPES: Mapping[ReduceDtype, str] = {
+    ReduceDtype.BF16: "torch.bfloat16",
+    ReduceDtype.FP32: "torch.float32",
+}
+
+# A communication hook for DDP. torch's ``bf16_compress_hook`` does the same, but it is refused on a
+# CPU.
+REDUCE_HOOK = """\
+
+
+def reduce_gradients(group, bucket):
+    total = bucket.buffer().to({dtype}).div_(dist.get_world_size(group))
+    future = dist.all_reduce(total, group=group, async_op=True).get_future()
+    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+"""
+
+
+def weights(question: Question) -> ReduceDtype:
+    """Number format of weights, and so of gradients."""
+    full = question.workload.precision is Precision.BF16
+    return ReduceDtype.BF16 if full else ReduceDtype.FP32
+
+
+def ddp_reduce_dtype(question: Question, settings: Settings) -> ReduceDtype | None:
+    """The number format in which DDP must reduce, if it is another than the gradients' own."""
+    reduce = question.workload.reduce_dtype
+    ranks = settings.data_parallel_size(question.cluster.world_size)
+    if is_sharded(question, settings) or ranks == 1:
+        return None
+    return None if reduce is weights(question) else reduce
+
+
+def policy(question: Question, settings: Settings) -> str:
+    """Arguments of FSDP's ``MixedPrecisionPolicy``, as code; empty without FSDP, or where its
+    defaults are the probe's.
+    """
+    if not is_sharded(question, settings):
+        return ""
+    reduce = question.workload.reduce_dtype
+    assert reduce is not None
+    if question.workload.precision is Precision.BF16_MIXED:
+        return f"param_dtype=torch.bfloat16, reduce_dtype={DTYPES[reduce]}"
+    return "" if reduce is weights(question) else f"reduce_dtype={DTYPES[reduce]}"
+
+
+def is_passed_over(question: Question, settings: Settings) -> bool:
+    """Tells whether accelerate would not shard at all: it ignores FSDP on a CPU."""
+    return question.cluster.gpu.device is Device.CPU and is_sharded(question, settings)
+
+
+def reshards(settings: Settings) -> bool:
+    """Tells whether parameters are given back after forward, to be gathered again in backward."""
+    return settings.sharding is not Sharding.SHARD_GRAD_OP
+
+
+VERSION = (
+    "must be 2: figures are of FSDP2, and FSDP1 needs and takes others; accelerate to-fsdp2 writes"
+    " the file anew"
+)
+# Of accelerate 1.15's ``FullyShardedDataParallelPlugin``; those of loading and saving, and of
+# FSDP1, change nothing here.
+KNOWN = frozenset({
+    "version", "reshard_after_forward", "auto_wrap_policy", "transformer_layer_cls_to_wrap",
+    "activation_checkpointing", "offload_params", "cpu_offload", "cpu_ram_efficient_loading",
+    "state_dict_type", "sync_module_states", "use_orig_params", "backward_prefetch",
+    "backward_prefetch_policy", "forward_prefetch",
+})  # fmt: skip
+
+
+def read_fsdp(fields: Fields, prefix: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Knobs that the options decide, and the classes of the layers that they name.
+
+    Args:
+        fields: the options.
+        prefix: what may go before each name: ``fsdp_``.
+
+    Raises:
+        UsageError: they are of FSDP1, or of another use of FSDP2 than is predicted.
+    """
+    names = {name: fields.any_of(f"{prefix}{name}", name) for name in KNOWN}
+    if fields.whole(names["version"]) != 2:
+        raise fields.error(names["version"], VERSION)
+    fields.refuse_others({*names.values(), *KNOWN, *(f"{prefix}{name}" for name in KNOWN)})
+    wrapped = {"transformer_based_wrap": True}
+    fields.choice(names["auto_wrap_policy"], wrapped, "transformer_based_wrap")
+    reshards = fields.flag(names["reshard_after_forward"], default=True)
+    knobs: dict[str, Any] = {
+        "sharding": str(Sharding.FULL_SHARD if reshards else Sharding.SHARD_GRAD_OP),
+        "cpu_offload": any(fields.flag(names[one]) for one in ("offload_params", "cpu_offload")),
+    }
+    if fields.flag(names["activation_checkpointing"]):
+        knobs["activation_checkpointing"] = str(Checkpointing.FULL)
+    return knobs, _layer_classes(fields.values.get(names["transformer_layer_cls_to_wrap"]))
+
+
+def _layer_classes(value: object) -> tuple[str, ...]:
+    if not value:
+        return ()
+    words = value if isinstance(value, list) else str(value).split(",")
+    return tuple(str(word).strip() for word in words)

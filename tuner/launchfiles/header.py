@@ -1,0 +1,81 @@
+"""The comments that every file with comments begins with: where its settings come from.
+
+Comments hold text of others, such as a model's name: nothing in it can end a comment.
+"""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
+from tuner.launchfiles.contract import About
+
+# Characters of a comment line, without its mark.
+WIDTH = 78
+
+
+def printable(text: str) -> str:
+    """``text`` in one line: what cannot be printed is a space, and a backtick an apostrophe."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("`", "'")
+
+
+def comment(text: str) -> list[str]:
+    """Comment lines, whatever the text holds; of an item (``- ``), further lines are set in."""
+    safe = printable(text)
+    hang = "  " if safe.startswith("- ") else ""
+    wrapped = textwrap.wrap(
+        safe, WIDTH, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+    )
+    return [f"# {line}" for line in wrapped]
+
+
+def comments(*texts: str) -> list[str]:
+    """Comment lines of several texts, each beginning a line."""
+    return [line for text in texts for line in comment(text)]
+
+
+def code(text: str) -> Iterator[str]:
+    """Python as comments between fences, to be taken out as it stands."""
+    yield "# ```python"
+    yield from (f"# {line}".rstrip() for line in text.splitlines())
+    yield "# ```"
+
+
+def header(*blocks: Iterable[str]) -> str:
+    """Blocks of comment lines with an empty comment between them; empty blocks are left out."""
+    return "\n#\n".join(filter(None, map("\n".join, blocks)))
+
+
+def written(about: About) -> str:
+    """Says who wrote the file, when, from what, and with which versions."""
+    return (
+        f"Written by tuner on {about.date} from study {about.study_id}; its figures are"
+        f" {about.provenance}{f', with {versions_text(about)}' if about.versions else ''}."
+    )
+
+
+def versions_text(about: About) -> str:
+    """``torch 2.13.0, transformers 5.23.0``."""
+    return ", ".join(f"{name} {version}" for name, version in sorted(about.versions.items()))
+
+
+def asked(question: Question) -> str:
+    """Says what is trained, where, in one sentence; of a user's script what is known of it."""
+    work = question.workload
+    if question.script is not None:
+        return (
+            f"Your own script {question.script.path} on {question.cluster.name}: sequences of"
+            f" {work.sequence_length} tokens, {work.global_batch_size} in an optimizer step."
+        )
+    return (
+        f"{work.model.name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
+        f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"
+        f" gradients reduced in {work.reduce_dtype}."
+    )
+
+
+def provenance(question: Question, settings: Settings, about: About) -> list[str]:
+    """The first block: study, date, provenance, versions, question, settings and figures."""
+    figures = (f"- {figure}" for figure in about.figures)
+    said = (written(about), about.other_stack, asked(question))
+    return comments(*said, str(settings).replace(",", ", "), *figures)

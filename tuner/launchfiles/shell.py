@@ -1,0 +1,185 @@
+"""Lines of POSIX shell scripts, safely quoted."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from tuner.core.cluster import Device
+from tuner.core.configuration import Settings
+from tuner.core.framework import FrameworkName
+from tuner.core.study import Question
+from tuner.launchfiles.contract import (
+    PREFIX,
+    About,
+    Format,
+    Stack,
+    job_name,
+    surroundings,
+    torchrun,
+    variables,
+)
+from tuner.launchfiles.header import comments, header, printable, provenance
+
+MEDIA_TYPE = "text/x-shellscript"
+
+
+def exports(values: Mapping[str, str]) -> Iterator[str]:
+    """Variables for all that is started afterwards."""
+    for name, value in values.items():
+        yield f"export {name}={shlex.quote(value)}"
+
+
+def usage(question: Question, file_name: str) -> Iterator[str]:
+    """Comments: how the script is started."""
+    nodes = question.cluster.nodes
+    if nodes == 1:
+        yield f"# sh {file_name} SCRIPT.py ARGUMENTS"
+        return
+    yield from comments(f"On each of the {nodes} nodes, with the address of one of them:")
+    yield f"#     MASTER_ADDR=ADDRESS sh {file_name} SCRIPT.py ARGUMENTS"
+
+
+def checks(question: Question, file_name: str) -> Iterator[str]:
+    """Ends with what is missing: the training script, or a place for several nodes to meet."""
+    yield f': "${{1:?usage: sh {file_name} SCRIPT.py ARGUMENTS}}"'
+    if question.cluster.nodes > 1:
+        yield ': "${MASTER_ADDR:?set it to the address of one of the nodes, the same on all}"'
+
+
+def command(question: Question, flags: Sequence[str] = ()) -> str:
+    """torchrun with the script's own arguments, and lines of flags after them."""
+    start = shlex.join(torchrun(question)).replace("HOST:", '"$MASTER_ADDR":')
+    return " \\\n    ".join([f'{start} "$@"', *flags])
+
+
+def argv(question: Question, path: str) -> tuple[str, ...]:
+    """The command that starts a script of this kind."""
+    host = ("env", "MASTER_ADDR=HOST") if question.cluster.nodes > 1 else ()
+    return (*host, "sh", path, "SCRIPT.py")
+
+
+FILE_NAME = "tuned.env"
+
+
+def _why_not(question: Question, settings: Settings) -> str | None:
+    return None
+
+
+def _render(question: Question, settings: Settings, about: About) -> str:
+    use = comments(
+        f"For POSIX shells (. ./{FILE_NAME}). The settings are in force only if the training"
+        " script reads them."
+    )
+    origin = {
+        "study_id": about.study_id,
+        "date": about.date,
+        "provenance": str(about.provenance),
+        "model": question.workload.model.name,
+        "cluster": question.cluster.name,
+    }
+    told = {f"{PREFIX}{name.upper()}": printable(value) for name, value in origin.items()}
+    lines = exports({**variables(question, settings), **told})
+    return "\n".join([header(provenance(question, settings, about), use), *lines, ""])
+
+
+ENV_FORMAT = Format(
+    name="env",
+    file_name=FILE_NAME,
+    stack=Stack.ANY,
+    media_type=MEDIA_TYPE,
+    why_not=_why_not,
+    render=_render,
+    for_programs=True,
+)
+
+
+TORCHRUN_FILE_NAME = "torchrun.sh"
+
+
+def in_force(question: Question) -> str:
+    """Says, in files that start any script, how the configuration comes into force in it."""
+    if question.script is not None:
+        return (
+            "The study is of a script of your own: the settings are in force only with the"
+            " arguments by which it takes them, which tuner studies show tells as its launch."
+        )
+    if question.framework.name is FrameworkName.NANOTRON:
+        return (
+            "The script is nanotron's run_train.py, with --config-file and a configuration that"
+            " has the settings (tuner's format nanotron)."
+        )
+    return (
+        "The settings are in force only if the script applies them: from tuner's formats"
+        " accelerate, trainer or torch, or from the variables below."
+    )
+
+
+def _torchrun_render(question: Question, settings: Settings, about: About) -> str:
+    use = usage(question, TORCHRUN_FILE_NAME)
+    top = header(provenance(question, settings, about), use, comments(in_force(question)))
+    values = {**variables(question, settings), **surroundings(question)}
+    lines = ["#!/bin/sh", top, "set -eu", *exports(values), *checks(question, TORCHRUN_FILE_NAME)]
+    return "\n".join([*lines, f"exec {command(question)}", ""])
+
+
+TORCHRUN_FORMAT = Format(
+    name="torchrun",
+    file_name=TORCHRUN_FILE_NAME,
+    stack=Stack.ANY,
+    media_type=MEDIA_TYPE,
+    why_not=_why_not,
+    render=_torchrun_render,
+    argv=argv,
+)
+
+
+SBATCH_FILE_NAME = "tuned.sbatch"
+
+
+def _sbatch_render(question: Question, settings: Settings, about: About) -> str:
+    use = comments(
+        f"sbatch {SBATCH_FILE_NAME} SCRIPT.py ARGUMENTS, with options of your site's, such as"
+        " --partition, --time and --cpus-per-task, before the file's name."
+    )
+    top = header(provenance(question, settings, about), use, comments(in_force(question)))
+    options = [f"#SBATCH {option}" for option in _options(question, about)]
+    values = {**variables(question, settings), **surroundings(question)}
+    return "\n".join(
+        ["#!/bin/bash", *options, top, "set -eu", *exports(values), *_start(question), ""]
+    )
+
+
+def _options(question: Question, about: About) -> Iterator[str]:
+    cluster = question.cluster
+    yield f"--job-name={job_name(about.study_id)}"
+    yield f"--nodes={cluster.nodes}"
+    yield "--ntasks-per-node=1"
+    if cluster.gpu.device is Device.CUDA:
+        yield f"--gpus-per-node={cluster.gpus_per_node}"
+    elif cluster.gpu.cores:
+        yield f"--cpus-per-task={cluster.gpu.cores}"
+
+
+def _start(question: Question) -> Iterator[str]:
+    yield f': "${{1:?usage: sbatch {SBATCH_FILE_NAME} SCRIPT.py ARGUMENTS}}"'
+    if question.cluster.gpu.device is Device.CPU and question.cluster.gpu.cores:
+        # since Slurm 22.05 srun does not inherit it
+        yield f"export SRUN_CPUS_PER_TASK={question.cluster.gpu.cores}"
+    if question.cluster.nodes > 1:
+        yield ': "${MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}"'
+    # when one node's ranks fail, the others would wait for them
+    yield f"exec srun --kill-on-bad-exit=1 {command(question)}"
+
+
+def _argv(question: Question, path: str) -> tuple[str, ...]:
+    return ("sbatch", path, "SCRIPT.py")
+
+
+SBATCH_FORMAT = Format(
+    name="sbatch",
+    file_name=SBATCH_FILE_NAME,
+    stack=Stack.ANY,
+    media_type=MEDIA_TYPE,
+    why_not=_why_not,
+    render=_sbatch_render,
+    argv=_argv,
+)

@@ -1,0 +1,348 @@
+"""``TrainingArguments`` of transformers' Trainer as JSON, and as a command with flags.
+
+Field names are those of transformers 5.23 (``training_args.py``); those of 5.2 and 5.17 were read
+for what has changed since. Both are read by ``HfArgumentParser``. JSON has no comments:
+``run_name``, which loggers show, says where the settings come from, and what no argument can say is
+in the command's comments, and printed beside the JSON.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from packaging.version import Version
+
+from tuner.core.cluster import Device
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import FrameworkName
+from tuner.core.script import checkpoints_in_script, is_sharded
+from tuner.core.study import Question
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.launchfiles import contract as refusals
+from tuner.launchfiles.contract import (
+    About,
+    Format,
+    Stack,
+    batch_text,
+    has_data_parallel_ranks,
+    other_stack,
+    torchrun,
+)
+from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fsdp import (
+    DTYPES,
+    LAYER_CLASSES,
+    is_passed_over,
+    read_fsdp,
+    reshards,
+    weights,
+)
+from tuner.launchfiles.header import comments, header, printable, provenance, versions_text
+from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
+
+FILE_NAME = "training_args.json"
+FLAGS_FILE_NAME = "trainer.sh"
+# Characters; Weights & Biases shows no more.
+LONGEST_RUN_NAME = 128
+
+_OPTIMIZERS = {
+    Optimizer.ADAMW: "adamw_torch",
+    Optimizer.ADAMW_8BIT: "adamw_torch_8bit",
+    Optimizer.SGD: "sgd",
+}
+
+
+def arguments(question: Question, settings: Settings, about: About) -> dict[str, Any]:
+    """Fields of ``TrainingArguments``; of a user's script those that its probes were told."""
+    sharded = is_sharded(question, settings)
+    values: dict[str, Any] = {
+        "run_name": _run_name(question, about),
+        "per_device_train_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+        "accelerator_config": {
+            "gradient_accumulation_kwargs": {"sync_each_batch": settings.sync_each_batch}
+        },
+        **_numbers(question),
+        **_checkpointing(question, settings),
+    }
+    if sharded:
+        values |= _fsdp(question, settings)
+    elif has_data_parallel_ranks(question, settings):
+        values["ddp_find_unused_parameters"] = False  # none are; looking for them takes time
+    if question.cluster.gpu.device is Device.CPU:
+        values["use_cpu"] = True
+    return values
+
+
+def _numbers(question: Question) -> dict[str, Any]:
+    """Optimizer and number format: a user's script has its own."""
+    if question.script is not None:
+        return {}
+    work = question.workload
+    return {"optim": _OPTIMIZERS[work.optimizer], "bf16": work.precision is Precision.BF16_MIXED}
+
+
+def _run_name(question: Question, about: About) -> str:
+    name = f"tuner {about.study_id} {about.date} {about.provenance}"
+    return printable(f"{name}; {versions_text(about)}")[:LONGEST_RUN_NAME].rstrip("; ,")
+
+
+def _checkpointing(question: Question, settings: Settings) -> dict[str, Any]:
+    """By FSDP's plugin where that can, else by the model; older releases call it otherwise."""
+    by_model = checkpoints_in_script(question, settings)
+    stated = question.framework.versions.get("transformers")
+    renamed = stated is not None and Version(stated) >= Version("5.23")
+    name = "activation_checkpointing" if renamed else "gradient_checkpointing"
+    if not by_model:
+        return {name: False}
+    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+
+
+def _fsdp(question: Question, settings: Settings) -> dict[str, Any]:
+    full = settings.activation_checkpointing is Checkpointing.FULL
+    return {
+        "fsdp": _fsdp_field(question, settings),
+        "fsdp_config": {
+            "version": 2,
+            "reshard_after_forward": reshards(settings),
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": [LAYER_CLASSES[question.workload.model.model_type]],
+            "activation_checkpointing": full and not checkpoints_in_script(question, settings),
+            "cpu_offload": settings.cpu_offload,
+            "cpu_ram_efficient_loading": True,
+            "state_dict_type": "SHARDED_STATE_DICT",
+        },
+    }
+
+
+def _fsdp_field(question: Question, settings: Settings) -> str | bool:
+    """Before 5.17 some of FSDP's configuration was words here."""
+    stated = question.framework.versions.get("transformers")
+    if stated is None or Version(stated) >= Version("5.17"):
+        return True
+    words = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
+    return " ".join([*words, "offload"] if settings.cpu_offload else words)
+
+
+def _why_not(question: Question, settings: Settings) -> str | None:
+    return refusals.first(
+        _other_script(question),
+        refusals.model_parallelism("the Trainer", settings, "trainer"),
+        refusals.zero1("the Trainer", settings, "trainer"),
+        refusals.sharding("the Trainer", question, settings),
+        _other_sharding(question, settings),
+        _other_dtype(question, settings),
+    )
+
+
+def _other_script(question: Question) -> str | None:
+    if question.framework.name is FrameworkName.TRAINER:
+        return None
+    return refusals.own_script("these are arguments of the Trainer", question)
+
+
+def _other_sharding(question: Question, settings: Settings) -> str | None:
+    if is_passed_over(question, settings):
+        return "accelerate ignores FSDP on a CPU; ask again with --knob sharding=ddp"
+    if not is_sharded(question, settings):
+        return None
+    if question.framework.fsdp_version == 1:
+        return (
+            "in these versions the Trainer shards with FSDP1, and tuner writes FSDP2; ask again"
+            " with --framework-version transformers=5.17"
+        )
+    if settings.sharding is Sharding.HYBRID_SHARD:
+        return (
+            "TrainingArguments cannot say in JSON over which GPUs hybrid_shard shards; launch the"
+            " Trainer with the file of the format accelerate, or ask again with --knob"
+            " sharding=ddp,shard_grad_op,full_shard"
+        )
+    return None
+
+
+def _other_dtype(question: Question, settings: Settings) -> str | None:
+    """FSDP reduces in what it computes in, unless its plugin is told otherwise; DDP in the
+    gradients' own format, unless a hook does it."""
+    if question.script is not None or not has_data_parallel_ranks(question, settings):
+        return None
+    work = question.workload
+    mixed = work.precision is Precision.BF16_MIXED and is_sharded(question, settings)
+    reduced = ReduceDtype.BF16 if mixed else weights(question)
+    if work.reduce_dtype is reduced:
+        return None
+    return (
+        f"the Trainer reduces these gradients in {reduced}, and the study has {work.reduce_dtype};"
+        f" ask again with --reduce-dtype {reduced}"
+    )
+
+
+def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
+    """Lists what neither an argument nor a comment says."""
+    said = other_stack(question, Stack.TORCH)
+    return (*([said] if said else []), *_by_hand(question, settings))
+
+
+def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
+    """Lists what no argument says."""
+    work, size = question.workload, question.cluster.world_size
+    load = (
+        f"Load the model with dtype={DTYPES[weights(question)]} and attn_implementation='sdpa',"
+        " and set model.config.use_cache = False."
+    )
+    own = "The optimizer, number formats and all else are your script's own."
+    return (
+        load if question.script is None else own,
+        f"Sequences are of {work.sequence_length} tokens;"
+        f" {batch_text(question, settings)}, so start {size}"
+        f" {'processes' if size > 1 else 'process'}: {' '.join(torchrun(question, 'SCRIPT.py'))}",
+    )
+
+
+def _render(question: Question, settings: Settings, about: About) -> str:
+    return json.dumps(arguments(question, settings, about), indent=2) + "\n"
+
+
+def _render_flags(question: Question, settings: Settings, about: About) -> str:
+    how = comments(
+        "For a script that reads its TrainingArguments by HfArgumentParser.",
+        *_by_hand(question, settings),
+    )
+    top = header(provenance(question, settings, about), usage(question, FLAGS_FILE_NAME), how)
+    flags = list(_flags(arguments(question, settings, about)))
+    lines = ["#!/bin/sh", top, "set -eu", *checks(question, FLAGS_FILE_NAME)]
+    return "\n".join([*lines, f"exec {command(question, flags)}", ""])
+
+
+def _flags(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if name == "fsdp" and value is True:
+            yield "--fsdp"  # with a value it would be words, as before 5.17
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield f"--{name} {shlex.quote(text)}"
+
+
+def _argv(question: Question, path: str) -> tuple[str, ...]:
+    return tuple(torchrun(question, "SCRIPT.py", path))
+
+
+FORMAT = Format(
+    name="trainer",
+    file_name=FILE_NAME,
+    stack=Stack.TORCH,
+    media_type="application/json",
+    why_not=_why_not,
+    render=_render,
+    argv=_argv,
+    beside=_beside,
+)
+FLAGS = Format(
+    name="trainer-flags",
+    file_name=FLAGS_FILE_NAME,
+    stack=Stack.TORCH,
+    media_type=MEDIA_TYPE,
+    why_not=_why_not,
+    render=_render_flags,
+    argv=argv,
+)
+
+
+NAME = "trainer"
+# Fields that other files do not have.
+MARKS = frozenset({"per_device_train_batch_size", "accelerator_config", "fsdp", "output_dir"})
+OPTIMIZERS = {
+    "adamw_torch": Optimizer.ADAMW,
+    "adamw_torch_fused": Optimizer.ADAMW,
+    "adamw_torch_8bit": Optimizer.ADAMW_8BIT,
+    "sgd": Optimizer.SGD,
+}
+# Fields that change what a step needs in ways that are not predicted.
+REFUSED: Mapping[str, str] = {
+    "deepspeed": "check that file of DeepSpeed's in its place",
+    "fp16": "must be false: fp16 is not predicted",
+    "torch_compile": "must be false: compiled models are not predicted",
+    "torch_compile_backend": "must be left out: compiled models are not predicted",
+    "use_liger_kernel": "must be false: its kernels are not predicted",
+    "auto_find_batch_size": "must be false: the batch must not change",
+    "parallelism_config": "is not predicted",
+    "fsdp_min_num_params": "must be 0: figures are of layers that are sharded one by one",
+}
+# Fields that are looked at.
+READ = frozenset({
+    "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config", "optim",
+    "bf16", "fsdp", "fsdp_config", "activation_checkpointing", "gradient_checkpointing", *REFUSED,
+})  # fmt: skip
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong, or asks for what is not predicted.
+    """
+    fields = Fields(values)
+    fields.refuse_misspelt(READ)
+    for name, why in REFUSED.items():
+        fields.refuse(name, why, but=(False, 0, "no"))
+    knobs, classes = _sharding(fields)
+    sync = fields.part("accelerator_config")
+    sync.refuse_misspelt(("split_batches", "gradient_accumulation_kwargs"))
+    sync.refuse("split_batches", "must be false: a micro-batch is then of all ranks", but=(False,))
+    kept = sync.part("gradient_accumulation_kwargs")
+    kept.refuse_misspelt(("sync_each_batch",))
+    sizes = {
+        "micro_batch_size": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+    }
+    knobs |= {
+        "tp_size": 1,
+        "pp_size": 1,
+        "micro_batch_size": fields.whole(sizes["micro_batch_size"], 8),
+        "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
+        "sync_each_batch": kept.flag("sync_each_batch"),
+    }
+    optimizer = fields.choice("optim", OPTIMIZERS, "adamw_torch_fused")
+    return Found(
+        format_name=NAME,
+        knobs=knobs,
+        unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields),
+        may={
+            "framework": ("trainer", "accelerate", "torch"),
+            "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),
+            "optimizer": (str(optimizer),),
+        },
+        layer_classes=classes,
+    )
+
+
+def _sharding(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Sharding, and checkpointing, which FSDP's options may turn on too."""
+    knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
+    classes: tuple[str, ...] = ()
+    if _is_sharded(fields):
+        knobs, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
+    own = fields.any_of("activation_checkpointing", "gradient_checkpointing")
+    is_on = "activation_checkpointing" in knobs or fields.flag(own)
+    full = Checkpointing.FULL if is_on else Checkpointing.NONE
+    return {**knobs, "activation_checkpointing": str(full)}, classes
+
+
+def _is_sharded(fields: Fields) -> bool:
+    """Tells whether ``fsdp`` is on; as words, they must say what ``fsdp_config`` says."""
+    value = fields.values.get("fsdp")
+    words = value.split() if isinstance(value, str) else value
+    if isinstance(words, list) and words and "true" not in [str(word).lower() for word in words]:
+        known = {"full_shard", "shard_grad_op", "auto_wrap", "offload"}
+        if set(words) - known:
+            raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
+        _check_words(fields, words)
+        return True
+    return bool(words) and str(words).lower() != "false"
+
+
+def _check_words(fields: Fields, words: list[str]) -> None:
+    said, _ = read_fsdp(fields.part("fsdp_config"), "fsdp_")
+    sharding = "shard_grad_op" if "shard_grad_op" in words else "full_shard"
+    if (sharding, "offload" in words) != (said["sharding"], said["cpu_offload"]):
+        raise fields.error("fsdp", "does not say what fsdp_config says")

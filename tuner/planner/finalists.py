@@ -1,0 +1,181 @@
+"""The last probes of a study: the leaders again, so that the answer stands on more than one run."""
+
+from collections.abc import Iterator, Mapping
+
+from tuner.core.answer import KNOBS_PASSED, Guard
+from tuner.core.configuration import Settings
+from tuner.core.measurement import PROBED, Outcome
+from tuner.core.study import ProbeRequest, Study
+from tuner.guard.check import Ruling, Verdict
+from tuner.guard.replica import STACK, NoTwinError, stack_of
+from tuner.planner.findings import Finding
+from tuner.planner.knowledge import Knowledge, outcome_of
+from tuner.planner.ranking import choose, indistinguishable
+from tuner.planner.verdicts import is_checked, known_verdicts, twins_of
+
+# Probes that must be allowed before some are kept for repeating finalists.
+REPEAT_FROM = 6
+
+# Optimizer steps that a verification runs at least, warm-up included.
+VERIFICATION_STEPS = 8
+
+
+def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[ProbeRequest]:
+    """The final probes that are still wanted, most wanted first; at most two.
+
+    An answer whose time was extrapolated is verified at its full accumulation, if the time
+    left allows it. An answer and a rival that cannot be told apart are run once more each.
+    """
+    wanted = [
+        finding
+        for finding in _leaders(known)
+        if known.repetitions[finding.settings] == _first_good(finding) + 1
+        and (not finding.extrapolated or _affordable(finding, remaining_wall_s))
+    ]
+    return [_again(known, finding) for finding in wanted]
+
+
+def is_final(study: Study, request: ProbeRequest) -> bool:
+    """Says if a probe repeats what ended well already: its time decides, so it has no neighbours.
+
+    Args:
+        study: with its probes that are done.
+        request: of the probe.
+    """
+    return any(
+        probe.request.settings == request.settings and outcome_of(probe) is Outcome.OK
+        for probe in study.at(request.fidelity).probes
+    )
+
+
+def _leaders(known: Knowledge) -> Iterator[Finding]:
+    """The answer so far, and its closest rival when the two cannot be told apart."""
+    fitting, terms = known.fitting, known.study.terms
+    choice = choose(fitting, terms.tolerance)
+    if choice is None:
+        return
+    rivals = [f for f in (choice.fastest, *fitting) if f is not choice.best]
+    repeats = terms.max_probes >= REPEAT_FROM and bool(rivals)
+    close = repeats and indistinguishable(choice.best, rivals[0], terms.tolerance)
+    if choice.best.extrapolated or close:
+        yield choice.best
+    if close:
+        yield rivals[0]
+
+
+def _first_good(finding: Finding) -> int:
+    """The repetition that ended well first; a later probe means that it was repeated."""
+    return finding.probes[0].request.repetition
+
+
+def _affordable(finding: Finding, remaining_wall_s: float | None) -> bool:
+    return remaining_wall_s is None or VERIFICATION_STEPS * finding.seconds <= remaining_wall_s
+
+
+def _again(known: Knowledge, finding: Finding) -> ProbeRequest:
+    """The same settings once more, with all of their micro-batches."""
+    return ProbeRequest(
+        settings=finding.settings,
+        fidelity=known.study.terms.fidelity,
+        repetition=known.repetitions[finding.settings],
+    )
+
+
+def guard_of(
+    study: Study, settings: Settings, versions: Mapping[str, str], date: str | None
+) -> Guard:
+    """Finds the check result of a configuration: the worst of its replicas'.
+
+    Args:
+        study: with the verdicts on its model's structure in its versions.
+        settings: legal ones of it.
+        versions: what the settings were probed with, for the case that nothing was checked.
+        date: when they were.
+    """
+    found, why = _verdicts(study, settings)
+    if why and is_checked(study, settings):
+        return _by_knob(study)
+    if why:
+        return Guard(versions=dict(versions), date=date, why=why)
+    worst = max(found, key=lambda verdict: _ORDER.index(verdict.ruling))
+    if worst.ruling is Ruling.NOT_CHECKED:
+        return Guard(versions=dict(versions), date=date, why=worst.detail)
+    why = "; ".join(filter(None, (worst.detail, *_notes(study, settings))))
+    return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
+
+
+def to_guard(known: Knowledge) -> list[Settings]:
+    """The finalists without a verdict on each of their twins: the answer, what ties with it, and
+    what would be it if a knob's value were right that failed in another layout.
+
+    Settings that have no twin are left out.
+    """
+    study, tolerance = known.study, known.study.terms.tolerance
+    choice = choose(known.fitting, tolerance)
+    if study.terms.fidelity not in PROBED:
+        return []
+    finalists: list[Finding] = _to_confirm(known)
+    if choice is not None:
+        finalists += [choice.best, choice.fastest]
+        rivals = [f for f in known.fitting if f is not choice.best][:1]
+        finalists += [f for f in rivals if indistinguishable(choice.best, f, tolerance)]
+    wanted = dict.fromkeys(f.settings for f in finalists)
+    return [one for one in wanted if _is_open(study, one)]
+
+
+def _to_confirm(known: Knowledge) -> list[Finding]:
+    """The fastest finding that only an unconfirmed failure speaks against, if it is the fastest."""
+    found = (known.findings[one] for one in known.unconfirmed if one in known.findings)
+    timed = [
+        f for f in found if f.step_time.value is not None and f.settings not in known.too_large
+    ]
+    first = min(timed, key=lambda f: (f.seconds, str(f.settings)), default=None)
+    is_faster = not known.fitting or (first and first.seconds < known.fitting[0].seconds)
+    return [first] if first is not None and is_faster else []
+
+
+def _by_knob(study: Study) -> Guard:
+    """Says that other small models were trained with each of the knobs, and none with all."""
+    stack = stack_of(study.question.framework.versions)
+    passed = [v.date for v in study.guards.values() if v.ruling is Ruling.PASSED and v.date]
+    return Guard(
+        verdict=KNOBS_PASSED,
+        versions=stack,
+        date=max(passed, default=None),
+        why="small twins with each of these values train what one process trains; one of these"
+        " settings and this model was not trained yet",
+    )
+
+
+_ORDER = (Ruling.PASSED, Ruling.NOT_CHECKED, Ruling.FAILED)
+
+
+def _is_open(study: Study, settings: Settings) -> bool:
+    try:
+        count = len(twins_of(study.question, settings))
+    except NoTwinError:
+        return False
+    decided = [v for v in known_verdicts(study, settings) if v.ruling is not Ruling.NOT_CHECKED]
+    return len(decided) < count
+
+
+def _notes(study: Study, settings: Settings) -> tuple[str, ...]:
+    """Says what the replicas leave out: a result may be of another study's equal replica."""
+    notes = (note for twin in twins_of(study.question, settings) for note in twin.notes)
+    return tuple(dict.fromkeys(notes))
+
+
+def _verdicts(study: Study, settings: Settings) -> tuple[list[Verdict], str]:
+    """The verdicts on all twins, or why there are none."""
+    versions = study.question.framework.versions
+    if missing := [package for package in STACK if package not in versions]:
+        return [], f"the version of {' and '.join(missing)} is not known"
+    try:
+        count = len(twins_of(study.question, settings))
+    except NoTwinError as error:
+        return [], str(error)
+    found = list(known_verdicts(study, settings))
+    wrong = any(verdict.ruling is Ruling.FAILED for verdict in found)
+    if len(found) < count and not wrong:
+        return [], "no small twin of these settings was trained with these versions yet"
+    return found, ""

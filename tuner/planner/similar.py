@@ -1,0 +1,418 @@
+"""Compares the probes of earlier studies with what is predicted of them today.
+
+NumPy, which is slow to import: this module is imported where a study has a past.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import exp, log, nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
+from tuner.core.measurement import BROKEN, PROBED, Measurement, Outcome
+from tuner.core.quantity import QUANTILE, Provenance, Quantity
+from tuner.core.study import Study
+from tuner.core.workload import Workload
+from tuner.cost.calibration import Calibration
+from tuner.cost.prediction import Prediction
+from tuner.planner import candidates
+from tuner.planner.candidates import predicted
+from tuner.planner.timing import speed_of, step_time
+from tuner.search.kernel import Array, ByContents, alike, log_likelihood, one_thread, regress
+from tuner.search.trials import Past, joined, settings_features, workload_features
+
+if TYPE_CHECKING:
+    from tuner.planner.estimates import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Results of the probes of one configuration in an earlier study."""
+
+    settings: Settings
+    """Which."""
+    seconds: float | None
+    """Of an optimizer step; ``None`` where none was timed."""
+    ran: bool
+    """Whether its steps were done."""
+
+
+def past_of(study: Study) -> Past | None:
+    """The probes of a study's past as trials of earlier searches; ``None`` where there are none.
+
+    Predictions are of each one's own question, by arithmetic, with the rates that are known of the
+    devices today. Each settings is one trial: repetitions are pooled, and what was measured goes
+    before what was emulated.
+    """
+    return _past_of(_Key(study.past, study.calibration)) if study.past else None
+
+
+class _Key:
+    """A past and today's rates. A past is the same one only while it is the same object: it is kept
+    from one step of planning to the next, and studies cannot be hashed."""
+
+    def __init__(self, past: tuple[Study, ...], calibration: Calibration | None) -> None:
+        self.past, self.calibration = past, calibration
+
+    def __hash__(self) -> int:
+        return hash((id(self.past), self.calibration))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Key):
+            return False
+        return self.past is other.past and self.calibration == other.calibration
+
+
+@lru_cache(maxsize=4)
+def _past_of(key: _Key) -> Past | None:
+    parts = [_past(number, earlier, key.calibration) for number, earlier in enumerate(key.past)]
+    return joined([part for part in parts if part.size])
+
+
+def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
+    question, found = study.question, found_in(study)
+    asked = candidates.Asked(question, calibration)
+    predicted = [_predicted(asked, one.settings) for one in found]
+    return past_trials(number, question.workload, question.cluster, found, predicted)
+
+
+def past_trials(
+    number: int,
+    workload: Workload,
+    cluster: Cluster,
+    found: Sequence[Found],
+    predicted_s: Sequence[float],
+) -> Past:
+    """Turns the results of one earlier study into trials of a search.
+
+    Args:
+        number: that tells the study from others.
+        workload: of the study.
+        cluster: of the study.
+        found: what was found.
+        predicted_s: seconds of a step of each of them; ``nan`` where they are unknown.
+    """
+    rows = list(zip(found, predicted_s, strict=True))
+    return Past(
+        study=np.full(len(found), float(number)),
+        features=settings_features([one.settings for one in found], cluster),
+        workload=np.tile(workload_features(workload, cluster), (len(found), 1)),
+        log_excess=np.array([_excess(one.seconds, seconds) for one, seconds in rows]),
+        ran=np.array([float(one.ran) for one in found]),
+        expected=np.full(len(found), candidates.RUNS),
+    )
+
+
+def studies_alike(study: Study, past: Past, least: float) -> Iterator[Study]:
+    """The earlier studies with trials in ``past`` whose workload is at least so much alike.
+
+    Args:
+        study: with its past.
+        past: trials of it.
+        least: similarity from which a study is told; the most similar ones come first.
+    """
+    question = study.question
+    here = workload_features(question.workload, question.cluster)
+    similar = alike(here[None, :], past.workload)[0]
+    weights = {int(n): float(w) for n, w in zip(past.study, similar, strict=True)}
+    for number, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        if weight >= least:
+            yield study.past[number]
+
+
+def found_in(study: Study) -> tuple[Found, ...]:
+    """Gathers a study's results by configuration. Outcomes that teach nothing are left out."""
+    groups: dict[Settings, Found] = {}
+    for fidelity in reversed(PROBED):
+        by_settings: dict[Settings, list[Measurement]] = defaultdict(list)
+        for probe in study.at(fidelity).probes:
+            if probe.measurement is not None:
+                by_settings[probe.request.settings].append(probe.measurement)
+        for settings, measurements in by_settings.items():
+            if (one := _found(settings, measurements)) is not None:
+                groups[settings] = one
+    return tuple(groups.values())
+
+
+def _found(settings: Settings, measurements: Sequence[Measurement]) -> Found | None:
+    """Combines all repetitions; one that ran says that the configuration runs.
+
+    Those that ran out of memory or time say nothing of settings that have enough of both.
+    """
+    ran = [m for m in measurements if m.outcome is Outcome.OK]
+    if ran:
+        seconds = step_time(ran, settings.gradient_accumulation_steps).value
+        return Found(settings=settings, seconds=seconds, ran=True)
+    if any(m.outcome in BROKEN for m in measurements):
+        return Found(settings=settings, seconds=None, ran=False)
+    return None
+
+
+def _excess(seen: float | None, predicted: float) -> float:
+    """Logarithm of what was seen over what was predicted; ``nan`` where one is not known."""
+    return log(seen / predicted) if seen and predicted > 0 else nan
+
+
+# A study is planned again after every probe, and its past stays the same.
+@lru_cache(maxsize=1024)
+def _predicted(asked: candidates.Asked, settings: Settings) -> float:
+    """Seconds of a step; ``nan`` where they are unknown."""
+    _, step = candidates.predicted(asked.question, settings, asked.calibration)
+    return step.value or nan
+
+
+# Similarity from which a measurement is evidence for other settings: that of workloads of which one
+# size differs by a little more than two doublings.
+NEAR = 0.5
+# What predictions are off by before anything was measured, as a standard deviation of their
+# logarithm: the interval of those that nothing was fitted on (``low_unfitted`` in costs.toml).
+LEVEL = 0.35
+# What predictions at assumed rates are off by, all of them alike, beside that: a factor of 4.5 is
+# one standard deviation. One study tells most of it.
+RATES = 1.5
+# What settings may be off by alike in similar workloads, beside that.
+SHAPE = (0.05, 0.2, 0.8)
+# What a whole study may be off by for itself.
+OWN = (0.03, 0.1, 0.3)
+# What is usual for that; a past of one study does not say what another may differ by.
+USUAL_OWN = 0.2
+# Factor by which it may differ from that, either way, as one standard deviation.
+DOUBT = 4.0
+# What single settings of a study may be off by.
+SINGLE = (0.03, 0.1, 0.3, 0.8)
+# Standard deviations from which a row is weighted down.
+OUTLIER = 1.5
+# The standard deviation over the median distance, of a normal distribution.
+MEDIAN_TO_DEVIATION = 1.4826
+# Of weighting; there is no need for more exactness.
+PASSES = 5
+# Measured settings that are looked at, those of the most similar workloads.
+MOST_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarianceSizes:
+    """Standard deviations of the parts of what predictions are off by."""
+
+    common: float
+    """:data:`RATES` where rates are assumed; else nothing."""
+    shape: float
+    """Of :data:`SHAPE`."""
+    own: float
+    """Of :data:`OWN`."""
+    single: float
+    """Of :data:`SINGLE`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """Step times of configurations, corrected by other studies."""
+
+    factor: float
+    """What the predicted seconds are multiplied by."""
+    low: float
+    """Lower end of the 80% interval of that factor."""
+    high: float
+    """Upper end."""
+    near: float
+    """Similarity of the measured settings that are most alike, workloads included: 1 if equal."""
+
+    def applied(self, prediction: Prediction) -> Prediction:
+        """A prediction with its speed after this: ``transferred`` where there is evidence near."""
+        step, speed = prediction.step_time_s, prediction.tokens_per_s_per_gpu
+        assert step.value is not None
+        assert speed.value is not None
+        provenance = Provenance.TRANSFERRED if self.near >= NEAR else step.provenance
+        return replace(
+            prediction,
+            step_time_s=Quantity(
+                value=step.value * self.factor,
+                low=step.value * self.low,
+                high=step.value * self.high,
+                provenance=provenance,
+            ),
+            tokens_per_s_per_gpu=Quantity(
+                value=speed.value / self.factor,
+                low=speed.value / self.high,
+                high=speed.value / self.low,
+                provenance=provenance,
+            ),
+        )
+
+
+def corrected(
+    study: Study, settings: Sequence[Settings], *, at_assumed_rates: bool = False
+) -> Mapping[Settings, Corrected]:
+    """Corrects the study's configurations by its past; nothing where no study is near.
+
+    Args:
+        study: with its past.
+        settings: legal ones of it.
+        at_assumed_rates: whether the predictions that are corrected are at assumed rates of the
+            devices, as those of the past then are too.
+    """
+    past = past_of(study)
+    if past is None or not settings:
+        return {}
+    features = settings_features(settings, study.question.cluster)
+    common = RATES if at_assumed_rates else 0.0
+    found = corrected_by(past, _workload(study), features, common=common)
+    return dict(zip(settings, found, strict=True)) if found else {}
+
+
+@one_thread()
+def corrected_by(
+    past: Past, workload: Array, features: Array, *, common: float = 0.0
+) -> list[Corrected]:
+    """Corrects configurations by earlier trials; nothing where none is near.
+
+    All settings of a question are corrected or none, for the order of those that are near and of
+    those that are not would be of no meaning otherwise.
+
+    Args:
+        past: the trials.
+        workload: features of the question's workload, shape ``(w,)``.
+        features: of the settings, shape ``(n, d)``.
+        common: what all predictions are off by alike, as a standard deviation of their logarithm.
+    """
+    rows = _timed(past, workload)
+    if rows is None:
+        return []
+    similar = alike(workload[None, :], rows.workload)
+    near = similar * alike(features, rows.features)
+    if near.max() < NEAR:
+        return []
+    arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
+    sizes = _sizes(ByContents(rows, *arrays), common)
+    between = _covariance(rows)(sizes)
+    shared = common**2 + LEVEL**2 * similar + sizes.shape**2 * near
+    whole = common**2 + LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
+    off = regress(
+        rows.log_excess,
+        between,
+        _noise(rows, between, sizes.single),
+        shared,
+        np.full(len(features), whole),
+    )
+    width = QUANTILE * np.sqrt(off.variance)
+    found = zip(off.mean, width, near.max(1), strict=True)
+    return [_corrected(*map(float, numbers)) for numbers in found]
+
+
+def studies_near(study: Study) -> Iterator[Study]:
+    """The earlier studies whose workload is near and that timed steps; the most similar first."""
+    past = past_of(study)
+    rows = None if past is None else _timed(past, _workload(study))
+    if rows is not None:
+        yield from studies_alike(study, rows, NEAR)
+
+
+def _corrected(mean: float, width: float, near: float) -> Corrected:
+    return Corrected(factor=exp(mean), low=exp(mean - width), high=exp(mean + width), near=near)
+
+
+def _workload(study: Study) -> Array:
+    return workload_features(study.question.workload, study.question.cluster)
+
+
+def _timed(past: Past, workload: Array) -> Past | None:
+    """At most :data:`MOST_ROWS` trials that were timed, those of the most similar workloads."""
+    known = np.flatnonzero(~np.isnan(past.log_excess))
+    if not len(known):
+        return None
+    distance = ((past.workload[known] - workload) ** 2).sum(1)
+    return past.take(known[np.argsort(distance, kind="stable")[:MOST_ROWS]])
+
+
+def _covariance(rows: Past) -> Callable[[VarianceSizes], Array]:
+    """Covariance of the rows with themselves, shape ``(m, m)``, by the sizes of its parts."""
+    similar = alike(rows.workload, rows.workload)
+    same = np.equal.outer(rows.study, rows.study).astype(float)
+    near = similar * alike(rows.features, rows.features)
+
+    def of(sizes: VarianceSizes) -> Array:
+        studies = sizes.common**2 + LEVEL**2 * similar + sizes.own**2 * same
+        return np.asarray(studies + sizes.shape**2 * near)
+
+    return of
+
+
+def _noise(rows: Past, between: Array, single: float) -> Array:
+    """Standard deviation of each row for itself, larger for those that fit in with no others.
+
+    A few settings take many times as long as predicted (an exchange stalls, an allocator gives
+    memory back), and would else pull all others along. They are weighted down by the square of
+    their distance in :data:`OUTLIER`, over and again (iteratively reweighted least squares; Huber
+    1981, Robust Statistics, chapter 7, where it is the distance itself).
+    """
+    noise = np.full(rows.size, single)
+    for _ in range(PASSES):
+        fit = regress(rows.log_excess, between, noise, between, np.diag(between))
+        distance = np.abs(rows.log_excess - fit.mean)
+        usual = max(float(np.median(distance)) * MEDIAN_TO_DEVIATION, SINGLE[0])
+        noise = single * np.maximum(1.0, distance / (OUTLIER * usual))
+    return noise
+
+
+# A study is planned and answered several times in a process, and its past stays the same.
+@lru_cache(maxsize=4)
+def _sizes(key: ByContents[Past], common: float) -> VarianceSizes:
+    """Finds the sizes that make the past most likely; a few studies hardly say how another may
+    differ.
+    """
+    rows = key.value
+    covariance = _covariance(rows)
+    own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)
+
+    def fit(choice: VarianceSizes) -> float:
+        noise = np.full(rows.size, choice.single)
+        usual = -0.5 * (log(choice.own / USUAL_OWN) / log(DOUBT)) ** 2
+        return usual + log_likelihood(rows.log_excess, covariance(choice), noise)
+
+    choices = [
+        VarianceSizes(common=common, shape=a, own=b, single=c)
+        for a, b, c in product(SHAPE, own, SINGLE)
+    ]
+    return max(choices, key=fit)
+
+
+Estimates = Mapping[Settings, "Estimate"]
+
+
+def transferred(study: Study, estimates: Estimates) -> Estimates:
+    """Estimates with their times corrected, where some study is near.
+
+    Where no time is known for want of rates, rates are assumed, for the study and for its past
+    alike: what these are off by, the past then tells, and nothing is shown at assumed rates alone.
+    """
+    timed = [s for s, e in estimates.items() if e.step_time.value is not None]
+    if timed:
+        found = corrected(study, timed)
+    else:
+        found = corrected(study, list(estimates), at_assumed_rates=True)
+        estimates = {
+            s: replace(e, prediction=_at_assumed_rates(study, e)) if s in found else e
+            for s, e in estimates.items()
+        }
+    return {
+        s: replace(e, prediction=of.applied(e.prediction), factor=of.factor, near=of.near)
+        if (of := found.get(s))
+        else e
+        for s, e in estimates.items()
+    }
+
+
+def _at_assumed_rates(study: Study, found: "Estimate") -> Prediction:
+    _, step = predicted(study.question, found.settings, None)
+    return replace(
+        found.prediction,
+        step_time_s=step,
+        tokens_per_s_per_gpu=speed_of(step, study.question),
+        why="" if found.prediction.fits else found.prediction.why,
+    )

@@ -1,0 +1,132 @@
+"""A study as a storage that Optuna and its dashboard open.
+
+It is a copy for people to look at: nothing is ever read back from it. Optuna is slow to import, so
+this module is imported where a study is exported.
+"""
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from copy import copy
+from dataclasses import replace
+from datetime import datetime
+from math import exp, isnan
+from pathlib import Path
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial
+
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Probe, ProbeState, Study
+from tuner.errors import UsageError
+from tuner.planner.knowledge import learned
+from tuner.planner.search import Search
+from tuner.search.engine import frozen_trial, quiet
+from tuner.search.sampler import parameters_of
+from tuner.search.trials import Prior, Result, Trial
+
+# Some of the tables that every storage of Optuna's has.
+OPTUNAS_TABLES = frozenset({"studies", "trials", "version_info"})
+
+
+def write_storage(study: Study, path: Path) -> int:
+    """Writes a study into an SQLite storage, in the place of an earlier copy of it.
+
+    Args:
+        study: with its probes.
+        path: of the storage, which may hold other studies; made if it is not there.
+
+    Returns:
+        The number of trials.
+
+    Raises:
+        UsageError: the file is no storage of Optuna's, or cannot be written.
+    """
+    _check_storage(path)
+    trials = _trials(study)
+    with quiet():
+        storage = RDBStorage(f"sqlite:///{path}")
+        try:
+            if study.id in optuna.get_all_study_names(storage):
+                optuna.delete_study(study_name=study.id, storage=storage)
+            copied = optuna.create_study(storage=storage, study_name=study.id)
+            copied.set_metric_names(["seconds of a step"])
+            copied.set_user_attr("question", json.dumps(study.question.as_dict()))
+            copied.set_user_attr("limits", json.dumps(study.terms.as_dict()))
+            copied.add_trials(trials)
+        except optuna.exceptions.StorageInternalError as error:
+            raise UsageError("into", str(path), f"cannot be written: {error}") from error
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    return len(trials)
+
+
+def _check_storage(path: Path) -> None:
+    """Refuse what cannot be written, and a file that is no storage: above all our own database."""
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            rows = database.execute("SELECT name FROM sqlite_master").fetchall()
+            database.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise UsageError("into", str(path), f"cannot be written as a storage: {error}") from error
+    names = {name for (name,) in rows}
+    if names and not names >= OPTUNAS_TABLES:
+        raise UsageError("into", str(path), "is a database, and no storage of Optuna's")
+
+
+def _trials(study: Study) -> list[FrozenTrial]:
+    """The study's trials as they were done, with what its probes say as attributes."""
+    search = Search(learned(study, study.terms.fidelity))
+    prior, probes = search.prior, _by_settings(study)
+    found = []
+    for trial in search.trials:
+        if study.terms.fidelity is Fidelity.PREDICTED:
+            trial = _predicted(prior, trial)
+        made = copy(frozen_trial(parameters_of(prior), trial, prior.limit_bytes))
+        settings = prior.settings[trial.index]
+        own = [p for p in probes[settings] if trial.indirect != _is_own(study, p)]
+        made.user_attrs = {**_attributes(settings, own), **made.user_attrs}
+        if own and own[-1].finished_at:
+            made.datetime_start = made.datetime_complete = _moment(own[-1].finished_at)
+        found.append(made)
+    return sorted(found, key=lambda one: one.datetime_complete or datetime.max)
+
+
+def _by_settings(study: Study) -> Mapping[Settings, Sequence[Probe]]:
+    found: dict[Settings, list[Probe]] = defaultdict(list)
+    for probe in study.in_order:
+        if probe.state is ProbeState.DONE:
+            found[probe.request.settings].append(probe)
+    return found
+
+
+def _is_own(study: Study, probe: Probe) -> bool:
+    return probe.request.fidelity is study.terms.fidelity
+
+
+def _predicted(prior: Prior, trial: Trial) -> Trial:
+    # A dry run takes no time: its seconds are the cost model's.
+    log_seconds = prior.log_seconds[trial.index]
+    if trial.result is not Result.RAN or isnan(log_seconds):
+        return trial
+    return replace(trial, seconds=exp(log_seconds))
+
+
+def _attributes(settings: Settings, probes: Sequence[Probe]) -> dict[str, object]:
+    return {
+        "configuration": str(settings),
+        "fidelity": ", ".join(sorted({str(p.request.fidelity) for p in probes})),
+        "outcome": ", ".join(str(p.measurement.outcome) for p in probes if p.measurement),
+        "probes": [probe.id for probe in probes],
+    }
+
+
+def _moment(text: str) -> datetime:
+    # Optuna keeps moments without a zone; they are UTC.
+    return datetime.fromisoformat(text).replace(tzinfo=None)

@@ -1,0 +1,129 @@
+"""The answer of a study in one line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tuner.core.answer import GIB, Suggestion
+from tuner.core.configuration import Settings
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.study import OPEN, Study
+from tuner.core.words import describe, rank_word
+from tuner.planner.probes import outcomes
+from tuner.planner.spending import cost
+
+_QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_gib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The answer in one line, as lists of studies show it."""
+
+    study_id: str
+    """Whose."""
+    state: str
+    """Where the study stood."""
+    settings: Settings | None
+    """The best; ``None`` where there is none."""
+    words: str
+    """The settings, as people read them; empty where there are none."""
+    tokens_per_s_per_gpu: Quantity
+    """Their speed; unknown where there are none."""
+    step_time_s: Quantity
+    """Seconds of their optimizer step."""
+    allocated_gib: Quantity
+    """Peak of allocated tensors on the device that needs most."""
+    needed_gib: Quantity
+    """What must be free on that device, which is compared with the limit."""
+    limit_gib: float
+    """What one device may need."""
+    per: str
+    """What a rank is to its user: ``GPU``, or ``rank`` where it is a CPU process."""
+    provenance: Provenance
+    """What stands behind speed and memory, the weakest."""
+    is_forecast: bool
+    """Whether this is predicted, while it was to be measured or emulated."""
+    is_pending: bool
+    """Whether nothing is known yet, and something will be."""
+    why_none: str
+    """Why there is no answer of the fidelity that was asked for, in short; empty where there is, or
+    while the study is open."""
+    probes: int
+    """Probes that are done."""
+    wall_s: float
+    """Seconds that they took."""
+    device_s: float
+    """Device-seconds that they took."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        quantities = {name: values[name].as_dict() for name in _QUANTITIES}
+        settings = self.settings and self.settings.as_dict()
+        return {
+            **values,
+            **quantities,
+            "settings": settings,
+            "provenance": str(self.provenance),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Headline":
+        """The reverse of :meth:`as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is of another form, as of another version.
+            UsageError: so are its settings.
+        """
+        settings = values["settings"]
+        quantities = {name: Quantity.from_dict(values[name]) for name in _QUANTITIES}
+        read = {
+            **quantities,
+            "settings": None if settings is None else Settings.from_dict(settings),
+            "provenance": Provenance(values["provenance"]),
+        }
+        return cls(**{**values, **read})
+
+
+def headline(study: Study, suggestion: Suggestion | None) -> Headline:
+    """The answer of a study in one line.
+
+    Args:
+        study: with its probes.
+        suggestion: as of :func:`tuner.client.advance.best_known`; ``None`` while there is none.
+    """
+    from tuner.planner.known import is_forecast  # imports the store
+
+    best = suggestion and suggestion.best
+    same = study.at(study.terms.fidelity)
+    spent = cost(same)
+    return Headline(
+        study_id=study.id,
+        state=str(study.state),
+        settings=best.settings if best else None,
+        words=describe(best.settings) if best else "",
+        tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else UNKNOWN,
+        step_time_s=best.step_time_s if best else UNKNOWN,
+        allocated_gib=best.allocated_gib if best else UNKNOWN,
+        needed_gib=best.needed_gib if best else UNKNOWN,
+        limit_gib=study.terms.limit_bytes(study.question.cluster) / GIB,
+        per=rank_word(study.question),
+        provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
+        is_forecast=suggestion is not None and is_forecast(study, suggestion),
+        is_pending=suggestion is None and study.state in OPEN,
+        why_none=_why_none(study, suggestion),
+        probes=sum(outcomes(same.probes).values()),
+        wall_s=spent.wall_s,
+        device_s=spent.device_s,
+    )
+
+
+def _why_none(study: Study, suggestion: Suggestion | None) -> str:
+    """Why a study at its end has no answer of the fidelity that was asked for; empty of one."""
+    from tuner.planner.known import is_forecast, why_none  # imports the store
+
+    if suggestion is None or study.state in OPEN:
+        return ""
+    if suggestion.best is not None and not is_forecast(study, suggestion):
+        return ""
+    return str(why_none(study, suggestion, shown=True))

@@ -1,0 +1,293 @@
+"""Keys to the service, and sessions of browsers that signed in with one.
+
+Their secrets and tokens are nowhere kept.
+"""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+from hmac import compare_digest
+
+from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+
+from tuner.errors import TunerError, UsageError
+from tuner.store.audit import LOCAL, Action, AuditNote, add_audit
+from tuner.store.engine import Transactions
+from tuner.store.tables import KeyRow, Scope, SessionRow, UtcNow, clock, iso
+
+log = logging.getLogger(__name__)
+
+ID_BYTES = 8
+# Nobody guesses 256 random bits, so SHA-256 keeps them as well as a slow hash would.
+SECRET_BYTES = 32
+# The beginning lets scanners of source code find a key that leaked.
+KEY_FORM = re.compile(r"tuner_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+# A write for each use would be the dearest part of many requests.
+# Precision with which it is known when a key was last used.
+USED_EVERY = timedelta(minutes=1)
+LONGEST_NAME = 64
+# A key that does not exist is compared with this, so that both take as long.
+NO_HASH = "0" * 64
+
+# Time after which one signs in again, however busy one was.
+LASTS = timedelta(days=7)
+# Time without a request after which one signs in again.
+IDLE = timedelta(hours=12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key to the service, without its secret."""
+
+    id: str
+    """16 hexadecimal digits; not secret."""
+    name: str
+    """Name for people."""
+    scope: Scope
+    """Rights that it gives."""
+    created_at: str
+    """UTC in ISO 8601, by the database's clock, as the other moments are."""
+    last_used_at: str | None
+    """``None`` when it never was; up to a minute old."""
+    revoked_at: str | None
+    """``None`` while it is good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedIn:
+    """A session that is not over."""
+
+    key_id: str
+    """The key that was used to sign in."""
+    name: str
+    """That key's, for people."""
+    scope: Scope
+    """Rights that it gives."""
+    session_id: str
+    """Names the session to others of this database; nobody signs in with it."""
+
+
+def includes(scope: Scope, needed: Scope) -> bool:
+    """True if a scope allows what another does: each one allows what those before it do."""
+    order = list(Scope)
+    return order.index(scope) >= order.index(needed)
+
+
+def key_id(text: str) -> str:
+    """The id that is named in a key's text; empty when it has not the form of a key."""
+    found = KEY_FORM.fullmatch(text)
+    return found[1] if found else ""
+
+
+class Keys:
+    """The keys of a database. Each method is a transaction of its own."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self.transactions = transactions
+        self._uses = _Uses(transactions)
+
+    def create(self, name: str, scope: Scope, by: str = LOCAL) -> tuple[Key, str]:
+        """Makes a key; with its text, ``tuner_<id>_<secret>``, which cannot be read again.
+
+        Raises:
+            UsageError: the name is empty, longer than 64 characters, or not printable.
+        """
+        if not (0 < len(name) <= LONGEST_NAME and name.isprintable() and name.strip()):
+            raise UsageError("name", name, "must be 1 to 64 printable characters")
+        new_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
+        with self.transactions.write() as session:
+            row = KeyRow(
+                id=new_id, name=name, hash=_hash(secret), scope=scope, created_at=clock(session)
+            )
+            session.add(row)
+            data = {"key": new_id, "name": name, "scope": str(scope)}
+            add_audit(session, AuditNote(actor=by, action=Action.KEY_CREATE, data=data))
+            return _key(row), f"tuner_{new_id}_{secret}"
+
+    def list(self) -> list[Key]:
+        """All keys, revoked ones too, the oldest first."""
+        with self.transactions.read() as session:
+            rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))
+            return [_key(row) for row in rows]
+
+    def any(self) -> bool:
+        """True if there is a key that is not revoked."""
+        with self.transactions.read() as session:
+            return bool(session.scalar(select(exists().where(KeyRow.revoked_at.is_(None)))))
+
+    def revoke(self, beginning: str, by: str = LOCAL) -> Key:
+        """Ends a key for ever, from the next request on. One that was revoked stays as it is.
+
+        Args:
+            beginning: the id, or a beginning of it that no other key has; or the key's whole text.
+            by: the actor.
+
+        Raises:
+            UsageError: there is no such key, or more than one.
+        """
+        beginning = key_id(beginning) or beginning
+        with self.transactions.write() as session:
+            rows: Sequence[KeyRow] = ()
+            if re.fullmatch("[0-9a-f]{1,16}", beginning):
+                like = KeyRow.id.startswith(beginning, autoescape=True)
+                found = select(KeyRow).where(like).limit(2).with_for_update()
+                rows = session.scalars(found).all()
+            if not rows:
+                raise UsageError("key", beginning, "no such key; tuner keys list shows their ids")
+            if len(rows) > 1:
+                more = "more than one key begins so; write more of its id"
+                raise UsageError("key", beginning, more)
+            [row] = rows
+            if row.revoked_at is None:
+                row.revoked_at = clock(session)
+                data = {"key": row.id, "name": row.name}
+                add_audit(session, AuditNote(actor=by, action=Action.KEY_REVOKE, data=data))
+            return _key(row)
+
+    def check(self, text: str) -> Key | None:
+        """The key whose text this is; ``None`` when there is none, or it was revoked."""
+        # Secrets are compared in constant time, and a key that does not exist takes as long as
+        # one whose secret is wrong.
+        found = KEY_FORM.fullmatch(text)
+        if found is None:
+            return None
+        with self.transactions.read() as session:
+            row = session.get(KeyRow, found[1])
+            same = compare_digest(row.hash if row else NO_HASH, _hash(found[2]))
+            if row is None or not same or row.revoked_at is not None:
+                return None
+            now = clock(session)
+            used_lately = row.last_used_at is not None and now - row.last_used_at < USED_EVERY
+            key = _key(row)
+        if not used_lately:
+            self._uses.note(key.id, now)
+        return key
+
+
+class Sessions:
+    """The sessions of a database. Each method is a transaction of its own."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self.transactions = transactions
+        self._uses = _Uses(transactions)
+
+    def begin(self, key_id: str, *, address: str = "", instead_of: str | None = None) -> str:
+        """Begins a session of a key that was checked; its token, which cannot be read again.
+
+        Args:
+            key_id: the key's.
+            address: where from, for the audit.
+            instead_of: token of a session that ends with this, if there is one.
+        """
+        token = secrets.token_urlsafe(SECRET_BYTES)
+        with self.transactions.write() as session:
+            now = clock(session)
+            session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
+            if instead_of is not None:
+                replaced = SessionRow.token_hash == _hash(instead_of)
+                session.execute(delete(SessionRow).where(replaced))
+            row = SessionRow(
+                token_hash=_hash(token), key_id=key_id, created_at=now, expires_at=now + IDLE
+            )
+            session.add(row)
+            data = {"address": address}
+            add_audit(session, AuditNote(actor=key_id, action=Action.SIGN_IN, data=data))
+        return token
+
+    def check(self, token: str) -> SignedIn | None:
+        """The session of a token; ``None`` when it is over, or its key was revoked."""
+        wanted = (
+            select(SessionRow, KeyRow, UtcNow())
+            .join(KeyRow, KeyRow.id == SessionRow.key_id)
+            .where(SessionRow.token_hash == _hash(token), KeyRow.revoked_at.is_(None))
+        )
+        with self.transactions.read() as session:
+            found = session.execute(wanted).one_or_none()
+            if found is None:
+                return None
+            row, key, now = found
+            if now >= row.expires_at:
+                return None
+            # Each use puts the end off, so that one moment tells when the session is over.
+            until = min(row.created_at + LASTS, now + IDLE)
+            noted_at = key.last_used_at or row.created_at
+            noted_lately = max(until - row.expires_at, now - noted_at) < USED_EVERY
+            signed_in = SignedIn(
+                key_id=key.id, name=key.name, scope=key.scope, session_id=row.token_hash
+            )
+        if not noted_lately:
+            self._uses.note(signed_in.key_id, now, signed_in.session_id, until)
+        return signed_in
+
+    def open_ids(self) -> set[str]:
+        """Ids of the sessions that are not over, and whose keys were not revoked."""
+        wanted = (
+            select(SessionRow.token_hash, SessionRow.expires_at, UtcNow())
+            .join(KeyRow, KeyRow.id == SessionRow.key_id)
+            .where(KeyRow.revoked_at.is_(None))
+        )
+        with self.transactions.read() as session:
+            return {found for found, until, now in session.execute(wanted) if now < until}
+
+    def end(self, token: str, *, address: str = "") -> None:
+        """Ends a session; one that is over stays so."""
+        with self.transactions.write() as session:
+            row = session.get(SessionRow, _hash(token))
+            if row is not None:
+                data = {"address": address}
+                add_audit(session, AuditNote(actor=row.key_id, action=Action.SIGN_OUT, data=data))
+                session.delete(row)
+
+
+class _Uses:
+    """Notes uses of keys and sessions, once however many requests found that it was due."""
+
+    # One thread of this process waits for the database to do so, and no other tries for a minute
+    # if that fails: a full disk must not keep anyone from reading.
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._not_before: dict[str, float] = {}
+
+    def note(
+        self, key_id: str, now: datetime, session_id: str = "", until: datetime | None = None
+    ) -> None:
+        """Notes a use of a key, and that its session, if one was used, lasts until a moment."""
+        used = session_id or key_id
+        if time.monotonic() < self._not_before.get(used, 0.0):
+            return
+        self._not_before[used] = time.monotonic() + USED_EVERY.total_seconds()
+        is_due = or_(KeyRow.last_used_at.is_(None), KeyRow.last_used_at <= now - USED_EVERY)
+        this_session: list[ColumnElement[bool]] = [SessionRow.token_hash == session_id]
+        if until is not None:
+            this_session.append(SessionRow.expires_at < until)
+        try:
+            with self._transactions.write() as session:
+                if session_id:
+                    longer = update(SessionRow).where(*this_session).values(expires_at=until)
+                    session.execute(longer)
+                this_key = update(KeyRow).where(KeyRow.id == key_id, is_due)
+                session.execute(this_key.values(last_used_at=now))
+            self._not_before.pop(used, None)
+        except TunerError as error:
+            log.warning("that key %s was used could not be noted: %s", key_id, error)
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode()).hexdigest()
+
+
+def _key(row: KeyRow) -> Key:
+    return Key(
+        id=row.id,
+        name=row.name,
+        scope=row.scope,
+        created_at=iso(row.created_at),
+        last_used_at=iso(row.last_used_at) if row.last_used_at else None,
+        revoked_at=iso(row.revoked_at) if row.revoked_at else None,
+    )

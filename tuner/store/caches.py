@@ -1,0 +1,328 @@
+"""Results that are kept for all studies: dry runs, checks of the guard, calibrations; and the
+answer of each study in one line, so that a list of them computes none.
+
+Records that another version wrote in another form count as none: they are made anew.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, case, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.measurement import PROBED, Measurement, Outcome
+from tuner.core.study import Question
+from tuner.cost.calibration import Calibration, hardware_key
+from tuner.guard.check import Ruling
+from tuner.store.engine import Transactions
+from tuner.store.tables import (
+    Base,
+    CalibrationRow,
+    CheckRow,
+    DryRunRow,
+    ProbeRow,
+    SummaryRow,
+    clock,
+    iso,
+)
+
+if TYPE_CHECKING:
+    from tuner.dryrun import DryRun
+    from tuner.guard.check import Verdict
+
+log = logging.getLogger(__name__)
+
+# Passed checks of other models' replicas with which a study is read.
+MOST_PASSED = 100
+# Studies with probes that trained something else, whose good probes are read too.
+MOST_STUDIES = 20
+# Calibrations that are read until one is of this version's format.
+MOST_CALIBRATIONS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSummary:
+    """The answer of a study in one line, as plain values."""
+
+    content: Mapping[str, Any]
+    """Plain JSON values, as they were put."""
+    newest_event: int
+    """Id of the study's newest event before it was made; newer ones may have changed it."""
+    made_at: str
+    """Time, UTC in ISO 8601, by the database's clock."""
+
+
+class Caches:
+    """The results that a database keeps for all studies. Each method is one transaction."""
+
+    transactions: Transactions
+
+    def dry_runs(self, keys: Collection[str]) -> "dict[str, DryRun]":
+        """The kept dry runs of these keys, by key."""
+        with self.transactions.read() as session:
+            return read_dry_runs(session, keys)
+
+    def keep_dry_run(self, dry_run: "DryRun") -> None:
+        """Keeps a dry run. The first of a key stays, unless it had failed or cannot be read."""
+        with self.transactions.write() as session:
+            now, record = clock(session), dry_run.as_dict()
+            row = session.get(DryRunRow, dry_run.key, with_for_update=True)
+            if row is None:
+                _add_first(session, DryRunRow(key=dry_run.key, record=record, created_at=now))
+            elif not read_dry_runs(session, [row.key]) or row.record.get("error"):
+                row.record, row.created_at = record, now
+
+    def verdicts(self, family: str | None = None) -> "dict[str, Verdict]":
+        """The checks of one family, or all, by key, oldest first."""
+        where = [] if family is None else [CheckRow.family == family]
+        with self.transactions.read() as session:
+            return _read_checks(session, *where)
+
+    def guards(self, question: Question) -> "dict[str, Verdict]":
+        """The checks that bear on a question's configurations, by key."""
+        with self.transactions.read() as session:
+            return read_checks_for(session, question)
+
+    def keep_verdict(self, verdict: "Verdict") -> None:
+        """Keeps a check; one without a result replaces none that has one."""
+        with self.transactions.write() as session:
+            _keep_check(session, verdict)
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        """The newest rates that were measured on devices like the cluster's.
+
+        Those of a cluster of the same size go before newer ones of another.
+
+        Args:
+            cluster: the devices.
+            versions: of packages; rates are of a release of torch, where it is stated.
+        """
+        with self.transactions.read() as session:
+            return read_calibration(session, cluster, versions)
+
+    def keep_calibration(self, calibration: Calibration) -> None:
+        """Keeps rates beside earlier ones."""
+        with self.transactions.write() as session:
+            row = CalibrationRow(
+                hardware=calibration.hardware,
+                torch=calibration.torch,
+                nodes=calibration.nodes,
+                gpus_per_node=calibration.gpus_per_node,
+                record=calibration.as_dict(),
+                created_at=clock(session),
+            )
+            session.add(row)
+
+    def summaries(self, study_ids: Collection[str]) -> dict[str, StoredSummary]:
+        """The summaries of studies, by id; those without one are left out."""
+        if not study_ids:
+            return {}
+        wanted = select(SummaryRow).where(SummaryRow.study_id.in_(sorted(study_ids)))
+        with self.transactions.read() as session:
+            return {
+                row.study_id: StoredSummary(
+                    content=row.content, newest_event=row.newest_event, made_at=iso(row.made_at)
+                )
+                for row in session.scalars(wanted)
+            }
+
+    def keep_summary(self, study_id: str, content: Mapping[str, Any], newest_event: int) -> bool:
+        """Keeps a study's answer in one line in the place of an earlier one.
+
+        Args:
+            study_id: the whole id.
+            content: plain JSON values.
+            newest_event: id of the study's newest event before the answer was computed.
+
+        Returns:
+            ``False``, and nothing is written, where the same is kept already, or one that is made
+            of more, or where there is no such study any more.
+        """
+
+        def is_news(kept: SummaryRow | None) -> bool:
+            if kept is None or kept.newest_event < newest_event:
+                return True
+            return kept.newest_event == newest_event and kept.content != content
+
+        with self.transactions.read() as session:
+            if not is_news(session.get(SummaryRow, study_id)):
+                return False
+        # Not durable: an answer that is lost in a power cut is computed again.
+        with self.transactions.write(durable=False) as session:
+            row, now = session.get(SummaryRow, study_id, with_for_update=True), clock(session)
+            if row is None:
+                values = {"newest_event": newest_event, "content": dict(content), "made_at": now}
+                return _add_first(session, SummaryRow(study_id=study_id, **values))
+            if not is_news(row):
+                return False
+            row.newest_event, row.content, row.made_at = newest_event, dict(content), now
+            return True
+
+
+def _add_first(session: Session, row: Base) -> bool:
+    """Adds a row; ``False`` when another was quicker, or what it belongs to is gone."""
+    with suppress(IntegrityError), session.begin_nested():
+        session.add(row)
+        session.flush()
+        return True
+    return False
+
+
+def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]":
+    """The kept dry runs of these keys, by key."""
+    if not keys:
+        return {}
+    from tuner.dryrun import DryRun
+
+    found = {}
+    for row in session.scalars(select(DryRunRow).where(DryRunRow.key.in_(sorted(keys)))):
+        with suppress(ValueError, KeyError, TypeError):  # another version's
+            found[row.key] = DryRun.from_dict(row.record)
+    return found
+
+
+def read_checks_for(session: Session, question: Question) -> "dict[str, Verdict]":
+    """The checks that bear on a question's configurations, by key.
+
+    They are those of its own model's replicas, and all others in these versions that failed, with
+    what passed beside them: what a knob does is no model's own. Of what else passed, they are the
+    newest.
+    """
+    from tuner.guard.faults import bears_on
+    from tuner.guard.replica import family_of
+
+    family = family_of(question)
+    found = _read_checks(session, CheckRow.family == family) if family else {}
+    failed = _read_checks(session, CheckRow.result == Ruling.FAILED)
+    failed = {key: one for key, one in failed.items() if bears_on(question, one)}
+    others = dict(failed)
+    if beside := {one.family for one in failed.values()} - {family, ""}:
+        others |= _read_checks(session, CheckRow.family.in_(sorted(beside)))
+    others |= _read_checks(session, CheckRow.result == Ruling.PASSED, most=MOST_PASSED)
+    found |= {key: one for key, one in others.items() if bears_on(question, one)}
+    return found | {one.key: one for one in _good_probes(session, failed.values())}
+
+
+def keep_failure(
+    session: Session, study_id: str, question: Question, settings: Settings, found: Measurement
+) -> None:
+    """Keeps, for all studies, that a probe of one trained something else."""
+    from tuner.guard.check import Verdict
+    from tuner.guard.counts import blamed_by_counts
+    from tuner.guard.replica import key_of_probe, stack_of
+
+    ranks = question.cluster.world_size
+    versions = stack_of({**question.framework.versions, **found.versions})
+    verdict = Verdict(
+        key=key_of_probe(study_id, question.program, settings, versions),
+        family="",
+        ruling=Ruling.FAILED,
+        outcome=found.outcome,
+        model_type=question.workload.model.model_type,
+        detail=found.detail,
+        structure=f"a probe of {study_id}",
+        settings=settings.as_dict(),
+        ranks=ranks,
+        knob=blamed_by_counts(settings, ranks, found),
+        versions=versions,
+        program=question.program,
+        study=study_id,
+    )
+    _keep_check(session, verdict)
+
+
+def read_calibration(
+    session: Session, cluster: Cluster, versions: Mapping[str, str]
+) -> Calibration | None:
+    """See :meth:`Caches.calibration`."""
+    like = [CalibrationRow.hardware == hardware_key(cluster)]
+    if torch := versions.get("torch"):
+        like.append(CalibrationRow.torch == torch)
+    same_node = CalibrationRow.gpus_per_node == cluster.gpus_per_node
+    same_size = same_node & (CalibrationRow.nodes == cluster.nodes)
+    nearest = case((same_size, 0), (same_node, 1), else_=2)
+    wanted = select(CalibrationRow).where(*like).order_by(nearest, CalibrationRow.id.desc())
+    rows = session.scalars(wanted.limit(MOST_CALIBRATIONS)).all()
+    for row in rows:
+        with suppress(ValueError, KeyError, TypeError):  # another version's
+            return Calibration.from_dict(row.record)
+    if rows:
+        _warn_once(cluster.gpu.name)
+    return None
+
+
+@cache
+def _warn_once(name: str) -> None:
+    # Once for each device: a study is read often.
+    log.warning(
+        "the rates of %s were measured by another version and are not used: run tuner calibrate",
+        name,
+    )
+
+
+def _keep_check(session: Session, verdict: "Verdict") -> None:
+    row = session.get(CheckRow, verdict.key, with_for_update=True)
+    if row is not None and verdict.ruling is Ruling.NOT_CHECKED is not row.result:
+        return
+    now, record = clock(session), verdict.as_dict()
+    if row is not None:
+        row.result, row.record, row.created_at = verdict.ruling, record, now
+        return
+    new = CheckRow(
+        key=verdict.key,
+        family=verdict.family,
+        result=verdict.ruling,
+        record=record,
+        created_at=now,
+    )
+    _add_first(session, new)
+
+
+def _read_checks(
+    session: Session, *where: ColumnElement[bool], most: int | None = None
+) -> "dict[str, Verdict]":
+    """Checks by key, oldest first; with ``most``, the newest of them."""
+    from tuner.guard.check import Verdict
+
+    newest = (CheckRow.created_at.desc(), CheckRow.key.desc())
+    rows = session.scalars(select(CheckRow).where(*where).order_by(*newest).limit(most)).all()
+    found = {}
+    for row in reversed(rows):
+        with suppress(ValueError, KeyError, TypeError):  # another version's
+            found[row.key] = replace(Verdict.from_dict(row.record), date=iso(row.created_at))
+    return found
+
+
+def _good_probes(session: Session, verdicts: "Iterable[Verdict]") -> "Iterator[Verdict]":
+    """Probes that passed in the studies whose probes failed: they tell a knob from a layout."""
+    failed = {one.study: one for one in verdicts if one.study}
+    latest = list(failed)[-MOST_STUDIES:]
+    if not latest:
+        return
+    passed = (
+        select(ProbeRow.study_id, ProbeRow.settings)
+        .where(
+            ProbeRow.study_id.in_(latest),
+            ProbeRow.outcome == Outcome.OK,
+            ProbeRow.fidelity.in_(PROBED),
+        )
+        .distinct()
+        .order_by(ProbeRow.study_id, ProbeRow.settings)
+    )
+    for study_id, text in session.execute(passed):
+        yield replace(
+            failed[study_id],
+            key=f"{study_id} {text}",
+            ruling=Ruling.PASSED,
+            outcome=Outcome.OK,
+            detail="",
+            knob="",
+            settings=parse_settings(text).as_dict(),
+        )

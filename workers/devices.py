@@ -1,0 +1,280 @@
+"""The devices of this machine: what probes hold of them, whose they are now, and what they can be.
+
+A device is a GPU, or all of the machine's cores together.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
+from tuner.core.cluster import Cluster
+from tuner.core.framework import not_installed
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Question
+from tuner.errors import ProbeError, UsageError
+from tuner.machine import Machine, boot_id, this_machine
+from workers.measuring.ranks import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU, or the cores of a machine."""
+
+    name: str
+    """A GPU's UUID, or before ``/cpu`` the kernel's id of the machine's boot, which all containers
+    of a machine share, unlike its name; the name where there is no such id."""
+    visible: str = ""
+    """Its name in CUDA_VISIBLE_DEVICES; empty for the cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShare:
+    """Devices for one probe at a time."""
+
+    own: tuple[str, ...]
+    """Names of those that every probe here holds."""
+    rest: tuple[str, ...] = ()
+    """Names of all others of the machine, for a probe that must have no neighbours."""
+    visible: tuple[str, ...] = ()
+    """GPUs that ranks see, as in :class:`workers.launchers.base.Job`."""
+
+
+def devices_here(
+    machine: Machine | None = None,
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+) -> tuple[Device, ...]:
+    """The GPUs that processes would see here, in CUDA's order, and the cores.
+
+    Args:
+        machine: described; this one, unless given.
+        environment: of processes; this one's, unless given.
+        root: where ``proc`` is found.
+    """
+    machine = machine or this_machine()
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    entries = None if chosen is None else [entry.strip() for entry in chosen.split(",")]
+    gpus = [
+        Device(name=gpu.uuid, visible=gpu.uuid if entries is None else entries[index])
+        for index, gpu in enumerate(machine.gpus)
+    ]
+    return (*gpus, Device(name=cores_name(machine.name, root)))
+
+
+def cores_name(machine: str, root: Path = Path("/")) -> str:
+    """The name of this machine's cores; ``machine`` is its name, where the kernel has no id."""
+    return f"{boot_id(root) or machine}/cpu"
+
+
+def first_gpus(devices: Sequence[Device], count: int) -> tuple[str, ...]:
+    """The first GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    return tuple(device.visible for device in devices if device.visible)[:count]
+
+
+def shares(kind: Kind, devices: Sequence[Device]) -> tuple[DeviceShare, ...]:
+    """Divides a machine among probes of a kind; the first share is for those without neighbours."""
+    everything = tuple(device.name for device in devices)
+    gpus = {device.name: device.visible for device in devices if device.visible}
+    # A process that has a GPU for itself and talks to no other may have neighbours on other GPUs:
+    # it gets its part of the cores, and nothing else is shared. Ranks that talk to each other share
+    # links, and CPU ranks caches and memory, so they have the machine for themselves.
+    if kind.device == "cpu" or kind.ranks > 1 or not gpus:
+        visible = () if kind.device == "cpu" else first_gpus(devices, kind.ranks)
+        return (DeviceShare(own=everything, visible=visible),)
+    return tuple(
+        DeviceShare(
+            own=(name,),
+            rest=tuple(other for other in everything if other != name),
+            visible=(gpus[name],),
+        )
+        for name in sorted(gpus)
+    )
+
+
+# Locks
+
+
+def default_lock_path() -> Path:
+    """The path of this user's locks on this machine; a device's name is added for each."""
+    return Path(tempfile.gettempdir()) / f"tuner-{os.getuid()}.lock"
+
+
+class DeviceLocks:
+    """The right to run ranks on some devices of this machine.
+
+    Each device has a lock of the kernel's, which ends with the process that holds it. Devices that
+    were acquired are kept while others are waited for. Whoever waits for a device holds a second
+    lock of it, by which its holder knows.
+    """
+
+    def __init__(self, path: Path | None, devices: Collection[str]) -> None:
+        """Locks that are not held yet.
+
+        Args:
+            path: of the locks, to which each device's name is added; ``None`` where nobody else
+                may want the devices, which then are free at any time.
+            devices: their names.
+        """
+        # Everybody acquires in the same order, so that no two wait for each other. GPUs come first:
+        # whoever holds one of them may go on to acquire the rest.
+        ordered = sorted(devices, key=lambda name: (not name.startswith("GPU-"), name))
+        self.devices = tuple(ordered)
+        """Their names, in the order in which they are acquired."""
+        self._locks = [_DeviceLock(path, name) for name in ordered if path is not None]
+
+    @property
+    def held(self) -> bool:
+        """True while all of the devices are held."""
+        return all(lock.held for lock in self._locks)
+
+    @property
+    def wanted(self) -> bool:
+        """True if another waits for a device that is held here."""
+        return any(lock.wanted for lock in self._locks if lock.held)
+
+    def acquire(self) -> bool:
+        """Acquires what is free, and waits for the rest; true once all is held.
+
+        Raises:
+            ProbeError: a file cannot be used.
+        """
+        for index, lock in enumerate(self._locks):
+            if not lock.acquire():
+                for missing in self._locks[index:]:
+                    missing.wait()
+                return False
+        return True
+
+    def acquire_at_once(self) -> bool:
+        """Acquires all if all is free, or nothing; nobody is told that it is wanted.
+
+        Raises:
+            ProbeError: a file cannot be used.
+        """
+        before = [lock.held for lock in self._locks]
+        if all(lock.acquire() for lock in self._locks):
+            return True
+        for lock, was_held in zip(self._locks, before, strict=True):
+            if not was_held:
+                lock.release()
+        return False
+
+    def release(self) -> None:
+        """Leaves the devices to others, and waits for them no more."""
+        for lock in self._locks:
+            lock.release()
+
+
+class _DeviceLock:
+    # filelock has no shared locks on Unix, by which any number of waiters are seen by the holder,
+    # and empties the file that it opens: flock itself is as short.
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path = path.with_name(f"{path.name}.{device.replace('/', '-')}")
+        self._queue = self._path.with_name(f"{self._path.name}.queue")
+        self._held: int | None = None
+        self._waiting: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._held is not None
+
+    @property
+    def wanted(self) -> bool:
+        alone = _locked(self._queue, fcntl.LOCK_EX)
+        if alone is not None:
+            os.close(alone)
+        return alone is None
+
+    def acquire(self) -> bool:
+        if self._held is None:
+            self._held = _locked(self._path, fcntl.LOCK_EX)
+        if self._held is not None:
+            self._stop_waiting()
+        return self._held is not None
+
+    def wait(self) -> None:
+        if self._held is None and self._waiting is None:
+            self._waiting = _locked(self._queue, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        self._stop_waiting()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            os.close(self._waiting)
+            self._waiting = None
+
+
+def _locked(path: Path, how: int) -> int | None:
+    """A file whose lock is held; ``None`` if others have it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ProbeError(f"cannot lock {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+# The machine that a study asks about
+
+
+def check_machine(
+    question: Question, fidelity: Fidelity = Fidelity.MEASURED, there: Machine | None = None
+) -> bool:
+    """Refuses what cannot be measured, or emulated, here.
+
+    Args:
+        question: the study's.
+        fidelity: measured or emulated.
+        there: a description of the machine; it is looked at anew unless given.
+
+    Returns:
+        True if the device here is of another kind than the cluster's, which it is large enough for.
+
+    Raises:
+        ProbeError: this machine is not the cluster, or has no device that can play one of its, or
+            has other versions than were stated.
+    """
+    for package, version, found in not_installed(question.framework):
+        raise ProbeError(
+            f"the question states {package} {version}; a probe here would measure"
+            f" {found or 'no version'}"
+        )
+    cluster = question.cluster
+    if fidelity is not Fidelity.EMULATED:
+        check_cluster(cluster, there)
+        return False
+    try:
+        why = why_not_emulated(cluster, there=there)
+        substitutes = stands_in(cluster, there=there) if not why else False
+    except UsageError as error:
+        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
+    if why:
+        raise ProbeError(f"{cluster.name} is asked about; {why}")
+    return substitutes
+
+
+def check_cluster(cluster: Cluster, there: Machine | None = None) -> None:
+    """Refuses a cluster that the machine is not; ``there`` is as of :func:`check_machine`.
+
+    Raises:
+        ProbeError: the machine is another one.
+    """
+    try:
+        why = why_not_measured(cluster, there=there)
+    except UsageError as error:
+        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
+    if why:
+        raise ProbeError(f"{cluster.name} is asked about; {why}")

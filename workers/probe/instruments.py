@@ -1,0 +1,103 @@
+"""The tracked steps' instruments beside the tracker: gradients' norm, and layers computed again."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from workers.probe.tracker import Phase
+
+
+def total_gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """The Euclidean norm of the whole model's gradient, the same on all ranks.
+
+    ``torch.nn.utils.clip_grad_norm_`` needs all gradients on one mesh and rounds to their
+    dtype; this takes each gradient's own mesh and placements, squares in float32 and sums
+    in float64. One all-reduce of a scalar for each mesh axis of each kind of split.
+
+    Args:
+        parameters: of the model, each once. Plain tensors count as the same on all ranks.
+
+    Returns:
+        A float64 scalar on the gradients' device; zero if no parameter has a gradient.
+
+    Raises:
+        ValueError: a gradient is yet to be summed over ranks (``Partial``).
+    """
+    # by the mesh and those of its axes that a gradient is split over; ``None`` for plain tensors
+    squares: defaultdict[tuple[DeviceMesh, tuple[int, ...]] | None, list[Tensor]]
+    squares = defaultdict(list)
+    for grad in (parameter.grad for parameter in parameters):
+        if grad is None:
+            continue
+        split, local = None, grad
+        if isinstance(grad, DTensor):
+            if any(p.is_partial() for p in grad.placements):
+                raise ValueError(
+                    "a gradient is not yet summed over ranks: reduce_partial_gradients first"
+                )
+            axes = [i for i, p in enumerate(grad.placements) if not p.is_replicate()]
+            split, local = (grad.device_mesh, tuple(axes)), grad.to_local()
+        norm: Tensor = torch.linalg.vector_norm(local, dtype=torch.float32)
+        if split is not None:  # it may be offloaded to the host, where ranks do not communicate
+            norm = norm.to(split[0].device_type)
+        squares[split].append(norm.double().square())
+    sums = []
+    for split, parts in squares.items():
+        total = torch.stack(parts).sum()
+        if split is not None:
+            mesh, axes_of_mesh = split
+            for axis in axes_of_mesh:
+                dist.all_reduce(total, group=mesh.get_group(axis))
+        sums.append(total)
+    return torch.stack(sums).sum().sqrt() if sums else torch.zeros((), dtype=torch.float64)
+
+
+@dataclass(slots=True)
+class Recomputed:
+    """Counts layers whose forward runs in backward."""
+
+    modules_of_layers: list[Counter[str]] = field(default_factory=list)
+    """For each layer, how often forward of each module in it began."""
+
+    @property
+    def calls(self) -> int:
+        # Those of the module that began most often: recomputing stops early, when all that was
+        # kept is there again, so a layer's last modules may be left out.
+        return sum(max(modules.values(), default=0) for modules in self.modules_of_layers)
+
+
+@contextmanager
+def recomputing(layers: Sequence[nn.Module], phase: Phase) -> Iterator[Recomputed]:
+    """Count, under this, the layers whose forward is run in backward: activation checkpointing.
+
+    No collective shows it where nothing is split.
+
+    Args:
+        layers: the model's blocks. Hooks are in them only under this: timed steps have none.
+        phase: kept current by the step.
+    """
+    found, hooks = Recomputed(), []
+    for layer in layers:
+        counts = Counter[str]()
+        found.modules_of_layers.append(counts)
+        # Hooks of the layer itself are run again by some releases of transformers and not by
+        # others, which keep them outside of what is checkpointed (``GradientCheckpointingLayer``
+        # in transformers/modeling_layers.py); those of the modules in it are run again by all.
+        for name, module in layer.named_children():
+
+            def begins(*_: object, name: str = name, counts: Counter[str] = counts) -> None:
+                counts[name] += phase.name == "backward"
+
+            hooks.append(module.register_forward_pre_hook(begins))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
