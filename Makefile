@@ -37,11 +37,11 @@ test: $(INSTALLED)  ## the tests that need no system package and no network (abo
 		-m "not slow and not browser and not slurm and not ray and not cuda"
 
 test-all: $(INSTALLED)  ## all tests: the slow ones too, and on Slurm and Ray where they are installed
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not cuda"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not cuda and not long"
 
-test-long: $(INSTALLED)  ## tests that make up their input, at random and twenty times as long
+test-long: $(INSTALLED)  ## before a release: long tests, and made-up input at random, twenty times as much
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --hypothesis-profile long \
-		-m "hypothesis and not cuda"
+		-m "(hypothesis or long) and not cuda"
 
 # --isolated: where a configured index offers CPU builds of torch, they would be taken.
 cuda-env:  ## a CUDA build of torch in .venv-cuda, for test-cuda: no GPU is needed (once; 5 GB)

@@ -99,7 +99,7 @@ def test_ticks_are_round_and_start_at_zero(benchmark) -> None:
     assert benchmark("drawing").ticks(102) == [0, 25, 50, 75, 100]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_now_finds_what_is_kept(knobs) -> None:
     knob = knobs.COMPARED[0]
     kept = [step(knob.knob, value)["allocated_value_gib"] for value in knob.values]
