@@ -18,9 +18,9 @@ PROGRAM = ROOT / "workers" / "probe" / "run.py"
 JUDGES = (
     *sorted((ROOT / "tuner" / "guard").glob("*.py")),
     ROOT / "tuner" / "dryrun" / "plan.py",
-    ROOT / "tuner" / "cost" / "collectives.py",
-    ROOT / "tuner" / "cost" / "memory.py",
-    ROOT / "tuner" / "cost" / "shards.py",
+    ROOT / "tuner" / "cost" / "time" / "collectives.py",
+    ROOT / "tuner" / "cost" / "memory" / "step.py",
+    ROOT / "tuner" / "cost" / "memory" / "shards.py",
     ROOT / "workers" / "replicas.py",
     ROOT / "workers" / "measuring" / "merge.py",
     ROOT / "workers" / "measuring" / "records.py",
