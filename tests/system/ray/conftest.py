@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
-from tests.ray.running import RayCluster, missing, ray_cluster
+from tests.system.ray.running import RayCluster, missing, ray_cluster
 from workers.launchers.ray.launcher import RaySite, ray_site
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import codes, finish, wait_for_ready
-from tests.ray.running import RayCluster
+from tests.system.ray.running import RayCluster
 from tuner.core.measurement import Measurement, Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Job, Launcher, Run, Why

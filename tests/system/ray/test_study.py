@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.running import RayCluster
+from tests.system.ray.running import RayCluster
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import RAN

@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from tests.ray.running import RayCluster, ray_cluster
+from tests.system.ray.running import RayCluster, ray_cluster
 from tuner.errors import UsageError
 from workers.launchers.ray.launcher import ray_site
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
-from tests.slurm.cluster import SlurmCluster, missing, slurm_cluster
+from tests.system.slurm.cluster import SlurmCluster, missing, slurm_cluster
 from workers.launchers.slurm import SlurmLauncher
 from workers.launchers.slurm_watch import Watch
 from workers.stop import StopRequest

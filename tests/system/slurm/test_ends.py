@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import Allocate
+from tests.system.slurm.cluster import SlurmCluster
+from tests.system.slurm.conftest import Allocate
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
