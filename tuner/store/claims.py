@@ -15,7 +15,6 @@ from sqlalchemy import Connection, Row, bindparam, exists, func, insert, or_, se
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, ProbeState, StudyState
-from tuner.store.rows import probe_of
 from tuner.store.tables import AttemptState, Base, UtcNow
 from tuner.store.workers import WorkerIdentity
 
@@ -119,8 +118,8 @@ def start_attempt(
     worker: WorkerIdentity,
     devices: Collection[str],
     now: datetime,
-) -> tuple[Claim, int]:
-    """Writes the attempt of a probe that was taken, and its devices: the claim, and its number.
+) -> Row[tuple[int, int]]:
+    """Writes the attempt of a probe that was taken, and its devices: its ``id`` and ``number``.
 
     Raises:
         IntegrityError: another attempt has one of the devices.
@@ -136,6 +135,4 @@ def start_attempt(
     if devices:  # sorted, so that no two claims wait for each other
         rows = [{"device": device, "attempt_id": made.id} for device in sorted(devices)]
         connection.execute(HOLD_DEVICES, rows)
-    running = probe_of(probe, None)
-    claim = Claim(attempt_id=made.id, study_id=probe.study_id, probe=running, worker=worker)
-    return claim, made.number
+    return made

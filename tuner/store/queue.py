@@ -141,20 +141,23 @@ class Queue:
                     return None
                 state, now = found
                 probe, lost_id = run_oldest(connection, study_id, fidelity, wanted, now)
-                if probe is not None:
+                if probe is None:
+                    session.rollback()  # the worker is not at this study
+                else:
                     if state is not StudyState.RUNNING:
                         study = session.get_one(StudyRow, study_id)
                         move_study(session, study, StudyState.RUNNING, "", now)
                         session.flush()
-                    claim, number = start_attempt(connection, probe, worker, wanted, now)
-                    _tell(session, probe, now, {"attempt": number, "worker": worker.name})
-                    return claim
-                session.rollback()  # the worker is not at this study
+                    made = start_attempt(connection, probe, worker, wanted, now)
+                    _tell(session, probe, now, {"attempt": made.number, "worker": worker.name})
         except IntegrityError:
             # The study is locked, so only a device can be another's: its row is there already.
             if not devices:
                 raise
             return None
+        if probe is not None:
+            running = probe_of(probe, None)
+            return Claim(attempt_id=made.id, study_id=study_id, probe=running, worker=worker)
         if lost_id is not None:
             self._close_unwanted(lost_id)
         return None

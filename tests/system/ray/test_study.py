@@ -52,6 +52,7 @@ def test_a_worker_answers_a_study_of_the_two_nodes(
     assert not list((tmp_path / "probes").iterdir())
 
 
+@pytest.mark.long
 def test_gpus_that_are_only_made_up_are_refused(
     in_ray: RayCluster, store: Store, question: Question
 ) -> None:
