@@ -1,7 +1,7 @@
 """Words that cross from the probe program, which imports nothing of ours, into ``tuner``."""
 
 from tuner.core.measurement import Category, Phase
-from tuner.cost.collectives import Overlap
+from tuner.cost.time.collectives import Overlap
 from workers.probe import collectives
 from workers.probe.dry import ledger
 

@@ -11,8 +11,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, releases_of
 from tuner.core.workload import Optimizer, Workload
-from tuner.cost.attention import attention_of
-from tuner.cost.shards import COMPUTE_BYTES
+from tuner.cost.memory.attention import attention_of
+from tuner.cost.memory.shards import COMPUTE_BYTES
 from tuner.model import ModelConfig
 from tuner.model.shape import SLIDING, LayerKind, layer_kinds
 

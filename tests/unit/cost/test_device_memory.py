@@ -7,7 +7,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Quantity
 from tuner.cost.constants import default_costs
-from tuner.cost.device_memory import (
+from tuner.cost.memory.device import (
     WORKSPACE_BYTES,
     DeviceTerms,
     communicator_count,

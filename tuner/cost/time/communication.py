@@ -14,9 +14,9 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Phase
 from tuner.core.quantity import Provenance, Quantity
-from tuner.cost.collectives import Op, Overlap, StepCollective
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.shards import Axis, Sizes, axis_sizes
+from tuner.cost.memory.shards import Axis, Sizes, axis_sizes
+from tuner.cost.time.collectives import Op, Overlap, StepCollective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

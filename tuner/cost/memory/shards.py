@@ -15,9 +15,10 @@ from typing import NamedTuple
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
-from tuner.cost.attention import attention_of
-from tuner.cost.layers import LayerKey, Program, layer_program
-from tuner.cost.tensors import Split, Tensor, model_tensors
+from tuner.cost.memory.attention import attention_of
+from tuner.cost.memory.graph import Program
+from tuner.cost.memory.layers import LayerKey, layer_program
+from tuner.cost.memory.tensors import Split, Tensor, model_tensors
 from tuner.model import ModelConfig
 from tuner.model.shape import SLIDING, layer_kinds
 

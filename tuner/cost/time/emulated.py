@@ -14,11 +14,11 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective, Emulation, Exposed, Measurement, Phase
 from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration, calibrated
-from tuner.cost.collectives import Op, Overlap, StepCollective
-from tuner.cost.communication import Computing, copies_beside_s, exposed_s
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.shards import Axis
-from tuner.cost.step_time import missing_link
+from tuner.cost.memory.shards import Axis
+from tuner.cost.time.collectives import Op, Overlap, StepCollective
+from tuner.cost.time.communication import Computing, copies_beside_s, exposed_s
+from tuner.cost.time.step import missing_link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

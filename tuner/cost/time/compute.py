@@ -6,10 +6,10 @@ from math import exp
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.workload import Precision, Workload
-from tuner.cost.attention import Backend, attention_of
 from tuner.cost.constants import Costs
-from tuner.cost.shards import COMPUTE_BYTES, layer_variants
-from tuner.cost.stages import Stage, counts
+from tuner.cost.memory.attention import Backend, attention_of
+from tuner.cost.memory.pipeline import Stage, counts
+from tuner.cost.memory.shards import COMPUTE_BYTES, layer_variants
 from tuner.model import ModelConfig
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.

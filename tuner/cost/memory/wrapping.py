@@ -7,8 +7,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Workload
-from tuner.cost.layers import Event, EventKind
-from tuner.cost.shards import (
+from tuner.cost.memory.graph import Event, EventKind
+from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     REDUCE_BYTES,
     WEIGHT_BYTES,

@@ -1,7 +1,7 @@
 """Seconds of a step of torch, accelerate and trainer: DDP or FSDP2, and tensor parallelism.
 
-What is computed is arithmetic; the list of :func:`tuner.cost.collectives.step_collectives` is
-priced by :mod:`tuner.cost.communication`. Experts are gathered or replicated, so there is no
+What is computed is arithmetic; the list of :func:`tuner.cost.time.collectives.step_collectives` is
+priced by :mod:`tuner.cost.time.communication`. Experts are gathered or replicated, so there is no
 all-to-all. Constants: ``catalog/costs.toml``.
 """
 
@@ -15,13 +15,16 @@ from tuner.core.configuration import FSDP, Checkpointing, Settings
 from tuner.core.framework import FrameworkName
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.workload import Optimizer, Precision, Workload
-from tuner.cost.collectives import (
+from tuner.cost.constants import Costs, Width
+from tuner.cost.memory.pipeline import Stage
+from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, Sizes, axis_sizes
+from tuner.cost.time.collectives import (
     Op,
     StepCollective,
     reducing_passes,
     step_collectives,
 )
-from tuner.cost.communication import (
+from tuner.cost.time.communication import (
     Computing,
     Group,
     LinkSeconds,
@@ -31,12 +34,8 @@ from tuner.cost.communication import (
     tensor_group,
     used_groups,
 )
-from tuner.cost.compute import attended_keys, peak_flops_per_s, stage_compute_s
-from tuner.cost.constants import Costs, Width
-from tuner.cost.memory import WEIGHT_BYTES
-from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds, spans_nodes
-from tuner.cost.shards import Axis, Sizes, axis_sizes
-from tuner.cost.stages import Stage
+from tuner.cost.time.compute import attended_keys, peak_flops_per_s, stage_compute_s
+from tuner.cost.time.pipeline import PipelineSeconds, pipeline_seconds, spans_nodes
 from tuner.model import ModelConfig
 
 _LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)

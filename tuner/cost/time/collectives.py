@@ -18,9 +18,17 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.measurement import Phase
 from tuner.core.workload import Precision, Workload
-from tuner.cost.memory import COMPUTE_BYTES, REDUCE_BYTES, WEIGHT_BYTES
-from tuner.cost.shards import Axis, Sizes, axis_sizes, ddp_buckets, model_units
-from tuner.cost.tensors import Split, buffer_bytes, model_tensors
+from tuner.cost.memory.shards import (
+    COMPUTE_BYTES,
+    REDUCE_BYTES,
+    WEIGHT_BYTES,
+    Axis,
+    Sizes,
+    axis_sizes,
+    ddp_buckets,
+    model_units,
+)
+from tuner.cost.memory.tensors import Split, buffer_bytes, model_tensors
 from tuner.model import ModelConfig
 
 

@@ -14,10 +14,10 @@ from math import exp, log2
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.workload import Workload
-from tuner.cost.communication import data_group, gather_s, reduce_s, tensor_group
-from tuner.cost.compute import stage_compute_s
 from tuner.cost.constants import Costs
-from tuner.cost.stages import Stage, stage_memory, stage_parameters, stages
+from tuner.cost.memory.pipeline import Stage, stage_memory, stage_parameters, stages
+from tuner.cost.time.communication import data_group, gather_s, reduce_s, tensor_group
+from tuner.cost.time.compute import stage_compute_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,31 +1,40 @@
-"""Memory of one optimizer step of torch, accelerate and trainer: what is held when.
+"""Memory of one optimizer step of torch, accelerate and trainer by arithmetic: what is held when.
 
 The step's last micro-batch is followed from event to event: FSDP2's gathers, copies and reductions
-(:mod:`tuner.cost.wrapping`; as accelerate 1.15 wraps, the embedding, each decoder layer, and the
-last norm with the head are units), autograd through the layers (:mod:`tuner.cost.layers`),
-the loss of transformers 5, and the optimizer. Layers between the first two and the last two are
-passed in one go, for memory in between is a straight line.
+(:mod:`tuner.cost.memory.wrapping`; as accelerate 1.15 wraps, the embedding, each decoder layer, and
+the last norm with the head are units), autograd through the layers
+(:mod:`tuner.cost.memory.layers`), the loss of transformers 5, and the optimizer. Layers between the
+first two and the last two are passed in one go, for memory in between is a straight line. Sources
+beside that code: Rajbhandari et al. 2020, "ZeRO" (https://arxiv.org/abs/1910.02054) for what data
+parallelism shards, Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198) for sequence
+parallelism.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Phase
 from tuner.core.workload import Optimizer, Workload
-from tuner.cost.layers import WIDE_NORMS, dropout_mask
-from tuner.cost.shards import (
+from tuner.cost.memory.layers import WIDE_NORMS, dropout_mask
+from tuner.cost.memory.shards import (
     NEAR_ENDS,
+    REDUCE_BYTES,
     STEP_BYTES_8BIT,
+    WEIGHT_BYTES,
     Layer,
     Span,
     Unit,
     copies_whole,
+    is_fsdp,
     layer_variants,
+    shards,
     state_bytes,
 )
-from tuner.cost.tensors import rotated_channels
-from tuner.cost.wrapping import (
+from tuner.cost.memory.tensors import rotated_channels
+from tuner.cost.memory.wrapping import (
     ACTIVATIONS,
     DDP_BUCKETS,
     GATHERED_PARAMETERS,
@@ -42,20 +51,88 @@ from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import has_capped_scores, layer_kinds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Memory of one optimizer step on the rank that needs most."""
+
+    moments: Mapping[Phase, Moment]
+    """The highest moment of each phase."""
+    micro_batch_size: int
+    """Sequences at once."""
+
+    @property
+    def total_bytes(self) -> float:
+        """The peak."""
+        return max(self.by_phase.values())
+
+    @property
+    def by_phase(self) -> dict[Phase, float]:
+        """The highest of each phase, in bytes."""
+        return {phase: one.total(self.micro_batch_size) for phase, one in self.moments.items()}
+
+    def breakdown(self, phase: Phase) -> Mapping[str, float]:
+        """Bytes by category at a phase's highest moment."""
+        return self.moments[phase].breakdown(self.micro_batch_size)
+
+
+def step_memory(workload: Workload, settings: Settings, cluster: Cluster) -> StepMemory:
+    """The memory of a configuration. ``pp_size`` divides the layers; no more of it is followed.
+
+    Raises:
+        ZeroDivisionError: settings of more ranks than the cluster has.
+    """
+    size, count = settings.micro_batch_size, settings.gradient_accumulation_steps
+    highest: dict[Phase, Moment] = {}
+    for moment in step_moments(workload, settings.settings_class, count > 1, cluster):
+        known = highest.get(moment.phase)
+        if known is None or moment.total(size) > known.total(size):
+            highest[moment.phase] = moment
+    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBound:
+    """Holds what puts probes in order of memory."""
+
+    floor_bytes: int
+    """What the step's peak cannot be below."""
+    total_bytes: int
+    """Estimate of the step's peak."""
+
+
+def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> MemoryBound:
+    """The bound of a configuration; it does not fall when only the micro-batch size grows.
+
+    The floor is parameters, optimizer state, and gradients as they must be between micro-batches.
+
+    Raises:
+        ZeroDivisionError: settings of more ranks than the cluster has.
+    """
+    total = step_memory(workload, settings, cluster).total_bytes
+    held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
+    sharded, weights = is_fsdp(settings, cluster), WEIGHT_BYTES[workload.precision]
+    own = on_device * weights * (held.shard if sharded else held.whole)
+    state = held.shard if settings.sharding is not Sharding.ZERO1 else 0.0
+    state *= on_device * state_bytes(workload)
+    waits = 0.0  # whole gradients that wait for the step's last micro-batch
+    if settings.gradient_accumulation_steps > 1 and not sharded:
+        waits = weights * held.whole
+    elif settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
+        assert workload.reduce_dtype is not None
+        waits = REDUCE_BYTES[workload.reduce_dtype] * held.whole
+    floor = min(own + state + max(own, waits), total)
+    return MemoryBound(floor_bytes=int(floor), total_bytes=int(total))
+
+
 @lru_cache(maxsize=8192)
 def step_moments(
     workload: Workload, settings_class: Settings, accumulates: bool, cluster: Cluster
 ) -> tuple[Moment, ...]:
-    """The highest moments of a step of rank 0.
+    """The highest moments of a step of rank 0, for every micro-batch size of the layout.
 
-    Args:
-        workload: what is trained.
-        settings_class: the settings, of which micro-batch size and accumulation are not read.
-        accumulates: whether the step has more than one micro-batch.
-        cluster: where.
+    ``accumulates`` says whether the step has more than one micro-batch.
     """
-    step = _Step(workload, settings_class, accumulates, cluster)
-    return step.run()
+    return _Step(workload, settings_class, accumulates, cluster).run()
 
 
 class _Step(Wrapping):
