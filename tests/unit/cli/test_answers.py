@@ -70,6 +70,7 @@ def test_json_is_the_whole_of_stdout(study: Study, capsys: pytest.CaptureFixture
         "alternatives",
         "pareto",
         "dead_knobs",
+        "inactive_knobs",
         "space",
         "probes",
         "cost",

@@ -87,12 +87,12 @@ def test_the_verdict_of_the_guard_is_told_as_it_is() -> None:
     assert suggestion is not None
     assert suggestion.best is not None
     said = {}
-    for verdict, why in (("passed", ""), ("not_checked", "no twin"), ("failed", "loss differs")):
+    for verdict, why in (("passed", ""), ("not_checked", "no replica"), ("failed", "loss differs")):
         best = replace(suggestion.best, guard=Guard(verdict=verdict, why=why))
         found = answer_of(made, replace(suggestion, best=best), None)
         said[found.guard_mark] = found.guard
     assert said == {
         "passed": "a small replica of this configuration trains what one process trains",
-        "unknown": "not checked: no twin",
+        "unknown": "not checked: no replica",
         "failed": "failed: loss differs",
     }
