@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
+from tests.system.slurm.cluster import SlurmCluster
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome

@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from tests.ray.running import RayCluster, ray_cluster
+from tests.system.ray.running import RayCluster, ray_cluster
 from tuner.errors import UsageError
 from workers.launchers.ray.launcher import ray_site
 
@@ -21,12 +21,14 @@ def test_a_wrong_token(in_ray: RayCluster, monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+@pytest.mark.long
 def test_an_address_where_nothing_is(in_ray: RayCluster) -> None:
     nowhere = pytest.raises(UsageError, match=r"got .127\.0\.0\.1:1.; is not there: .* refused")
     with nowhere, ray_site("127.0.0.1:1"):
         pass
 
 
+@pytest.mark.long
 def test_a_cluster_that_asks_for_no_token_is_not_used(tmp_path, monkeypatch) -> None:
     with ray_cluster(tmp_path, 1, RAY_AUTH_MODE="disabled") as cluster:
         for name, value in cluster.environment.items():
@@ -37,6 +39,7 @@ def test_a_cluster_that_asks_for_no_token_is_not_used(tmp_path, monkeypatch) -> 
             pass
 
 
+@pytest.mark.long
 def test_a_worker_without_a_token_says_how_to_have_one(in_ray, store, monkeypatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     done = subprocess.run(
@@ -50,6 +53,7 @@ def test_a_worker_without_a_token_says_how_to_have_one(in_ray, store, monkeypatc
     assert "must be a cluster with token authentication: set RAY_AUTH_MODE=token" in done.stderr
 
 
+@pytest.mark.long
 def test_a_cluster_of_our_own_is_this_machine_and_listens_to_it_alone(
     in_ray: RayCluster, eventually
 ) -> None:

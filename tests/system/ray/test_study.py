@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.running import RayCluster
+from tests.system.ray.running import RayCluster
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import RAN
@@ -52,6 +52,7 @@ def test_a_worker_answers_a_study_of_the_two_nodes(
     assert not list((tmp_path / "probes").iterdir())
 
 
+@pytest.mark.long
 def test_gpus_that_are_only_made_up_are_refused(
     in_ray: RayCluster, store: Store, question: Question
 ) -> None:

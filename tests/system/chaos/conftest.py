@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.databases import Database, PostgresServer, SqliteFile, postgresql
-from tests.chaos.processes import Member
+from tests.system.chaos.databases import Database, PostgresServer, SqliteFile, postgresql
+from tests.system.chaos.processes import Member
 
 
 @pytest.fixture

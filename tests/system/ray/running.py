@@ -1,4 +1,4 @@
-"""The cluster of tests/ray/cluster.py as a context, and the environment that means it."""
+"""The cluster of cluster.py as a context, and the environment that means it."""
 
 import os
 import secrets

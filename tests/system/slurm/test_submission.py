@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
+from tests.system.slurm.cluster import SlurmCluster
 
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
 Submit = Callable[..., subprocess.Popen[str]]
@@ -56,6 +56,7 @@ def test_ctrl_c_cancels_the_job(submit: Submit, in_slurm: SlurmCluster) -> None:
     assert "the worker got SIGTERM" in said, "and its probes are given back"
 
 
+@pytest.mark.long
 def test_a_job_that_waits_says_why(submit: Submit, in_slurm: SlurmCluster) -> None:
     process = submit("--nodes=2 --time=5 --hold")
     seen = lines_until(process, "pending")
@@ -65,6 +66,7 @@ def test_a_job_that_waits_says_why(submit: Submit, in_slurm: SlurmCluster) -> No
     assert in_slurm.run("squeue", "-h") == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -79,23 +81,7 @@ def test_what_sbatch_says_against_it_is_shown(submit: Submit, options: str, why:
     assert why in said
 
 
-def test_where_there_is_no_slurm(submit: Submit, tmp_path: Path) -> None:
-    process = submit("--nodes=2", PATH=str(tmp_path))
-    said = process.communicate(timeout=240)[1]
-    assert process.returncode == 2
-    assert "slurm: got 'sbatch'; is for where Slurm is: there is no sbatch on the PATH" in said
-
-
-def test_nothing_is_submitted_with_an_option_that_is_none(
-    submit: Submit, in_slurm: SlurmCluster
-) -> None:
-    process = submit("--wrap=true")
-    said = process.communicate(timeout=240)[1]
-    assert process.returncode == 2
-    assert "cannot be given: the job is a worker" in said
-    assert in_slurm.run("squeue", "-h") == ""
-
-
+@pytest.mark.long
 def test_a_job_that_fails_is_told(submit: Submit) -> None:
     """Its database is not what a database is."""
     process = submit("--nodes=2 --time=5", "--once", TUNER_DB="postgresql://localhost:1/none")
@@ -104,6 +90,7 @@ def test_a_job_that_fails_is_told(submit: Submit) -> None:
     assert "failed (NonZeroExitCode)" in said
 
 
+@pytest.mark.long
 def test_a_folder_that_the_nodes_do_not_see_is_hinted_at(
     submit: Submit, in_slurm: SlurmCluster, tmp_path: Path
 ) -> None:

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
-from tests.slurm.cluster import SlurmCluster, missing, slurm_cluster
+from tests.process.workers.launchers.contract import mark_long
+from tests.system.slurm.cluster import SlurmCluster, missing, slurm_cluster
 from workers.launchers.slurm import SlurmLauncher
 from workers.launchers.slurm_watch import Watch
 from workers.stop import StopRequest
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """All need one Slurm."""
     here = Path(__file__).parent
     why = missing()
@@ -23,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.slurm)
             item.add_marker(pytest.mark.xdist_group("slurm"))
+            mark_long(item)
             if why:
                 item.add_marker(pytest.mark.skip(reason=why))
 

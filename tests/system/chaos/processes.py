@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STAND_IN_WORKER = ROOT / "tests/process/workers/stand_in_worker.py"
 END_S = 300.0
 """Seconds that a process may take to end after SIGTERM."""

@@ -6,18 +6,20 @@ from pathlib import Path
 import pytest
 
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
-from tests.ray.running import RayCluster, missing, ray_cluster
+from tests.process.workers.launchers.contract import mark_long
+from tests.system.ray.running import RayCluster, missing, ray_cluster
 from workers.launchers.ray.launcher import RaySite, ray_site
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """All need one Ray. Marks are set before pytest-xdist looks for groups."""
     here, why = Path(__file__).parent, missing()
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.xdist_group("ray"))
+            mark_long(item)
             if why:
                 item.add_marker(pytest.mark.skip(reason=why))
 

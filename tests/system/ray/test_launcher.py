@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import codes, finish, wait_for_ready
-from tests.ray.running import RayCluster
+from tests.system.ray.running import RayCluster
 from tuner.core.measurement import Measurement, Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Job, Launcher, Run, Why
@@ -65,6 +65,7 @@ def test_machines_are_the_nodes_and_made_up_gpus_are_none(site: RaySite) -> None
     assert site.name.startswith("the Ray cluster at 127.0.0.2:")
 
 
+@pytest.mark.long
 def test_ranks_of_one_node_share_its_folder(launcher, make_job) -> None:
     program = f"import os, pathlib, sys, time\n{MEET}"
     argv = (sys.executable, "-P", "-c", program, str(make_job({}).directory))
@@ -72,6 +73,7 @@ def test_ranks_of_one_node_share_its_folder(launcher, make_job) -> None:
     assert codes(finish(run)) == [0, 0]
 
 
+@pytest.mark.long
 def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job) -> None:
     script = {"*": ["environment:CUDA_VISIBLE_DEVICES", "ok"]}
     run = launcher.start(make_job(script, nodes=2, ranks=4, device="cuda"))
@@ -80,6 +82,7 @@ def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job) -> N
         assert '"CUDA_VISIBLE_DEVICES": "0,1"' in log
 
 
+@pytest.mark.long
 def test_ranks_know_nothing_of_ray(launcher, make_job) -> None:
     names = "RAY_AUTH_TOKEN,RAY_AUTH_MODE,RAY_JOB_ID,RAY_RAYLET_PID"
     run = launcher.start(make_job({"*": [f"environment:{names}", "ok"]}, nodes=2))
@@ -94,6 +97,7 @@ def test_a_place_that_there_is_not(launcher, make_job) -> None:
         launcher.start(make_job({}, nodes=1, ranks=4, device="cuda"))
 
 
+@pytest.mark.long
 def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch) -> None:
     run = launcher.start(make_job({"*": ["say:ready", "hang"]}, nodes=2))
     wait_for_ready(run)
@@ -105,6 +109,7 @@ def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch) -> 
     run.cancel()
 
 
+@pytest.mark.long
 def test_an_actor_that_is_killed_is_a_rank_that_is_lost(
     launcher, make, marker, alive, eventually
 ) -> None:
@@ -156,6 +161,7 @@ def test_a_node_that_is_gone_in_the_midst_of_a_probe(
         assert measure().outcome is Outcome.OK
 
 
+@pytest.mark.long
 def test_a_connection_that_is_lost_is_told_and_made_anew(site, launcher, make) -> None:
     run = launcher.start(make({"*": ["say:ready", "hang"]}))
     wait_for_ready(run)

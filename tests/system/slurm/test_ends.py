@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import Allocate
+from tests.system.slurm.cluster import SlurmCluster
+from tests.system.slurm.conftest import Allocate
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
@@ -27,7 +27,7 @@ from tuner.core.study import (
     Terms,
 )
 from tuner.core.workload import Workload
-from tuner.errors import ProbeError, UsageError
+from tuner.errors import ProbeError
 from tuner.model import load_model
 from tuner.store import Store
 from workers.executor import WorkerOptions
@@ -148,7 +148,7 @@ def test_a_node_that_goes_down_is_a_lost_device_and_ends_the_worker(
     assert not alive(str(tmp_path / "shared"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_a_node_is_left_over_it_takes_the_place_of_one_that_went_down(
     allocate: Allocate,
     in_slurm: SlurmCluster,
@@ -183,6 +183,7 @@ def test_where_a_node_is_left_over_it_takes_the_place_of_one_that_went_down(
     assert [one["outcome"] for one in told if "outcome" in one] == ["device_lost", "ok"]
 
 
+@pytest.mark.long
 def test_a_step_that_is_cancelled_is_an_accident_that_happens_twice_at_most(
     working, in_slurm: SlurmCluster, eventually, tmp_path: Path
 ) -> None:
@@ -199,7 +200,9 @@ def test_a_step_that_is_cancelled_is_an_accident_that_happens_twice_at_most(
     assert "the Slurm step was ended from outside" in study.probes[0].measurement.detail
 
 
-@pytest.mark.parametrize("command", [("scancel",), ("scontrol", "requeue")])
+@pytest.mark.parametrize(
+    "command", [("scancel",), pytest.param(("scontrol", "requeue"), marks=pytest.mark.long)]
+)
 def test_a_job_that_is_cancelled_or_queued_again_gives_its_probe_back(
     working, in_slurm: SlurmCluster, alive, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -213,6 +216,7 @@ def test_a_job_that_is_cancelled_or_queued_again_gives_its_probe_back(
     assert not alive(str(tmp_path / "shared"))
 
 
+@pytest.mark.long
 def test_a_worker_leaves_before_the_time_of_its_allocation_is_over(
     working, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +231,7 @@ def test_a_worker_leaves_before_the_time_of_its_allocation_is_over(
     assert work.stop.wait(0).endswith("is nearly over")
 
 
+@pytest.mark.long
 def test_no_probe_is_begun_that_could_not_end_in_time(
     allocate: Allocate, store: Store, study: Study, tmp_path: Path, monkeypatch
 ) -> None:
@@ -243,7 +248,7 @@ def test_no_probe_is_begun_that_could_not_end_in_time(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_without_power_is_found_out_by_slurm(
     inside: SimpleNamespace, in_slurm: SlurmCluster, make_job, alive, eventually, tmp_path: Path
 ) -> None:
@@ -264,6 +269,7 @@ def test_more_nodes_than_there_are(inside: SimpleNamespace, make_job) -> None:
         inside.launcher.start(make_job(HANG, ranks=3, nodes=3))
 
 
+@pytest.mark.long
 def test_a_step_that_cannot_be_started(
     inside: SimpleNamespace, make_job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +281,7 @@ def test_a_step_that_cannot_be_started(
     run.cancel()
 
 
+@pytest.mark.long
 def test_a_step_that_waits_says_nothing_of_what_it_was_to_run(
     inside: SimpleNamespace, make_job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +292,7 @@ def test_a_step_that_waits_says_nothing_of_what_it_was_to_run(
     run.cancel()
 
 
+@pytest.mark.long
 def test_options_of_slurms_commands_in_variables_change_nothing(
     inside: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +302,7 @@ def test_options_of_slurms_commands_in_variables_change_nothing(
     assert list(node_states(job_state(inside.job).nodes)) == ["n1", "n2"]
 
 
+@pytest.mark.long
 def test_an_allocation_that_is_over(
     in_slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +312,7 @@ def test_an_allocation_that_is_over(
         pass
 
 
+@pytest.mark.long
 def test_of_an_array_the_last_job_has_the_arrays_number(in_slurm: SlurmCluster) -> None:
     sleep = ("--output=/dev/null", "--wrap=exec sleep 600")
     array = in_slurm.run("sbatch", "--parsable", "--array=1-2", *sleep).strip()
@@ -316,14 +326,7 @@ def test_of_an_array_the_last_job_has_the_arrays_number(in_slurm: SlurmCluster) 
         in_slurm.mend()
 
 
-def test_outside_of_an_allocation(in_slurm: SlurmCluster, tmp_path: Path) -> None:
-    with (
-        pytest.raises(UsageError, match="launcher: got 'slurm'; is for workers inside"),
-        slurm_site(StopRequest(), tmp_path),
-    ):
-        pass
-
-
+@pytest.mark.long
 def test_a_folder_that_a_node_does_not_see(
     allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
