@@ -23,7 +23,7 @@ from tuner.store import Store, open_store
 from tuner.store.access import Keys
 from tuner.store.tables import Scope
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 BUDGET = {**MEASURED, "budget": {"max_probes": 2}}
 TRIES = 50
 WITHIN_S = 240

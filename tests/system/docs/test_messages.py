@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import text
+from tests.system.docs.pages import text
 from tuner.cli import main
 
 TABLE = text("docs/troubleshooting.md").split("## Messages\n\n")[1].split("\n\n")[0]

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.docs import reference
-from tests.docs.command_line import command_of
-from tests.docs.pages import text
+from tests.system.docs import reference
+from tests.system.docs.command_line import command_of
+from tests.system.docs.pages import text
 from tuner.cli.commands import COMMANDS, GROUPS
 from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, UsageError
 
@@ -17,15 +17,15 @@ def test_it_is_what_the_command_line_says_now() -> None:
     assert text("docs/cli.md") == reference.page(), "make docs writes it anew"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_has_every_option_in_it(name: str) -> None:
+def test_every_command_has_every_option_in_it() -> None:
     page = text("docs/cli.md")
-    (section,) = re.findall(rf"^## tuner {name}\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
-    context = command_of(name.split())
-    for one in context.command.get_params(context):
-        for option in one.opts if one.param_type_name == "option" else ():
-            assert option in ("--help", "-h") or f"`{option}" in section, option
-    assert "```sh\ntuner " in section, "an example"
+    for name in NAMES:
+        (section,) = re.findall(rf"^## tuner {name}\n(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
+        context = command_of(name.split())
+        for one in context.command.get_params(context):
+            for option in one.opts if one.param_type_name == "option" else ():
+                assert option in ("--help", "-h") or f"`{option}" in section, (name, option)
+        assert "```sh\ntuner " in section, "an example"
 
 
 @pytest.mark.parametrize("page", ["docs/cli.md", "docs/troubleshooting.md"])

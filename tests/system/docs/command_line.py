@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from api.settings import PREFIX, Settings
-from tests.docs.pages import ROOT
+from tests.system.docs.pages import ROOT
 from tuner.cli.app import app
 
 

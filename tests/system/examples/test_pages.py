@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES, WITHIN_S, Ask, Service
-from tests.examples.test_ci import CONFIG
+from tests.system.examples.conftest import EXAMPLES, WITHIN_S, Ask, Service
+from tests.system.examples.test_ci import CONFIG
 from tuner import suggest
 from tuner.cli.options import SuggestAsked
 

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.app import create_app
 from api.ops import Metrics
 from api.settings import PREFIX, Settings
-from tests.docs import pages
-from tests.docs.command_line import known_variables, parsed
 from tests.postgresql import postgresql_server
+from tests.system.docs import pages
+from tests.system.docs.command_line import known_variables, parsed
 from tuner.cli import main
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState
@@ -32,7 +32,7 @@ from tuner.store.figures import Figures
 from workers.devices import default_lock_path
 from workers.measuring.files import default_probes_folder
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -88,35 +88,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 # The compose file
 
 
-def test_it_has_the_processes_of_the_service() -> None:
-    assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
-    assert [name for name, one in SERVICES.items() if one.get("profiles") == ["gpu"]] == [
-        "worker-gpu"
-    ]
-
-
-@pytest.mark.parametrize("name", ours())
-def test_every_command_exists_with_its_options(name: str) -> None:
-    assert of("ENTRYPOINT") == ['["tuner"]']
-    parsed(SERVICES[name]["command"])
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_nothing_has_more_rights_than_it_needs(name: str) -> None:
-    service = SERVICES[name]
-    assert {key: service[key] for key in HARDENED} == HARDENED
-    uid, gid = service["user"].split(":")
-    assert int(uid) > 0
-    assert int(gid) > 0
-    assert any(mount.split(":")[0] == "/tmp" for mount in service["tmpfs"])
-    assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc"}
-
-
-@pytest.mark.parametrize("name", ours())
-def test_every_variable_is_read_by_something(name: str) -> None:
-    assert set(SERVICES[name]["environment"]) <= known_variables()
-
-
 def test_no_secret_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     used = dict(re.findall(r"\$\{(\w+)(:?[-?]?)", text))
@@ -135,16 +106,6 @@ def test_the_example_of_settings_is_complete_and_holds_no_secret() -> None:
     used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     assert set(given) == used
     assert {name for name in given if IS_SECRET.search(name) and given[name]} == set()
-
-
-def test_what_waits_for_health_has_a_check() -> None:
-    for name, service in SERVICES.items():
-        for other, waits in service.get("depends_on", {}).items():
-            if waits["condition"] == "service_healthy":
-                assert "healthcheck" in SERVICES[other], f"{name} waits for {other}"
-            else:
-                assert waits["condition"] == "service_completed_successfully"
-                assert SERVICES[other]["command"] == ["db", "upgrade"]
 
 
 def test_every_lasting_process_has_a_health_check_that_can_work(paths: set[str]) -> None:
@@ -173,26 +134,6 @@ def test_ports_are_the_service_s_and_this_machine_s_only() -> None:
     assert options["require_keys"] is True
 
 
-def test_volumes_and_networks_are_declared() -> None:
-    for service in SERVICES.values():
-        assert set(service["networks"]) <= set(COMPOSE["networks"])
-        for volume in service.get("volumes", []):
-            assert volume.split(":")[0] in COMPOSE["volumes"]
-    assert COMPOSE["networks"]["database"]["internal"] is True
-    assert [name for name, one in SERVICES.items() if "outside" in one["networks"]] == ["api"]
-
-
-def test_all_reach_the_same_database() -> None:
-    postgres = SERVICES["postgres"]["environment"]
-    for name in ours():
-        url = SERVICES[name]["environment"]["TUNER_DB"]
-        user, rest = url.removeprefix("postgresql://").split(":", 1)
-        assert (user, rest.rsplit("@", 1)[1]) == (
-            postgres["POSTGRES_USER"],
-            f"postgres:5432/{postgres['POSTGRES_DB']}",
-        )
-
-
 # The image
 
 
@@ -217,13 +158,6 @@ def test_the_image_is_of_a_python_and_extras_that_are_supported() -> None:
     assert "tuner" in PROJECT["project"]["scripts"]
 
 
-def test_the_image_s_user_and_port_are_those_of_the_compose_file() -> None:
-    assert of("EXPOSE") == [str(PORT)]
-    (user,) = of("USER")
-    assert {SERVICES[name]["user"] for name in ours()} == {user}
-    assert f"--uid {user.split(':')[0]} " in (ROOT / "Dockerfile").read_text()
-
-
 def test_what_the_image_is_built_from_reaches_the_builder() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
@@ -237,24 +171,6 @@ def test_what_the_image_is_built_from_reaches_the_builder() -> None:
 
 
 # docs/deploy.md
-
-
-def test_every_command_that_is_shown_exists() -> None:
-    commands = shown_commands()
-    assert len(commands) > 15
-    for words in commands:
-        if words[0] == "tuner":
-            parsed(words[1:])
-            continue
-        assert words[1] in ("compose", "network")
-        words = without_profile(words)
-        mentioned = [word for word in words[3:] if word in SERVICES]
-        if words[2] == "run":
-            assert mentioned == [words[4]]
-            if arguments := words[5:]:
-                parsed(arguments)
-        elif words[2] in ("exec", "stop"):
-            assert mentioned
 
 
 def test_whatever_uses_the_database_is_stopped_before_it_is_changed() -> None:
@@ -391,12 +307,6 @@ def test_what_the_unit_of_systemd_writes_it_may_write(monkeypatch: pytest.Monkey
         assert any(path.is_relative_to(folder) for folder in writable), path
 
 
-def test_the_unit_of_systemd_names_what_exists() -> None:
-    program, *arguments = unit()["ExecStart"].split()
-    assert Path(program).name in PROJECT["project"]["scripts"]
-    parsed(arguments)
-
-
 def test_proxies_lead_to_the_service_and_hold_nothing_back() -> None:
     (nginx,) = blocks("nginx")
     (caddy,) = [block for block in blocks() if "reverse_proxy" in block]
@@ -407,3 +317,54 @@ def test_proxies_lead_to_the_service_and_hold_nothing_back() -> None:
     assert "proxy_set_header Host $host;" in nginx
     (limit_kib,) = re.findall(r"client_max_body_size (\d+)k;", nginx)
     assert int(limit_kib) * 1024 == Settings.model_fields["max_body_bytes"].default
+
+
+def test_services_name_what_exists_and_have_no_more_rights_than_they_need() -> None:
+    assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
+    assert of("ENTRYPOINT") == ['["tuner"]']
+    assert of("EXPOSE") == [str(PORT)]
+    (user,) = of("USER")
+    assert f"--uid {user.split(':')[0]} " in (ROOT / "Dockerfile").read_text()
+    postgres = SERVICES["postgres"]["environment"]
+    for name, service in SERVICES.items():
+        assert service.get("profiles") == (["gpu"] if name == "worker-gpu" else None)
+        assert {key: service[key] for key in HARDENED} == HARDENED
+        assert all(int(number) > 0 for number in service["user"].split(":"))
+        assert any(mount.split(":")[0] == "/tmp" for mount in service["tmpfs"])
+        assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc"}
+        assert set(service["networks"]) <= set(COMPOSE["networks"])
+        assert ("outside" in service["networks"]) is (name == "api")
+        assert {one.split(":")[0] for one in service.get("volumes", [])} <= set(COMPOSE["volumes"])
+        for other, waits in service.get("depends_on", {}).items():
+            if waits["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], f"{name} waits for {other}"
+            else:
+                assert waits["condition"] == "service_completed_successfully"
+                assert SERVICES[other]["command"] == ["db", "upgrade"]
+    for name in ours():
+        parsed(SERVICES[name]["command"])
+        assert SERVICES[name]["user"] == user
+        assert set(SERVICES[name]["environment"]) <= known_variables()
+        url = SERVICES[name]["environment"]["TUNER_DB"]
+        who, rest = url.removeprefix("postgresql://").split(":", 1)
+        assert who == postgres["POSTGRES_USER"]
+        assert rest.rsplit("@", 1)[1] == f"postgres:5432/{postgres['POSTGRES_DB']}"
+    assert COMPOSE["networks"]["database"]["internal"] is True
+    program, *arguments = unit()["ExecStart"].split()
+    assert Path(program).name in PROJECT["project"]["scripts"]
+    parsed(arguments)
+
+
+def test_dockers_commands_that_are_shown_exist() -> None:
+    for words in shown_commands():
+        if words[0] == "tuner":
+            continue  # read in test_commands.py
+        assert words[1] in ("compose", "network")
+        words = without_profile(words)
+        mentioned = [word for word in words[3:] if word in SERVICES]
+        if words[2] == "run":
+            assert mentioned == [words[4]]
+            if arguments := words[5:]:
+                parsed(arguments)
+        elif words[2] in ("exec", "stop"):
+            assert mentioned

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.examples.conftest import EXAMPLES, WITHIN_S
+from tests.system.examples.conftest import EXAMPLES, WITHIN_S
 
 WORKFLOW = yaml.safe_load((EXAMPLES / "ci" / "tuner-check.yml").read_text())
 (STEP,) = (one for one in WORKFLOW["jobs"]["fits"]["steps"] if one.get("name") == "Check")
@@ -40,7 +40,7 @@ def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(content: str, script: str = STEP["run"]) -> subprocess.CompletedProcess[str]:
         (tmp_path / "configs" / "accelerate.yaml").write_text(content)
-        root = Path(__file__).resolve().parents[2]
+        root = Path(__file__).resolve().parents[3]
         return subprocess.run(
             ["bash", "-eo", "pipefail", "-c", script], cwd=tmp_path, text=True, timeout=WITHIN_S,
             capture_output=True, check=False, env={

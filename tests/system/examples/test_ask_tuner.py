@@ -1,7 +1,6 @@
 """``examples/ask-tuner.sh`` against a real service."""
 
 import json
-import os
 import re
 import shutil
 import threading
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES, LONGER_S, Ask, Service
+from tests.system.examples.conftest import EXAMPLES, LONGER_S, Ask, Service
 from tuner.client.answered import WRITTEN_BY_US
 from tuner.core.study import StudyState
 
@@ -61,13 +60,6 @@ def test_an_answer_that_is_late_is_not_waited_for(run: Ask, service: Service, fo
 
 
 @pytest.mark.usefixtures("question")
-def test_a_question_may_be_asked_without_waiting(run: Ask, service: Service) -> None:
-    found = run("./ask-tuner.sh", "submit", "question.json")
-    assert found.returncode == 0, found.stderr
-    assert f"study {service.store.studies()[0].id} is asked" in found.stderr
-
-
-@pytest.mark.usefixtures("question")
 def test_a_service_that_is_down(run: Ask) -> None:
     found = run(*ASK, "3", TUNER_URL="http://127.0.0.1:9")
     assert found.returncode == 1
@@ -105,17 +97,10 @@ def test_the_key_is_on_no_command_line(
     more = {"PATH": path, "TUNER_KEY_FILE": "", "TUNER_KEY": service.key}
     found = run("./ask-tuner.sh", "submit", "question.json", **more)
     assert found.returncode == 0, found.stderr
+    assert f"study {service.store.studies()[0].id} is asked" in found.stderr
     assert "/tune" in argv.read_text()
     assert service.key not in argv.read_text()
     assert not list(Path(environment["TMPDIR"]).iterdir())  # nothing is left
-
-
-def test_what_is_wrong_with_a_question_is_said(run: Ask, question: Path) -> None:
-    body = json.loads(question.read_text())
-    question.write_text(json.dumps({**body, "cluster": "8 x"}))
-    found = run(*ASK, "200")
-    assert found.returncode == 1
-    assert "refused (status 422): cluster: got '8 x'" in found.stderr
 
 
 def test_a_study_without_an_answer_says_why(
@@ -126,28 +111,6 @@ def test_a_study_without_an_answer_says_why(
     assert found.returncode == 1
     assert "has no measured answer" in found.stderr
     assert not (folder / "tuned.env").exists()
-
-
-@pytest.mark.usefixtures("question")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [], ["submit"], ["ask", "question.json"], ["answer", "question.json", "env", "x"],
-        ["answer", "question.json", "env", "x", "soon"], ["submit", "nowhere.json"],
-        ["answer", "question.json", "../tune", "x", "5"],
-    ],
-)  # fmt: skip
-def test_usage(run: Ask, arguments: list[str]) -> None:
-    found = run("./ask-tuner.sh", *arguments)
-    assert found.returncode == 2
-    assert found.stderr.startswith("ask-tuner: ")
-
-
-def test_a_service_must_be_named(run: Ask, question: Path) -> None:
-    found = run("./ask-tuner.sh", "submit", "question.json", TUNER_URL="")
-    assert found.returncode == 2
-    assert "TUNER_URL must be the URL of the service" in found.stderr
-    assert os.access(question, os.R_OK)
 
 
 ANSWER = b"# Written by tuner on 2026-01-15\nexport TUNED_SHARDING=ddp\n"
@@ -276,3 +239,22 @@ def test_a_program_that_is_missing_is_said_at_once(run: Ask, folder: Path) -> No
     assert (found.returncode, found.stderr) == (
         1, "ask-tuner: there is no curl here to ask with\n",
     )  # fmt: skip
+
+
+def test_usage_and_what_is_wrong_with_a_question(run: Ask, question: Path) -> None:
+    for arguments in (
+        [], ["submit"], ["ask", "question.json"], ["answer", "question.json", "env", "x"],
+        ["answer", "question.json", "env", "x", "soon"], ["submit", "nowhere.json"],
+        ["answer", "question.json", "../tune", "x", "5"],
+    ):  # fmt: skip
+        found = run("./ask-tuner.sh", *arguments)
+        assert found.returncode == 2
+        assert found.stderr.startswith("ask-tuner: ")
+    found = run("./ask-tuner.sh", "submit", "question.json", TUNER_URL="")
+    assert found.returncode == 2
+    assert "TUNER_URL must be the URL of the service" in found.stderr
+    body = json.loads(question.read_text())
+    question.write_text(json.dumps({**body, "cluster": "8 x"}))
+    found = run(*ASK, "200")
+    assert found.returncode == 1
+    assert "refused (status 422): cluster: got '8 x'" in found.stderr

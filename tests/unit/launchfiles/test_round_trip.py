@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -33,7 +32,8 @@ KNOBS_WANTED = {"cpu_offload": (False, True)}
 def questions(stack: FrameworkName) -> Iterator[Question]:
     """Of this stack."""
     model = load_model("stories15m")
-    for (cluster, batch), more in product(CLUSTERS.items(), WORKLOADS):
+    kinds = (*zip(CLUSTERS.items(), WORKLOADS, strict=True), (("2x4xh100-80gb", 16), WORKLOADS[0]))
+    for (cluster, batch), more in kinds:
         workload = Workload(model=model, sequence_length=128, global_batch_size=batch, **more)
         yield Question(
             workload=workload,
@@ -81,7 +81,7 @@ def test_what_is_exported_is_read_back(format_name: str) -> None:
                 if why_not(format_name, question, settings) is None:
                     check(format_name, question, settings)
                     seen.add((str(settings.sharding), question.cluster.name))
-    assert len(seen) > 3, seen
+    assert len(seen) > 2, seen
 
 
 def check(format_name: str, question: Question, settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """docs/cli.md: what the command line says of itself.
 
-    python -m tests.docs.reference
+    python -m tests.system.docs.reference
 
 writes it anew; ``make docs`` does that too.
 """
@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.docs.command_line import command_of
-from tests.docs.pages import ROOT
+from tests.system.docs.command_line import command_of
+from tests.system.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "cli.md"
 BEGIN, END = "<!-- commands: begin -->\n", "<!-- commands: end -->\n"

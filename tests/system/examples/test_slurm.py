@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S, Ask, Service
+from tests.system.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S, Ask, Service
 from tests.system.slurm.cluster import SlurmCluster, missing, slurm_cluster
 
 TRAIN = """\

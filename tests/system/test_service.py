@@ -24,7 +24,7 @@ from sqlalchemy import create_engine, make_url, text
 from tests.models import TINY
 from tests.postgresql import postgresql_server
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 TUNER = [sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
 QUESTION = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S, Service
+from tests.system.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S, Service
 
 PARTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "trainjob.yaml").read_text()))
 RUNTIME, JOB = PARTS

@@ -21,11 +21,11 @@ import pytest
 
 from api.app import create_app
 from api.settings import Settings
-from tests.docs.command_line import command_of, parsed
-from tests.docs.not_run import NOT_RUN, why_not
-from tests.docs.pages import PAGES, ROOT, SHELLS, Block, Command, blocks, commands, name_of, text
 from tests.models import TINY
 from tests.process.api.live import serving
+from tests.system.docs.command_line import command_of, parsed
+from tests.system.docs.not_run import NOT_RUN, why_not
+from tests.system.docs.pages import PAGES, ROOT, SHELLS, blocks, commands, name_of, text
 from tests.unit.made import ok, stored
 from tuner.cli import main
 from tuner.cli.commands import COMMANDS
@@ -39,17 +39,16 @@ from tuner.store.access import Keys
 from tuner.store.tables import Scope
 
 SHOWN = [command for page in PAGES for command in commands(name_of(page))]
+# Once each.
 RUN = [*{one.text: one for one in SHOWN if why_not(one) is None}.values()]
-"""Commands to be run, once each."""
+# They import torch: they dry-run, or train.
 SLOW = re.compile(r"tuner (suggest|predict) (?!.*nanotron).*|accelerate launch .*", re.S)
-"""They import torch: they dry-run, or train."""
+# Exit codes that are not 0: there is no worker.
 ENDS = {"tuner workers": 1, "tuner workers --here": 1}
-"""Exit codes that are not 0: there is no worker."""
 SHOW = "accelerate launch --config_file accelerate.yaml show.py"
+# What a page shows that a command prints.
 SAID = {SHOW: "DistributedType.MULTI_CPU 2 processes, 4 micro-batches"}
-"""What a page shows that a command prints."""
-LONGEST_S = 240.0
-"""For any of them: a machine may be busy."""
+LONGEST_S = 240.0  # for any of them: a machine may be busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,37 +148,6 @@ def _nanotron(folder: Path) -> str:
         return store.studies()[0].id
 
 
-def _marked(command: Command) -> object:
-    marks = [pytest.mark.slow] if SLOW.fullmatch(command.text) else []
-    marks += [pytest.mark.xdist_group("docs")]
-    return pytest.param(command, id=f"{command.page}-{command.text[:60]}", marks=marks)
-
-
-@pytest.mark.parametrize("command", [_marked(one) for one in RUN])
-def test_what_is_shown_runs(command: Command, place: Place) -> None:
-    if command.text.startswith("curl") and shutil.which("curl") is None:
-        pytest.skip("there is no curl")
-    code, said = place.run(command.text)
-    assert code == ENDS.get(command.text, 0), said
-    assert SAID.get(command.text, "") in said
-    if command.text.startswith("curl"):
-        assert '"status":4' not in said.replace(" ", ""), said
-
-
-@pytest.mark.parametrize(
-    "command",
-    [one for one in SHOWN if one.words[0] == "tuner"],
-    ids=lambda one: f"{one.page}:{one.line}",
-)
-def test_every_command_has_the_options_that_are_shown(command: Command) -> None:
-    words = command.words
-    words = words[: next((i for i, word in enumerate(words) if word in (">", "&", "|")), None)]
-    if "..." in words:
-        check_names(words[1:])
-    else:
-        parsed(words[1:])
-
-
 def check_names(words: list[str]) -> None:
     """A command of which some words are left out exists, and so do the options that are not."""
     names = [words[0]] if words[0] in COMMANDS or len(words) == 1 else words[:2]
@@ -190,35 +158,6 @@ def check_names(words: list[str]) -> None:
     assert named <= options, named - options
 
 
-INLINE = [
-    (name_of(page), shown)
-    for page in PAGES
-    for shown in dict.fromkeys(re.findall(r"`tuner ([^`]+)`", text(name_of(page))))
-    if not shown[0].isupper()
-]
-"""What pages say of the command line in their sentences and tables."""
-
-
-@pytest.mark.parametrize(("page", "shown"), INLINE)
-def test_commands_that_are_named_exist_with_their_options(page: str, shown: str) -> None:
-    check_names(shlex.split(shown.split(" -- ")[0]))
-
-
-@pytest.mark.parametrize("rule", NOT_RUN, ids=lambda rule: rule.pattern)
-def test_every_reason_is_one_of_a_command(rule: object) -> None:
-    assert rule in {why_not(one) for one in SHOWN}
-
-
-@pytest.mark.parametrize(
-    "block",
-    [one for page in PAGES for one in blocks(name_of(page)) if one.language in SHELLS],
-    ids=lambda one: f"{one.page}:{one.line}",
-)
-def test_every_shell_block_can_be_read_by_a_shell(block: Block) -> None:
-    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_make_suggest_is_the_command_that_the_quick_start_shows() -> None:
     recipe = (ROOT / "Makefile").read_text().split("\nsuggest:")[1].split("\n\n")[0]
     made = re.sub(r"\\\n", " ", recipe.split("@$(BIN)/")[1]).split()
@@ -226,3 +165,59 @@ def test_make_suggest_is_the_command_that_the_quick_start_shows() -> None:
         one for one in commands("docs/quickstart.md") if one.text.startswith("tuner suggest")
     ]
     assert sorted(made) == sorted(shown.words)
+
+
+def check(shown: str, place: Place) -> None:
+    if shown.startswith("curl") and shutil.which("curl") is None:
+        return
+    code, said = place.run(shown)
+    assert code == ENDS.get(shown, 0), (shown, said)
+    assert SAID.get(shown, "") in said, shown
+    if shown.startswith("curl"):
+        assert '"status":4' not in said.replace(" ", ""), (shown, said)
+
+
+@pytest.mark.xdist_group("docs")
+def test_what_is_shown_runs(place: Place) -> None:
+    for command in RUN:
+        if not SLOW.fullmatch(command.text):
+            check(command.text, place)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("docs")
+@pytest.mark.parametrize(
+    "shown", [one.text for one in RUN if SLOW.fullmatch(one.text)], ids=lambda text: text[:60]
+)
+def test_what_imports_torch_runs(shown: str, place: Place) -> None:
+    check(shown, place)
+
+
+def test_commands_have_the_options_that_are_shown() -> None:
+    for command in SHOWN:
+        words = command.words
+        if words[0] == "tuner":
+            ends = (i for i, word in enumerate(words) if word in (">", "&", "|"))
+            words = words[1 : next(ends, None)]
+            if "..." in words:
+                check_names(words)
+            else:
+                parsed(words)
+    for page in PAGES:  # what is said of the command line in sentences and tables
+        for shown in re.findall(r"`tuner ([^`]+)`", text(name_of(page))):
+            if not shown[0].isupper():
+                check_names(shlex.split(shown.split(" -- ")[0]))
+
+
+def test_every_reason_is_one_of_a_command() -> None:
+    assert set(NOT_RUN) == {why_not(one) for one in SHOWN} - {None}
+
+
+def test_every_shell_block_can_be_read_by_a_shell() -> None:
+    for page in PAGES:
+        for block in blocks(name_of(page)):
+            if block.language in SHELLS:
+                done = subprocess.run(
+                    ["bash", "-n"], input=block.text, capture_output=True, text=True
+                )
+                assert done.returncode == 0, (page, block.line, done.stderr)

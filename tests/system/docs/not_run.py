@@ -7,7 +7,7 @@ Commands of ``tuner`` are read by the command line in any case: their options ex
 import re
 from typing import NamedTuple
 
-from tests.docs.pages import Command
+from tests.system.docs.pages import Command
 
 
 class Rule(NamedTuple):
@@ -24,10 +24,12 @@ MINUTES = (
 )
 TINY = "imports torch in every rank; tests/process/cli/test_end_to_end.py probes a tiny model"
 LASTS = "does not end; tests/process/cli/test_serve.py and test_worker.py run it"
-ENGINE = "needs a container engine; tests/test_compose.py reads it against the compose file"
+ENGINE = (
+    "needs a container engine; tests/system/docs/test_compose.py reads it against the compose file"
+)
 OUTSIDE = "needs a machine or a network that tests do not have"
 EXAMPLE = "is the reader's own program or file"
-WAITS = "waits for workers of a service; tests/unit/cli/test_remote.py runs one with them"
+WAITS = "waits for workers of a service; tests/process/cli/test_remote.py runs one with them"
 
 NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"git clone .*|cd \S+", "this is the clone"),
@@ -45,13 +47,21 @@ NOT_RUN: tuple[Rule, ...] = (
     ),
     Rule("*", r"tuner suggest --server .*", WAITS),
     Rule("*", r"tuner studies cancel \S+ --server https://tuner.example.org", WAITS),
-    Rule("*", r"tuner db upgrade --db postgresql:.*", "needs a PostgreSQL: tests/test_compose.py"),
+    Rule(
+        "*",
+        r"tuner db upgrade --db postgresql:.*",
+        "needs a PostgreSQL: tests/system/docs/test_compose.py",
+    ),
     Rule("*", r"tuner .* \.\.\. .*", "leaves out what was said before"),
     Rule("*", r"docker .*", ENGINE),
     Rule("*", r"kubectl .*", OUTSIDE),
     Rule("docs/deploy.md", r"python -m venv /opt/tuner .*|export TUNER_DB=.*", "writes outside"),
     Rule("docs/deploy.md", r"cp .env.example .env .*", ENGINE),
-    Rule("docs/schedulers.md", r"TUNER_URL=.*ask-tuner.sh .*", "tests/examples/test_pages.py does"),
+    Rule(
+        "docs/schedulers.md",
+        r"TUNER_URL=.*ask-tuner.sh .*",
+        "tests/system/examples/test_pages.py does",
+    ),
     Rule(
         "docs/quickstart.md",
         r"accelerate launch .* train.py|torchrun .*|sh torchrun.sh .*",

@@ -6,15 +6,14 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 from fastapi import FastAPI
 from starlette.routing import Match
 
 from api.app import create_app
 from api.settings import Settings
-from tests.docs.command_line import known_variables
-from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of, text
+from tests.system.docs.command_line import known_variables
+from tests.system.docs.pages import PAGES, ROOT, blocks, name_of, text
 from tuner.core.configuration import KNOBS
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
@@ -132,40 +131,24 @@ def test_every_decision_is_listed() -> None:
         assert f"({record.name})" in page
 
 
-def test_every_target_of_the_makefile_is_explained() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^([a-z-]+):.*?(## .+)?$", makefile, flags=re.M)
-    assert {name for name, _ in targets} >= {
-        "suggest",
-        "test",
-        "test-all",
-        "test-long",
-        "check",
-        "docs",
-        "bench",
-    }
-    assert all(help_text for _, help_text in targets)
-
-
 def test_targets_that_are_named_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
     for page in PAGES:
         named = set(re.findall(r"`make ([a-z-]+)", text(name_of(page))))
         assert named <= targets, page
+    needed = {"suggest", "test", "test-all", "test-long", "check", "docs", "bench"}
+    assert needed <= targets
 
 
 def test_the_readme_counts_the_models() -> None:
     models = len(list((ROOT / "tuner" / "catalog" / "models").glob("*.json")))
     assert f"({models} of them," in text("README.md")
-
-
-def test_the_readme_is_short() -> None:
     assert len(text("README.md").splitlines()) <= 150
 
 
+# What a template of a script's configuration has in the place of a value.
 PLACEHOLDER = re.compile(r"\{[a-z_]+(=[^{}:]*)?\}")
-"""What a template of a script's configuration has in the place of a value."""
 READERS: dict[str, Callable[[str], object]] = {
     "json": json.loads,
     "yaml": lambda shown: list(yaml.safe_load_all(shown)),
@@ -174,11 +157,30 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "block",
-    [one for page in PAGES for one in blocks(name_of(page)) if one.language in READERS],
-    ids=lambda one: f"{one.page}:{one.line}",
+def test_blocks_are_of_their_language() -> None:
+    for page in PAGES:
+        for block in blocks(name_of(page)):
+            if read := READERS.get(block.language):
+                is_yaml = block.language == "yaml"
+                read(re.sub(PLACEHOLDER, "1", block.text) if is_yaml else block.text)
+
+
+EXPORTS = text("docs/exports.md")
+EXAMPLES = re.findall(
+    r"^\*\*([a-z-]+)\*\*[^\n]*\n\n((?:```\w+\n.*?\n```\n\n)+)",
+    EXPORTS.partition("## Examples")[2],
+    flags=re.M | re.S,
 )
-def test_blocks_are_of_their_language(block: Block) -> None:
-    shown = re.sub(PLACEHOLDER, "1", block.text) if block.language == "yaml" else block.text
-    READERS[block.language](shown)
+
+
+def test_exports_shows_every_format_and_knob_with_golden_files() -> None:
+    found = re.findall(r"^\| `([a-z-]+)` \| `([^`]+)` \|", EXPORTS, flags=re.M)
+    assert dict(found) == {name: known.file_name for name, known in FORMATS.items()}
+    assert {name for name, _ in EXAMPLES} | {"json"} == set(FORMATS)
+    knobs = re.findall(r"^\| `([a-z_]+)` \|", EXPORTS, flags=re.M)
+    assert [name for name in knobs if name in KNOBS] == list(KNOBS)
+    golden = ROOT / "tests" / "unit" / "launchfiles" / "golden" / "formats"
+    for name, shown in EXAMPLES:
+        whole = (golden / name / FORMATS[name].file_name).read_text(encoding="utf-8")
+        for block in re.findall(r"```\w+\n(.*?)\n```", shown, flags=re.S):
+            assert block in whole, name
