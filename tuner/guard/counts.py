@@ -9,9 +9,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Collective, Measurement, Outcome, Phase
 from tuner.core.workload import Workload
-from tuner.cost.collectives import step_collectives
-from tuner.cost.memory import WEIGHT_BYTES
-from tuner.cost.shards import shards
+from tuner.cost.memory.shards import WEIGHT_BYTES, shards
+from tuner.cost.time.collectives import step_collectives
 from tuner.guard.replica import smallest_factor
 from tuner.text import size_text
 
@@ -32,7 +31,7 @@ _RESHARDS = {
 
 
 def caused(workload: Workload, settings: Settings, cluster: Cluster) -> Counts:
-    """Counts what :func:`tuner.cost.collectives.step_collectives` lists, by kind."""
+    """Counts what :func:`tuner.cost.time.collectives.step_collectives` lists, by kind."""
     counts: Counts = Counter()
     for one in step_collectives(workload, settings, cluster):
         phase = _SEEN_IN.get(one.phase, one.phase)

@@ -13,7 +13,7 @@ from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.cost.memory import memory_bound
+from tuner.cost.memory.step import memory_bound
 from tuner.errors import NothingFitsError, TrainsWronglyError
 from tuner.guard.check import Ruling, Verdict
 from tuner.guard.counts import path_of
