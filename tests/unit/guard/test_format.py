@@ -31,17 +31,3 @@ JUDGES = (
 def test_verdicts_that_may_change_raise_the_format() -> None:
     found = (GUARD_FORMAT, digest([*sources(PROGRAM), *JUDGES]))
     assert found == PINNED, f"see the docstring of {Path(__file__).name}: PINNED = {found}"
-
-
-def test_the_step_and_the_judgement_are_in_the_digest() -> None:
-    names = {path.name for path in (*sources(PROGRAM), *JUDGES)}
-    assert {
-        "step.py",
-        "stack.py",
-        "optimizers.py",
-        "model.py",
-        "sequence.py",
-        "instruments.py",
-    } <= names
-    assert {"replica.py", "check.py", "counts.py", "merge.py", "replicas.py"} <= names
-    assert names.isdisjoint({"series.py", "server.py"})

@@ -11,8 +11,7 @@ import pytest
 
 from tests.unit.machine import nvidia_smi as said
 from tests.unit.machine.nvidia_smi import Said
-from tuner.client.capabilities import why_not_measured
-from tuner.core.cluster import Cluster, local_cluster, parse_cluster, read_cluster_file
+from tuner.core.cluster import Cluster, read_cluster_file
 from tuner.errors import UsageError
 from tuner.machine import facts as machine
 
@@ -96,13 +95,6 @@ def test_gpus_that_are_hidden_are_none_whatever_their_driver_says(
     assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible}, root) == ()
 
 
-def test_one_lost_gpu_can_be_left_out(monkeypatch, root) -> None:
-    answers(monkeypatch, said.ONE_LOST)
-    assert "GPU is lost" in refusal(root)
-    (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}, root)
-    assert gpu.memory_mib == 81_559
-
-
 def test_a_gpu_without_memory_of_its_own(monkeypatch, root) -> None:
     answers(monkeypatch, said.GB10)
     assert "NVIDIA GB10" in refusal(root)
@@ -129,32 +121,6 @@ def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path) -> None:
     assert whole is not None
     (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": whole[1]}, root)
     assert gpu.memory_mib == 81_920
-
-
-def test_a_slice_that_was_chosen_is_named_with_its_gpu(monkeypatch, root, tmp_path) -> None:
-    answers(monkeypatch, said.MIG)
-    why = refusal(root, {"CUDA_VISIBLE_DEVICES": "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"})
-    assert "1g.10gb of NVIDIA A100-SXM4-80GB" in why
-    assert described(why, tmp_path).gpu.memory_bytes <= 9.5 * 2**30
-    unknown = refusal(root, {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/2/0"})
-    assert "MIG-GPU-1/2/0" in unknown
-
-
-def test_a_gpu_in_mig_mode_without_slices(monkeypatch, root) -> None:
-    answers(monkeypatch, said.MIG_WITHOUT_SLICES)
-    assert "has no slice" in refusal(root)
-
-
-def test_what_was_asked_by_name_does_not_hang_on_the_driver(monkeypatch) -> None:
-    answers(monkeypatch, said.MISMATCH)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UsageError, match="mismatch"):
-        local_cluster()
-    two = parse_cluster("cpu:2")
-    assert why_not_measured(two) == ""
-    here = machine.this_machine()
-    assert "mismatch" in here.trouble
-    assert why_not_measured(two, here) == ""
 
 
 PREDICT = (
