@@ -1,10 +1,7 @@
 """Machines whose GPUs are cut, lost, hidden or without a driver, by what nvidia-smi says there."""
 
-import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -121,45 +118,3 @@ def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path) -> None:
     assert whole is not None
     (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": whole[1]}, root)
     assert gpu.memory_mib == 81_920
-
-
-PREDICT = (
-    "suggest", "--model", "stories15m", "--global-batch-size", "4", "--sequence-length", "64",
-    "--fidelity", "predicted", "--json",
-)  # fmt: skip
-
-
-def test_a_slice_can_be_predicted_on_a_machine_that_has_it(monkeypatch, tmp_path) -> None:
-    answers(monkeypatch, said.MIG)
-    cluster = described(refusal(tmp_path), tmp_path)
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\n[ "$1" = -L ] && cat {tmp_path}/listing || cat {tmp_path}/rows\n')
-    smi.chmod(0o755)
-    (tmp_path / "listing").write_text(said.MIG.listing)
-    (tmp_path / "rows").write_text(said.MIG.rows)
-    monkeypatch.undo()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            "from tuner.cli import main; main()",
-            *PREDICT,
-            "--cluster",
-            str(tmp_path / "slice.toml"),
-        ],
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-            "TUNER_DB": f"sqlite:///{tmp_path}/tuner.db",
-            "CUDA_VISIBLE_DEVICES": "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    told = json.loads(done.stdout)
-    # no speed is known of a slice, and what fits in it is
-    assert told["alternatives"], done.stderr
-    assert cluster.gpu.name in done.stdout
