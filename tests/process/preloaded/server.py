@@ -34,7 +34,7 @@ MODULES = (
     "workers.probe.series",
     "workers.probe.run",
     "workers.probe.calibrate",
-    "workers.probe.dry.answer",
+    "workers.probe.dry.server",
 )
 MOST_FDS = 64
 """A client's, numbered below it."""

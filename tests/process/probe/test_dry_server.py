@@ -15,7 +15,7 @@ from workers.probe.dry.request import id_and_class
 ANSWERS = """
 import json, os, sys, time
 from workers.probe.dry import server
-from workers.probe.dry.progress import packed_operator
+from workers.probe.dry.ledger import packed_operator
 def answer(line, progress):
     what = json.loads(line)["id"]
     what = what.partition(":")[0]
