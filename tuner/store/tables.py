@@ -116,7 +116,7 @@ class UtcNow(FunctionElement[datetime]):
 
 @compiles(UtcNow, "sqlite")
 def _now_in_sqlite(element: UtcNow, compiler: Any, **kw: Any) -> str:
-    return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"  # as texts of moments are kept
 
 
 @compiles(UtcNow, "postgresql")

@@ -95,7 +95,7 @@ def test_the_stack_as_it_is_passes(check: Check) -> None:
     assert {v.family for v in verdicts} == {family_of(question())}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
     for precision in (Precision.BF16, Precision.BF16_MIXED):
         (verdict,) = check("", f"{SYNC}=false", precision=precision)
@@ -104,7 +104,7 @@ def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
         assert TOLERANCE[Precision.FP32] < verdict.worst < TOLERANCE[precision]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_optimizer_that_steps_on_every_micro_batch(check: Check) -> None:
     each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
     assert (each.ruling, each.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
@@ -120,7 +120,7 @@ def test_a_knob_that_is_ignored(check: Check) -> None:
     assert last.ruling is Ruling.PASSED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_knob_that_always_acts(check: Check) -> None:
     each, last = check("always_syncs", f"{SYNC}=true", f"{SYNC}=false")
     assert each.ruling is Ruling.PASSED
@@ -141,7 +141,7 @@ def test_buffers_that_are_used_again_before_backward_reads_them(check: Check) ->
         assert verdict.worst > 100 * TOLERANCE[Precision.FP32]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "recomputes"),
     [("overwrites_the_saved_shard", True), ("reuses_a_gathered_buffer", False)],
@@ -155,7 +155,7 @@ def test_each_fault_of_buffers_is_one_settings_own(
     assert right.ruling is Ruling.PASSED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpointing_that_does_not_act(check: Check) -> None:
     texts = (f"{SYNC}=false,activation_checkpointing={value}" for value in ("full", "none"))
     full, none = check("ignores_checkpointing", *texts)
@@ -164,7 +164,7 @@ def test_checkpointing_that_does_not_act(check: Check) -> None:
     assert none.ruling is Ruling.PASSED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_optimizer_passes_within_the_same_tolerance(check: Check) -> None:
     (verdict,) = check("", f"{SYNC}=true", optimizer=Optimizer.SGD)
     assert verdict.ruling is Ruling.PASSED

@@ -115,7 +115,7 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
     assert main([*CASE, f"{accumulates},sync_each_batch=false"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
     store: Store,
     question: Question,
@@ -154,7 +154,7 @@ def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
             assert end.failure.startswith(f"what fits trains something else: {WRONG}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_buffer_that_is_used_again_is_never_suggested(
     store: Store,
     question: Question,

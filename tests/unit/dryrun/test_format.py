@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "4194fae984f1c1104e4a546f5eb3f3da20caf7041fa3b211ea288d495ee9c7bc")
+PINNED = (3, "f8fc4d5eea72696beb314094e47e1e75acf48e83e0da2c7c15a26aa527ccd0f8")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -11,16 +11,16 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "7a486e6bbd9575e7e8f687b97398c0eeda43b038aad1d022027efadfc965daf5")
+PINNED = (3, "ae49a6f714177b5e703cbbb262ec4808f4f49d2e516f2974d6acedaeb6a991ff")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""
 JUDGES = (
     *sorted((ROOT / "tuner" / "guard").glob("*.py")),
     ROOT / "tuner" / "dryrun" / "plan.py",
-    ROOT / "tuner" / "cost" / "collectives.py",
-    ROOT / "tuner" / "cost" / "memory.py",
-    ROOT / "tuner" / "cost" / "shards.py",
+    ROOT / "tuner" / "cost" / "time" / "collectives.py",
+    ROOT / "tuner" / "cost" / "memory" / "step.py",
+    ROOT / "tuner" / "cost" / "memory" / "shards.py",
     ROOT / "workers" / "replicas.py",
     ROOT / "workers" / "measuring" / "merge.py",
     ROOT / "workers" / "measuring" / "records.py",
