@@ -1,7 +1,7 @@
 """Verdicts that are kept are those of the guard as it is.
 
 When a test here fails, the code that decides a verdict has changed: the probe program's step, the
-twin, or how it is judged. May a verdict change with it, because a fault is mended or was made?
+replica, or how it is judged. May a verdict change with it, because a fault is mended or was made?
 Then raise ``GUARD_FORMAT`` in tuner/guard/replica.py, so that no kept verdict is trusted. In both
 cases put the new values, which the failure shows, into ``PINNED``.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "ae49a6f714177b5e703cbbb262ec4808f4f49d2e516f2974d6acedaeb6a991ff")
+PINNED = (3, "32a755017b95dde2ac7b8d81adb9714ed290c4a21801f74063ebf7a9f7f032b3")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""
@@ -25,7 +25,7 @@ JUDGES = (
     ROOT / "workers" / "measuring" / "merge.py",
     ROOT / "workers" / "measuring" / "records.py",
 )
-"""What makes a twin, and what holds it against what its settings must cause."""
+"""What makes a replica, and what holds it against what its settings must cause."""
 
 
 def test_verdicts_that_may_change_raise_the_format() -> None:
