@@ -49,7 +49,7 @@ class Overheads:
         """Bytes of one communicator."""
         least, most = min(self.by_count), max(self.by_count)
         if least == most:
-            return default_costs().device.communicator_bytes
+            return default_costs().device.communicator_bytes.value
         return max(0.0, (self.by_count[most] - self.by_count[least]) / (most - least))
 
 

@@ -40,7 +40,7 @@ from sqlalchemy.types import TypeDecorator
 
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import ProbeState, StudyState
-from tuner.guard.check import Ruling
+from tuner.guard.check import CheckState
 
 # Not Alembic's own name, which other programs use in databases that may be shared.
 VERSION_TABLE = "tuner_alembic_version"
@@ -317,7 +317,7 @@ class CheckRow(Base):
     """SHA-256, in hex, of all that the result depends on."""
     family: Mapped[str] = mapped_column(String(64), index=True)
     """Hash of the model's structure and the versions; empty for a probe's."""
-    result: Mapped[Ruling] = mapped_column(_status(Ruling, "result"))
+    result: Mapped[CheckState] = mapped_column(_status(CheckState, "result"))
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 

@@ -35,11 +35,11 @@ def test_buckets_fill_as_backward_comes_down() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b", "llama-3.1-8b"])
 @pytest.mark.parametrize("weight_bytes", [2, 4])
 def test_buckets_are_those_of_the_dry_run(name: str, weight_bytes: int) -> None:
-    from workers.probe import replica
+    from workers.probe import ddp
 
-    assert (replica.FIRST_BUCKET_BYTES, replica.BUCKET_BYTES) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
+    assert (ddp.FIRST_BUCKET_BYTES, ddp.BUCKET_BYTES) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
     parameters = built(read(name).as_config(), weight_bytes).parameters()
-    buckets = map(replica.bytes_of, replica.assigned(parameters))
+    buckets = map(ddp.bytes_of, ddp.assigned(parameters))
     assert tuple(buckets) == ddp_buckets(read(name), weight_bytes)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "5f8e91a38559fda595f9c57d2e4f2ace6092131b741d2a6dec995f852c2b76ab")
+PINNED = (3, "f8fc4d5eea72696beb314094e47e1e75acf48e83e0da2c7c15a26aa527ccd0f8")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

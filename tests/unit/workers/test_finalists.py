@@ -11,7 +11,7 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import ProbeError
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.planner import answer
 from workers import worker as worker_module
 from workers.devices import Device
@@ -31,20 +31,22 @@ class FakeGuard:
     def __call__(self, **given: object) -> "FakeGuard":
         return self
 
-    def train(self, asked: Sequence[RequestedReplica], *, deadline_s: float) -> Iterator[Verdict]:
+    def train(
+        self, asked: Sequence[RequestedReplica], *, deadline_s: float
+    ) -> Iterator[GuardCheck]:
         self.asked += asked
         yield from map(self._verdict, asked[: self.most])
         if self.most is not None:
             raise ProbeError("there is no place for the ranks' files")
 
-    def _verdict(self, one: RequestedReplica) -> Verdict:
+    def _verdict(self, one: RequestedReplica) -> GuardCheck:
         self.stop.move(5.0)
         outcome = self.outcomes.get(one.replica.settings.sharding, Outcome.OK)
-        rulings = {Outcome.OK: Ruling.PASSED, Outcome.WRONG_RESULT: Ruling.FAILED}
-        return Verdict(
+        rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
+        return GuardCheck(
             key=one.key,
             family=one.family,
-            ruling=rulings.get(outcome, Ruling.NOT_CHECKED),
+            ruling=rulings.get(outcome, CheckState.NOT_CHECKED),
             outcome=outcome,
             detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
             settings=one.replica.settings.as_dict(),
@@ -118,4 +120,4 @@ def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most: in
     )
     assert len({one.key for one in guard.asked}) == len(guard.asked)  # none was asked for again
     kept = [verdict.ruling for verdict in store.verdicts().values()]
-    assert kept.count(Ruling.PASSED) == most
+    assert kept.count(CheckState.PASSED) == most

@@ -85,14 +85,8 @@ def device_terms(
     if cluster.gpu.device is not Device.CUDA:
         return DeviceTerms(context=_NONE, communicators=_NONE, reserved_free=_NONE)
     figures = (default_costs() if costs is None else costs).device
-    context = _quantity(
-        figures.context_bytes, figures.context_low_bytes, figures.context_high_bytes
-    )
-    each = _quantity(
-        figures.communicator_bytes,
-        figures.communicator_low_bytes,
-        figures.communicator_high_bytes,
-    )
+    context = _quantity(*figures.context_bytes)
+    each = _quantity(*figures.communicator_bytes)
     communicators = each.scaled(communicator_count(settings, cluster))
     checkpointed = settings.activation_checkpointing is Checkpointing.FULL
     fsdp = is_fsdp(settings, cluster)
