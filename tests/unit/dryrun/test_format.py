@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "a265e52bac8e5c416ab42b81c9ecafb59f914402b18ed3772a649ebfd4e78fb4")
+PINNED = (3, "f8fc4d5eea72696beb314094e47e1e75acf48e83e0da2c7c15a26aa527ccd0f8")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
