@@ -62,7 +62,7 @@ class Column:
     cells: Sequence[str]
     """Top to bottom."""
     is_number: bool = False
-    """Whether it is flush right."""
+    """True where it is flush right."""
 
     @property
     def width(self) -> int:
