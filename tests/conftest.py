@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -51,5 +52,7 @@ def make_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
 @pytest.fixture(scope="session")
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
     """``preloaded(argv)`` runs a program in a fork that has torch: tests.process.preloaded."""
-    with preloaded_server(tmp_path_factory.mktemp("preloaded")) as start:
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with preloaded_server(folder / "preloaded") as start:
         yield start

@@ -194,7 +194,7 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
         facts += _predicted_facts(best, per) if best.basis else _measured_facts(best, per)
         guard, said = (
             best.guard,
-            "a small replica of this configuration trains what one process does",
+            "a small replica of these settings trains what one process trains",
         )
         text = said if guard.verdict == "passed" else guard.verdict.replace("_", " ")
         facts.append(("guard", f"{text} ({guard.why})" if guard.why else text))

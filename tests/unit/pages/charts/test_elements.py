@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from api.pages.charts import scales, svg
-from api.pages.charts.frame import NARROW_PX, Plot, legend, line_key, x_axis, y_axis
 from api.pages.charts.scales import TEXT_PX, Interval, Scale, scale_for, width_px
-from api.pages.charts.svg import element
-from tests.unit.pages.charts.examples import parsed, share, with_class, words
+from api.pages.charts.svg import NARROW_PX, Plot, element, x_axis, y_axis
+from tests.unit.pages.charts.examples import parsed, share, with_class
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 
 numbers = st.floats(min_value=1e-6, max_value=1e12)
@@ -85,14 +84,6 @@ def test_where_scales_begin_and_when_they_are_logarithmic() -> None:
     assert scale_for([0.3, 0.5], include=[76.0]).is_log, "a small model on a large device"
 
 
-def test_ends_of_a_scale_and_how_many_ticks_fit() -> None:
-    scale = Scale(low=10.0, high=20.0)
-    assert (scale.at(5.0), scale.at(15.0), scale.at(99.0)) == (0.0, 0.5, 1.0)
-    scale = Scale(low=0.0, high=10.0)
-    assert scale.fitting(6, lambda ticks: len(ticks) <= 3) == (0, 5, 10)
-    assert scale.fitting(6, lambda ticks: False) == (0,)
-
-
 def test_intervals() -> None:
     def quantity(low: float, value: float, high: float) -> Quantity:
         return Quantity(value=value, low=low, high=high, provenance=Provenance.MEASURED)
@@ -145,14 +136,6 @@ def test_shortened_words_fit(said: str, most_px: float) -> None:
     assert short == said or (short.endswith("…") and said.startswith(short[:-1]))
 
 
-def test_wide_characters_are_wide_and_what_is_cut_says_so() -> None:
-    assert width_px("模型") == width_px("abcd")
-    assert width_px("🧑") == width_px("ab")
-    assert width_px("e\u0301") == width_px("e")
-    assert scales.cut("full_shard", 10) == "full_shard"
-    assert scales.cut("full_shard, x", 10) == "full_shar…"
-
-
 # -- axes and legends -------------------------------------------------------------------------
 
 
@@ -182,14 +165,6 @@ def test_labels_of_speed_are_a_line_apart_and_beside_the_plot(found: list[float]
     assert all(width_px(label.text or "") <= 5 * TEXT_PX - 4 for label in labels)
 
 
-def test_upwards_is_more_and_a_legend_has_an_entry_for_each_key() -> None:
-    plot = Plot(x=Scale(low=0, high=1), y=Scale(low=0, high=10), height=200)
-    assert (plot.down(0), plot.down(5), plot.down(10)) == (200, 100, 0)
-    made = legend([(line_key("chart-limit"), "the <limit>"), (line_key("chart-grid"), "grid")])
-    assert words(parsed(made), "chart-legend") == ["the <limit>grid"]
-    assert legend([]) == Markup()
-
-
 # -- elements ---------------------------------------------------------------------------------
 
 
@@ -210,12 +185,6 @@ def test_upwards_is_more_and_a_legend_has_an_entry_for_each_key() -> None:
 def test_elements_are_escaped_and_short(made: Markup, written: str) -> None:
     assert made == written
     assert isinstance(made, Markup)
-
-
-def test_coordinates_are_short() -> None:
-    found = [svg.number(x) for x in (0.0, -0.001, 12.0, 12.345, 1e-9)]
-    assert found == ["0", "0", "12", "12.35", "0"]
-    assert svg.percent(0.34251) == "34.25%"
 
 
 def test_no_two_symbols_look_alike_without_colour() -> None:
