@@ -62,7 +62,7 @@ class Acted:
 def path_of(settings: Settings, ranks: int) -> Path:
     """The knobs that act in settings on so many ranks, with their values.
 
-    Tensor parallelism is told by its smallest prime factor, as twins have it. Wherever gradients
+    Tensor parallelism is told by its smallest prime factor, as replicas have it. Wherever gradients
     accumulate, ``sync_each_batch`` is told to the stack, which steps by it: also on one
     data-parallel rank, where there is nothing to be reduced.
     """

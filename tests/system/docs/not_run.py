@@ -40,7 +40,7 @@ NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"tuner probe --model stories15m .*", TINY),
     Rule("*", r"tuner check .*", "checks the reader's own file: tests/unit/cli/test_check.py"),
     Rule("*", r"tuner calibrate( --cluster cpu:2)?", "measures for two minutes"),
-    Rule("*", r"tuner doctor --run", "trains twins for two minutes: tests/unit/cli/test_doctor.py"),
+    Rule("*", r"tuner doctor --run", "trains replicas for minutes: tests/unit/cli/test_doctor.py"),
     Rule("*", r"tuner (serve|worker)( --db sqlite:///studies.db| --pool h100)?( &)?", LASTS),
     Rule(
         "*", r"tuner worker (--slurm|--launcher) .*", "needs Slurm, or a Ray cluster of one's own"

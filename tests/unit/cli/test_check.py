@@ -12,7 +12,7 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question, Study
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.launchfiles import About, export
 from tuner.space import check_settings
 from tuner.store import open_store
@@ -63,8 +63,8 @@ def test_what_trains_something_else_has_an_exit_code_of_its_own(
     cli: Any, zero3: list[str], database: Path
 ) -> None:
     versions = installed_versions()
-    verdict = Verdict(
-        key="planted", family="another", ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT,
+    verdict = GuardCheck(
+        key="planted", family="another", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT,
         detail="rank 0: the optimizer stepped 18 times instead of 6", model_type="llama",
         settings=parse_settings("sharding=full_shard,gradient_accumulation_steps=3").as_dict(),
         ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,

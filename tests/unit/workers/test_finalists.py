@@ -1,49 +1,52 @@
-"""A worker has the finalists' twins trained before a study is done."""
+"""A worker has the finalists' replicas trained before a study is done."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from tests.unit.workers.fakes import FakeLauncher, HandStop
 from tuner.core.configuration import Sharding
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import ProbeError
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.planner import answer
 from workers import worker as worker_module
+from workers.devices import Device
 from workers.executor import WorkerOptions
+from workers.launchers.site import LocalSite
 from workers.replicas import RequestedReplica
-from workers.stop import StopRequest
 from workers.worker import Worker
-
-OK = {"*": ["ok"]}
 
 
 class FakeGuard:
     """Finds what it is told of each sharding, and remembers what it was asked."""
 
-    def __init__(self, outcomes: dict[str, Outcome], most: int | None = None) -> None:
-        self.outcomes, self.most = outcomes, most
+    def __init__(self, outcomes: dict[str, Outcome], most: int | None, stop: HandStop) -> None:
+        self.outcomes, self.most, self.stop = outcomes, most, stop
         self.asked: list[RequestedReplica] = []
 
     def __call__(self, **given: object) -> "FakeGuard":
         return self
 
-    def train(self, asked: Sequence[RequestedReplica], *, deadline_s: float) -> Iterator[Verdict]:
+    def train(
+        self, asked: Sequence[RequestedReplica], *, deadline_s: float
+    ) -> Iterator[GuardCheck]:
         self.asked += asked
         yield from map(self._verdict, asked[: self.most])
         if self.most is not None:
             raise ProbeError("there is no place for the ranks' files")
 
-    def _verdict(self, one: RequestedReplica) -> Verdict:
+    def _verdict(self, one: RequestedReplica) -> GuardCheck:
+        self.stop.move(5.0)
         outcome = self.outcomes.get(one.replica.settings.sharding, Outcome.OK)
-        rulings = {Outcome.OK: Ruling.PASSED, Outcome.WRONG_RESULT: Ruling.FAILED}
-        return Verdict(
+        rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
+        return GuardCheck(
             key=one.key,
             family=one.family,
-            ruling=rulings.get(outcome, Ruling.NOT_CHECKED),
+            ruling=rulings.get(outcome, CheckState.NOT_CHECKED),
             outcome=outcome,
             detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
             settings=one.replica.settings.as_dict(),
@@ -54,20 +57,19 @@ class FakeGuard:
 
 
 @pytest.fixture
-def guarded(store, question, tmp_path, stand_in_argv, monkeypatch):
+def guarded(store, question, tmp_path, stop, monkeypatch):
     """Work off a study with a guard that finds ``outcomes``: the study, and the guard."""
 
     def run(outcomes: dict[str, Outcome], terms: Terms, most: int | None = None):
-        guard = FakeGuard(outcomes, most)
+        guard = FakeGuard(outcomes, most, stop)
         monkeypatch.setattr(worker_module.ReplicaTrainer, "train", guard.train)
+        site = LocalSite(launcher=FakeLauncher(), find_devices=lambda: (Device(name="here/cpu"),))
         options = WorkerOptions(
-            folder=tmp_path / "probes",
-            lock=tmp_path / "probes.lock",
-            argv=lambda out: stand_in_argv(out, OK),
+            folder=tmp_path / "probes", lock=tmp_path / "probes.lock", site=site
         )
         narrow = replace(question, knobs={"sharding": ("ddp", "full_shard"), "tp_size": (1,)})
         study = store.ask(narrow, terms)
-        assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+        assert Worker(store, study.id, stop=stop, options=options).run() == 0
         return store.study(study.id), guard
 
     return run
@@ -108,7 +110,7 @@ def test_what_could_not_be_trained_is_said_and_tried_once(guarded) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_twins_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) -> None:
+def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) -> None:
     study, guard = guarded({}, Terms(max_probes=3), most)
     assert study.state is StudyState.DONE
     best = answer(study).best
@@ -118,4 +120,4 @@ def test_twins_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) 
     )
     assert len({one.key for one in guard.asked}) == len(guard.asked)  # none was asked for again
     kept = [verdict.ruling for verdict in store.verdicts().values()]
-    assert kept.count(Ruling.PASSED) == most
+    assert kept.count(CheckState.PASSED) == most
