@@ -143,7 +143,7 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
 
 def _is_further(line: Difference) -> bool:
     """Tells one field of a configuration, or one figure of a cluster."""
-    return line.part is Part.QUESTION and line.name.startswith(("model ", "cluster "))
+    return line.is_detail
 
 
 def _section(title: str, lines: Iterable[Difference]) -> Section:

@@ -15,8 +15,9 @@ from api.pages.evidence import trouble_of
 from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
 from api.pages.render import linked, probe_path, render_part, settings_path, spaced
 from tuner import results
-from tuner.core.answer import GIB, Candidate
+from tuner.core.answer import Candidate
 from tuner.core.configuration import knob_value
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import RAN, Fidelity
 from tuner.core.study import OPEN, ProbeState, Question, Study, StudyState
 from tuner.core.words import describe, rank_word

@@ -10,13 +10,14 @@ from api.pages.charts import memory_bar
 from api.pages.charts.memory import OUTSIDE
 from api.pages.charts.scales import interval_of
 from api.pages.render import settings_path
-from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.answer import Candidate, Suggestion
 from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings, short_parts
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import Quantity
 from tuner.core.study import Study
 from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
-from tuner.results import Figures, KnobChoice, Option, Predictor, WhatIf
+from tuner.results import KnobChoice, Option, Predictor, WhatIf
 from tuner.space.inactive import show
 from tuner.text import size_text
 
@@ -93,7 +94,7 @@ class WhatIfPage:
     """Whether it fits, in words."""
     against: tuple[str, ...]
     """The same beside the best configuration, in sentences."""
-    measured: tuple[tuple[Figures, str], ...]
+    measured: tuple[tuple[Evaluation, str], ...]
     """Measurements of this very configuration, each with how it compares to the best."""
     explanation: tuple[str, ...]
     """Where the memory goes."""
@@ -325,7 +326,7 @@ def against_best(found: WhatIf, best: WhatIf, per: str) -> Iterator[str]:
         yield f"{_more(difference_gib)} the best settings are predicted to need ({theirs})."
 
 
-def against_measured(seen: Figures, best: Candidate | None) -> str:
+def against_measured(seen: Evaluation, best: Candidate | None) -> str:
     """A measurement beside the best configuration; empty where that cannot be said."""
     if best is None or best.basis is not None or best.settings == seen.settings:
         return ""

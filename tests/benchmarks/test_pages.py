@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from api.app import create_app
 from api.settings import Settings
 from tuner.core.measurement import Outcome
-from tuner.planner import answer
+from tuner.explain import answer
 from tuner.store import open_store
 
 PROBES = 40

@@ -39,6 +39,6 @@ def test_each_call_has_one_probe_more(speed, monkeypatch) -> None:
 def test_what_is_timed_first_finds_no_predictions(speed) -> None:
     found = speed._line("one", 0, [lambda: None] * 3)
     assert found["calls"] == 2
-    assert speed.candidates._prior.cache_info().currsize == 0
-    assert speed.estimates._by_arithmetic.cache_info().currsize == 0
+    assert speed.prior._prior.cache_info().currsize == 0
+    assert speed.forecast._by_arithmetic.cache_info().currsize == 0
     assert found["settings"] > 5000

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.columns import Column, table_of
-from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.answer import Candidate, Suggestion
 from tuner.core.configuration import KNOBS
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.words import range_text, speed_text

@@ -26,7 +26,6 @@ from tuner.client.predict import case_values, dry_runs_of, read_single_case
 from tuner.client.values import model_note
 from tuner.core.framework import parse_stated_versions
 from tuner.core.workload import choice
-from tuner.cost.explain import compared_classes
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -34,6 +33,7 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
+from tuner.explain.memory import compared_classes
 from tuner.text import count_text, read_share, read_size, read_whole
 
 

@@ -11,14 +11,15 @@ from tuner.cli.candidates import sizes_text, spare_text
 from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid
 from tuner.client.cases import Case, Finding, notes_of, prediction_of
-from tuner.core.answer import GIB
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Quantity
 from tuner.core.words import range_text, rank_word, speed_text
-from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
+from tuner.explain.english import say
+from tuner.explain.memory import memory_facts
 from tuner.results.points import question_text
 from tuner.space.inactive import show
 from tuner.text import size_number, size_text, size_unit, time_text
@@ -96,10 +97,7 @@ def _sizes_table(console: Console, found: Prediction) -> Table:
 
 
 def _explained(case: Case, profiles: Mapping[Settings, Profile]) -> tuple[str, ...]:
-    question = case.question
-    return explain_memory(
-        question.workload, question.cluster, question.framework, case.settings, profiles=profiles
-    )
+    return tuple(map(say, memory_facts(case.question, case.settings, profiles)))
 
 
 def _show_lines(console: Console, title: str, lines: Sequence[str]) -> None:

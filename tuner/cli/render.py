@@ -17,12 +17,13 @@ from tuner.cli.tables import common_text, probes_table
 from tuner.cli.values import read_budget, read_wanted
 from tuner.client.answered import Answered
 from tuner.client.suggest import AnswerPlace, answer_at
-from tuner.core.answer import Candidate, Guard, Suggestion
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.evaluation import Guard
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Study
 from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.explain.known import is_forecast
 from tuner.launchfiles import FORMATS
-from tuner.planner.known import is_forecast
 from tuner.results.points import Row, differing, fastest_first, rows_of
 from tuner.space.inactive import show
 from tuner.text import count_text, duration_text, time_text

@@ -13,8 +13,9 @@ from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.client.launch import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import SamplerName, Study
+from tuner.explain import answer
 from tuner.model.shape import shown_question
-from tuner.planner import answer, probe_as_dict
+from tuner.planner import probe_as_dict
 from tuner.results.points import question_text
 from tuner.space.inactive import show
 from tuner.store import open_store

@@ -21,7 +21,7 @@ from api.pages.charts.scales import (
     width_px,
 )
 from api.pages.charts.svg import element, line, percent, symbol, text, use
-from tuner.core.answer import GIB
+from tuner.core.evaluation import GIB
 from tuner.core.quantity import Provenance
 from tuner.results import KnobEffect, KnobValue
 from tuner.text import size_unit

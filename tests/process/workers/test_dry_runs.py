@@ -27,7 +27,8 @@ from tuner.core.study import (
 )
 from tuner.dryrun import DryRunner, DryRunStoppedError
 from tuner.errors import ProbeError
-from tuner.planner import answer, next_probe
+from tuner.explain import answer
+from tuner.planner import next_probe
 from tuner.store import Store
 from workers.devices import DeviceLocks, devices_here
 from workers.dry_runs import DryRuns

@@ -10,8 +10,8 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import ProbeError
+from tuner.explain import answer
 from tuner.guard.check import Ruling, Verdict
-from tuner.planner import answer
 from workers import worker as worker_module
 from workers.executor import WorkerOptions
 from workers.replicas import RequestedReplica

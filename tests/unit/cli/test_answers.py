@@ -17,8 +17,8 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.study import Study, StudyState, Terms
 from tuner.errors import NothingFitsError, ProbeError
-from tuner.planner import answer
-from tuner.planner.known import require_best
+from tuner.explain import answer
+from tuner.explain.known import require_best
 from tuner.store import open_store
 
 FIRST = "sharding=full_shard,micro_batch_size=4"

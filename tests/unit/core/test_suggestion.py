@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from tuner.core.answer import Candidate, Guard, Suggestion
+from tuner.core.answer import Candidate, Suggestion
 from tuner.core.configuration import DeadKnob, Settings
+from tuner.core.evaluation import Guard
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 

@@ -5,8 +5,8 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.quantity import UNKNOWN
 from tuner.core.workload import Optimizer, Precision, Workload, choice
-from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import predict, uncovered, uncovered_settings
+from tuner.explain.memory import explain_memory
 from tuner.model import published_model as read
 
 EIGHT = parse_cluster("8xh100-80gb")

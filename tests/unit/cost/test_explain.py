@@ -10,9 +10,9 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.cost.explain import PeakChange, explain_memory, memory_changes
 from tuner.cost.memory import step_memory
 from tuner.cost.stages import stage_parameters, stages
+from tuner.explain.memory import PeakChange, explain_memory, memory_changes
 from tuner.model import published_model as read
 from tuner.space import enumerate_space
 

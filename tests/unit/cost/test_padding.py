@@ -5,7 +5,7 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.workload import Optimizer, Precision, Workload
-from tuner.cost.explain import padding_bytes, padding_words
+from tuner.explain.memory import padding_bytes, padding_words
 from tuner.model import load_model
 
 EXPERT = 3 * 4096 * 14336

@@ -14,10 +14,11 @@ from tuner.core.script import read_script
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState, Terms
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
+from tuner.explain import answer
 from tuner.launchfiles import About, export
 from tuner.model import load_model
 from tuner.model.shape import is_named, shown_question, shown_workload, unnamed_model
-from tuner.planner import answer, next_probe
+from tuner.planner import next_probe
 from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
 

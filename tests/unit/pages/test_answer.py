@@ -6,10 +6,10 @@ from dataclasses import replace
 from api.pages.answer import ShownAnswer, answer_of
 from tests.unit.pages.made import GIB, ok, oom, question, study
 from tuner.client.launch import with_launch
-from tuner.core.answer import Guard
+from tuner.core.evaluation import Guard
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Study, StudyState, Terms
-from tuner.planner.known import best_known
+from tuner.explain.known import best_known
 
 
 def answer(made: Study, needed_gib: float | None = None) -> ShownAnswer:

@@ -21,7 +21,7 @@ from api.pages.what_if import (
 from tests.unit.pages.what_if_studies import PREDICTOR, STUDY, predicted_study
 from tuner.core.configuration import KNOBS, Settings, Sharding
 from tuner.errors import UsageError
-from tuner.planner.known import best_known
+from tuner.explain.known import best_known
 from tuner.results import Predictor
 
 SUGGESTION = best_known(STUDY)

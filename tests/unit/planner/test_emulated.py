@@ -18,8 +18,8 @@ from tuner.core.measurement import (
 )
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, Study, StudyState
-from tuner.planner import answer
-from tuner.planner.corrections import corrections
+from tuner.explain import answer
+from tuner.planner.forecast import corrections
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.spending import devices_held

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Measurement, Outcome
-from tuner.planner import answer
+from tuner.explain import answer
 
 GIB = 2**30
 BASE = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2"

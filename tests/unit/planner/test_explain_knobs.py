@@ -8,8 +8,9 @@ import pytest
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Outcome
 from tuner.core.study import Study
-from tuner.planner import answer
-from tuner.planner.explain_knobs import only_knob
+from tuner.explain import answer
+from tuner.explain.english import say
+from tuner.explain.knobs import only_knob
 from tuner.planner.knowledge import learn
 from tuner.planner.step_times import change_between, fair
 
@@ -88,7 +89,7 @@ def test_knobs_that_changed_together_are_both_named(lab: SimpleNamespace) -> Non
     )  # all that is tensor parallel gathers again
     only = only_knob(learn(planted(lab, lambda s: 3 / s.tp_size, *rows)))
     assert only is not None
-    assert "only tp_size or tp_recompute_allgather changed the speed" in str(only)
+    assert "only tp_size or tp_recompute_allgather changed the speed" in say(only)
 
 
 def test_a_slow_one_that_was_ended_early_speaks_against_it(lab: SimpleNamespace) -> None:
@@ -144,7 +145,7 @@ def test_what_was_ended_early_is_named_so(lab: SimpleNamespace) -> None:
     slow = replace(lab.ok({1: [3.0, 3.0]}, GIB), outcome=Outcome.STOPPED_EARLY)
     other = parse_settings(f"{EIGHT[0]},activation_checkpointing=full")
     only = only_knob(learn(replace(study, probes=(*study.probes, lab.probe(7, other, slow)))))
-    assert "with tp_size=1 (probe #1, #2, #3 and 1 more; #7 ended early)" in str(only)
+    assert "with tp_size=1 (probe #1, #2, #3 and 1 more; #7 ended early)" in say(only)
 
 
 def test_a_pair_is_compared_as_the_answer_was_chosen(lab: SimpleNamespace) -> None:

@@ -7,10 +7,10 @@ import pytest
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Study, StudyState
-from tuner.planner import answer
-from tuner.planner.expected_speed import SpeedOutlook
-from tuner.planner.explain_worth import rule_of_thumb
+from tuner.explain import answer
+from tuner.explain.probed import rule_of_thumb
 from tuner.planner.knowledge import learn
+from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import complexity
 
 GIB = 2**30
@@ -77,7 +77,7 @@ def test_the_rule_is_told_as_it_is(lab: SimpleNamespace) -> None:
     """A larger micro-batch fits with a knob off its default; the rule keeps to the default."""
     study = study_of(lab, (BEST, lab.ok(2.0, GIB)), (RULE, lab.oom(5 * GIB, 4 * GIB)))
     known = learn(study)
-    outlook = SpeedOutlook(known)
+    outlook = Outlook(known)
     found = rule_of_thumb(outlook)
     fitting = [s for s in known.space.legal if outlook.is_expected_to_fit(s) and s.tp_size == 1]
     assert found is not None
@@ -112,7 +112,7 @@ def test_a_rule_that_is_as_fast_saves_nothing(lab: SimpleNamespace) -> None:
 def test_the_rule_keeps_to_what_fits(lab: SimpleNamespace) -> None:
     study = study_of(lab, (BEST, lab.ok(2.0, GIB)), (RULE, lab.oom(5 * GIB, 4 * GIB)))
     known = learn(study)
-    found = rule_of_thumb(SpeedOutlook(known))
+    found = rule_of_thumb(Outlook(known))
     assert found is not None
     assert found.tp_size == 1
     assert found.micro_batch_size < 4

@@ -7,9 +7,9 @@ from tuner.core.configuration import parse_settings
 from tuner.core.quantity import Provenance
 from tuner.core.study import Study
 from tuner.core.workload import Optimizer, ReduceDtype
-from tuner.planner import answer
-from tuner.planner.expected_speed import SpeedOutlook
+from tuner.explain import answer
 from tuner.planner.knowledge import learn
+from tuner.planner.outlook import Outlook
 from tuner.space import enumerate_space
 
 GIB = 2**30
@@ -17,8 +17,8 @@ DDP = "sharding=ddp,micro_batch_size=4"
 SHARDED = "sharding=full_shard,micro_batch_size=4"
 
 
-def outlook_of(study: Study) -> SpeedOutlook:
-    return SpeedOutlook(learn(study))
+def outlook_of(study: Study) -> Outlook:
+    return Outlook(learn(study))
 
 
 def study_of(lab: SimpleNamespace, factor: float = 1.0) -> Study:

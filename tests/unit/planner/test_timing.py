@@ -12,7 +12,7 @@ from tuner.core.quantity import Provenance, Quantity
 from tuner.planner.timing import (
     ASSUMED,
     STUDENT,
-    Luck,
+    RunVariation,
     alike,
     counts_to_run,
     is_extrapolated,
@@ -20,7 +20,7 @@ from tuner.planner.timing import (
     step_time,
 )
 
-NO_LUCK = Luck(squares=0.0)
+NO_LUCK = RunVariation(squares=0.0)
 """Runs differ by nothing but their steps."""
 
 
@@ -83,7 +83,7 @@ def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it() -> Non
 
 
 def test_the_luck_that_other_settings_have_shown_counts() -> None:
-    rough = Luck(squares=ASSUMED**2 + 3 * 0.05**2, freedom=4)
+    rough = RunVariation(squares=ASSUMED**2 + 3 * 0.05**2, freedom=4)
     found = step_time([run(n1=[1.0] * 10)], 1, luck=rough)
     sd = sqrt(rough.squares / 4)
     assert log(found.high) == pytest.approx(STUDENT[3] * sd)

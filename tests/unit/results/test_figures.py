@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 
+from tuner.results.evidence import failed_figures, predicted_figures
+
 from tests.unit.planner.conftest import make_ok, make_oom
 from tests.unit.results.studies import GIB, MIB, gpu_question, measured_study, predicted_study
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
-from tuner.planner.estimates import forecast
+from tuner.planner.forecast import forecast
 from tuner.results import Evidence, Figures
-from tuner.results.figures import failed_figures, predicted_figures
 
 FOUR = Settings(micro_batch_size=4)
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)

@@ -27,8 +27,8 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Question, Study
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
-from tuner.planner import answer
-from tuner.planner.known import as_predicted
+from tuner.explain import answer
+from tuner.explain.known import as_predicted
 from tuner.results import Predictor, WhatIf, what_if
 from tuner.space import check_settings, enumerate_space, settings_notes
 

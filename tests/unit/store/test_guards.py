@@ -10,7 +10,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import ProbeRequest, Question, Terms
 from tuner.guard.check import Ruling, Verdict
 from tuner.guard.replica import family_of, twin_of
-from tuner.planner.verdicts import wrong_of
+from tuner.planner.wrong import wrong_of
 from tuner.store import Store, WorkerIdentity
 
 
