@@ -140,7 +140,7 @@ def test_each_of_two_fidelities_mentions_the_other(lab: SimpleNamespace) -> None
 def seconds(lab: SimpleNamespace, probes: Sequence[Probe], settings: Settings) -> float:
     predicted = {DDP: 1.0, FULL: 2.0, HALF: 3.0}
     found = corrections(study_of(lab, *probes), predicted)
-    return found.factor(settings) * predicted[settings]
+    return found.factors.get(settings.settings_class, found.typical) * predicted[settings]
 
 
 def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab: SimpleNamespace) -> None:

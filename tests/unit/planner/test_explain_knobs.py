@@ -1,6 +1,6 @@
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -154,7 +154,12 @@ def test_a_pair_is_compared_as_the_answer_was_chosen(lab: SimpleNamespace) -> No
     rows = {parse_settings(text): 2.0 + 0.005 * n for n, text in enumerate((first, other, *more))}
     study = planted(lab, rows.__getitem__, *EIGHT)
     known = learn(study)
-    (text,) = (t for t in answer(study).explanation if t.startswith("With sharding=full_shard"))
+    (fact,) = (
+        f
+        for f in answer(study).facts
+        if f["kind"] == "knob_probed" and f["changes"][0]["value"] == "full_shard"
+    )
+    step = fact["changes"][0]["step"]
     pair = [parse_settings(first), parse_settings(other)]
-    assert str(change_between(*(fair(known)[one] for one in pair))) in text
-    assert str(change_between(*(known.findings[one] for one in pair))) not in text
+    assert step == asdict(change_between(*(fair(known)[one] for one in pair)))
+    assert step != asdict(change_between(*(known.findings[one] for one in pair)))

@@ -83,7 +83,7 @@ def covered(noise: Noise, *, runs: int, count: int, luck: float | None = None) -
 def test_intervals_cover_on_machines_of_any_luck(noise: str) -> None:
     """Single probes, repeated finalists and long accumulations: 2,400 probes of each noise.
 
-    RunVariation is drawn from what is assumed of it. Where steps vary much, too, more are covered: the
+    Variation is drawn from what is assumed of it. Where steps vary much, too, more are covered: the
     two parts of an interval are each as wide as alone.
     """
     cases = [(1, 1), (2, 1), (3, 1), (1, 64), (2, 64), (1, 256)]
@@ -291,7 +291,7 @@ def told(study: Probed) -> tuple[bool, bool, list[bool], float]:
 def test_the_answer_covers_though_it_was_chosen_for_its_speed(lab: SimpleNamespace) -> None:
     """384 studies of 1 to 20 settings; also the ratios of all others' times to the answer's.
 
-    RunVariation of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too wide
+    Variation of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too wide
     for the steady machines, and too narrow for the others.
     """
     cases = [(*case, seed) for case in product(GAPS, (1, 2, 5, 20), LEVELS) for seed in range(6)]

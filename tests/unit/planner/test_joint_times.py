@@ -83,7 +83,7 @@ def test_the_order_does_not_matter(
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("count", [2, 4, 9])
 def test_the_fastest_is_covered_whatever_the_spread(spread: float, count: int) -> None:
-    """RunVariation is known here; of 9 that are equal, the fastest one's own interval covers 39%."""
+    """Variation is known here; of 9 that are equal, the fastest one's own interval covers 39%."""
     draw, own, joint = random.Random(f"{spread} {count}"), [], []
     for _ in range(150):
         truths = [log(2.0) + spread * draw.gauss(0, 1) for _ in range(count)]

@@ -15,7 +15,9 @@ def run(times: dict[int, float]) -> Measurement:
 
 
 def test_what_was_run_once_shows_none() -> None:
-    assert seen_variation([]) == seen_variation([[run({1: 1.0})], [run({1: 3.0})]]) == RunVariation()
+    assert (
+        seen_variation([]) == seen_variation([[run({1: 1.0})], [run({1: 3.0})]]) == RunVariation()
+    )
     assert RunVariation().half_width(1) == pytest.approx(STUDENT[0] * ASSUMED)
 
 
@@ -37,7 +39,8 @@ def test_steps_of_one_run_count_once_and_only_equal_ones_are_compared() -> None:
 
 def test_many_repetitions_leave_the_normal_interval() -> None:
     wide = [
-        RunVariation(squares=freedom * 0.02**2, freedom=freedom).half_width(1) for freedom in range(1, 60)
+        RunVariation(squares=freedom * 0.02**2, freedom=freedom).half_width(1)
+        for freedom in range(1, 60)
     ]
     assert wide == sorted(wide, reverse=True)
     assert wide[-1] == pytest.approx(QUANTILE * 0.02, rel=0.02)

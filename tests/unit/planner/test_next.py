@@ -129,9 +129,9 @@ def test_the_first_probe_is_expected_to_fit(lab: SimpleNamespace) -> None:
 def test_what_surely_does_not_fit_is_not_tried(lab: SimpleNamespace) -> None:
     limit = 200 * lab.MIB
     study, _ = lab.Machine(lab.question()).play(lab.study(memory_limit_bytes=limit, max_probes=100))
-    outlook = ExpectedMemory(learn(study))
+    memory = ExpectedMemory(learn(study))
     assert study.probes
-    assert not [p for p in study.probes if outlook.floor_bytes(p.request.settings) > limit]
+    assert not [p for p in study.probes if memory.cannot_fit(p.request.settings)]
 
 
 def test_long_accumulation_is_cut_short_and_the_leader_verified(lab: SimpleNamespace) -> None:
