@@ -12,7 +12,7 @@ from tuner.cli.errors import print_json
 from tuner.client.doctor import Diagnosis, diagnose
 from tuner.client.worker_process import Signals, Worker, guard_argv
 from tuner.errors import ProbeError, StoppedError
-from tuner.guard.check import Verdict
+from tuner.guard.check import GuardCheck
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
 from tuner.text import moment_text, size_text
@@ -25,7 +25,7 @@ def run(*, check: bool, as_json: bool, db: str | None) -> int:
     """Diagnose; the exit code, 1 when something serious is wrong.
 
     Args:
-        check: train the guard's twins first.
+        check: train the guard's replicas first.
         as_json: print one JSON object.
         db: address of the database.
 
@@ -44,7 +44,7 @@ def run(*, check: bool, as_json: bool, db: str | None) -> int:
     return 0 if found.is_sound else FAILED
 
 
-def _verdicts(db: str | None) -> list[Verdict]:
+def _verdicts(db: str | None) -> list[GuardCheck]:
     if db is None and not _exists(default_url()):
         return []
     with open_store(db, create=False) as store:

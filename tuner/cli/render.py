@@ -110,7 +110,7 @@ def _show_best(console: Console, best: Candidate, per: str, title: str) -> None:
 
 def _guard_text(guard: Guard) -> str:
     """Tells whether the settings were seen to train what one process trains, and if not, why."""
-    said = {"passed": "a small twin of these settings trains what one process trains"}
+    said = {"passed": "a small replica of these settings trains what one process trains"}
     text = said.get(guard.verdict, guard.verdict.replace("_", " "))
     return f"{text} ({guard.why})" if guard.why else text
 

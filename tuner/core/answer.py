@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.core.configuration import DeadKnob
+from tuner.core.configuration import InactiveKnob
 from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import Provenance
 
@@ -37,7 +37,7 @@ class Suggestion:
     class the largest micro-batch, the simplest class first."""
     pareto: tuple[Evaluation, ...] = ()
     """Those that no other beats in both memory and speed, fastest first."""
-    dead_knobs: tuple[DeadKnob, ...] = ()
+    dead_knobs: tuple[InactiveKnob, ...] = ()
     """Knobs that do not act, with the reasons."""
     legal: int = 0
     """Number of legal settings."""
@@ -63,6 +63,7 @@ class Suggestion:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that ``tuner suggest --json`` prints."""
+        inactive = [{"knob": one.knob, "why": one.why} for one in self.dead_knobs]
         return {
             "study_id": self.study_id,
             "state": self.state,
@@ -72,7 +73,8 @@ class Suggestion:
             "best": self.best and self.best.as_dict(),
             "alternatives": [candidate.as_dict() for candidate in self.alternatives],
             "pareto": [candidate.as_point() for candidate in self.pareto],
-            "dead_knobs": [{"knob": dead.knob, "why": dead.why} for dead in self.dead_knobs],
+            "dead_knobs": inactive,
+            "inactive_knobs": inactive,
             "space": {"legal": self.legal, "predicted_to_fit": self.predicted_to_fit},
             "probes": dict(self.probes),
             "cost": {"wall_s": self.wall_s, "gpu_s": self.device_s},
@@ -93,7 +95,7 @@ class Suggestion:
             framework=values["framework"],
             best=None if best is None else Evaluation.from_dict(best),
             alternatives=tuple(map(Evaluation.from_dict, values["alternatives"])),
-            dead_knobs=tuple(DeadKnob(**dead) for dead in values["dead_knobs"]),
+            dead_knobs=tuple(InactiveKnob(**dead) for dead in values["dead_knobs"]),
             legal=values["space"]["legal"],
             predicted_to_fit=values["space"]["predicted_to_fit"],
             probes=values["probes"],

@@ -110,7 +110,7 @@ class Gpu:
     """Of a CPU rank, its machine's cores, which all ranks share; 0 when not known."""
     compute_capability: str = ""
     """Of a user's own NVIDIA GPU, such as ``8.6``. Empty where it is not known, and for GPUs of the
-    catalogue, which has their own (:func:`tuner.cost.attention.capability_of`)."""
+    catalogue, which has their own (:func:`tuner.cost.memory.attention.capability_of`)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w][\w.+-]{0,63}", self.name):

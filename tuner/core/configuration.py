@@ -313,7 +313,7 @@ def _part(name: str, value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadKnob:
+class InactiveKnob:
     """A knob that does not act."""
 
     knob: str

@@ -18,7 +18,7 @@ from tuner.planner.ranking import Choice, choose, choose_predicted, pareto
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.spending import cost
 from tuner.planner.step_times import fair
-from tuner.planner.wrong import NO_TWIN_OF_A_SCRIPT, known_verdicts
+from tuner.planner.wrong import NO_REPLICA_OF_A_SCRIPT, known_verdicts
 from tuner.text import count_text
 
 # Layouts that are listed where no speed is known, and none is best.
@@ -181,8 +181,8 @@ def _script_guard(study: Study, finding: Evaluation) -> Guard:
     last = finding.probes[-1]
     found = last.measurement
     if found is None:
-        return Guard(why=NO_TWIN_OF_A_SCRIPT)
-    seen = (NO_TWIN_OF_A_SCRIPT, *_counted(finding, found), *_losses(study, finding))
+        return Guard(why=NO_REPLICA_OF_A_SCRIPT)
+    seen = (NO_REPLICA_OF_A_SCRIPT, *_counted(finding, found), *_losses(study, finding))
     return Guard(versions=dict(found.versions), date=last.finished_at, why="; ".join(seen))
 
 

@@ -16,7 +16,7 @@ from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
-from tuner.cost.device_memory import communicator_count
+from tuner.cost.memory.device import communicator_count
 from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
@@ -106,7 +106,7 @@ class Overheads:
         nearest = min(self.by_count, key=lambda known: (abs(known - count), -known))
         least, most = min(self.by_count), max(self.by_count)
         if least == most:
-            each = default_costs().device.communicator_bytes
+            each = default_costs().device.communicator_bytes.value
         else:
             each = max(0.0, (self.by_count[most] - self.by_count[least]) / (most - least))
         apart = count - nearest

@@ -12,11 +12,12 @@ from tuner.core.cluster import Cluster, Device, Link
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Question
+from tuner.cost.allocated import Profile
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
-from tuner.cost.memory import memory_bound
-from tuner.cost.prediction import Profile, predict
-from tuner.cost.step_time import step_time
+from tuner.cost.memory.step import memory_bound
+from tuner.cost.prediction import predict
+from tuner.cost.time.step import step_time
 from tuner.model.shape import is_named
 from tuner.planner.ranking import complexity
 from tuner.search.trials import Prior, settings_features, workload_features

@@ -19,7 +19,7 @@ from tuner.core.measurement import CLOSES_CLASS, PROBED, RAN, TRAINS_WRONGLY, Fi
 from tuner.core.quantity import QUANTILE, Quantity
 from tuner.core.study import Probe
 from tuner.core.workload import Workload
-from tuner.cost.memory import MemoryBound, memory_bound
+from tuner.cost.memory.step import MemoryBound, memory_bound
 from tuner.planner.finalists import VERIFICATION_STEPS
 from tuner.planner.forecast import dry_runs_of
 from tuner.planner.knowledge import Knowledge, learned, outcome_of

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tuner.core.configuration import DeadKnob, Settings
+from tuner.core.configuration import InactiveKnob, Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance, Quantity, weakest
@@ -32,7 +32,7 @@ class WhatIf:
     """What they are, dead knobs at their canonical value."""
     words: str
     """The same, as people read it."""
-    collapsed: tuple[DeadKnob, ...]
+    collapsed: tuple[InactiveKnob, ...]
     """Knobs that were asked for at other values, with the reasons why they have not got them."""
     global_batch_size: int
     """Sequences of one optimizer step: always the study's."""
@@ -147,7 +147,10 @@ def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) ->
 
 
 def _what_if(
-    evidence: Evidence, found: Evaluation, collapsed: tuple[DeadKnob, ...], notes: Iterable[str]
+    evidence: Evidence,
+    found: Evaluation,
+    collapsed: tuple[InactiveKnob, ...],
+    notes: Iterable[str],
 ) -> WhatIf:
     return WhatIf(
         settings=found.settings,

@@ -40,7 +40,7 @@ from sqlalchemy.types import TypeDecorator
 
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import ProbeState, StudyState
-from tuner.guard.check import Ruling
+from tuner.guard.check import CheckState
 
 # Not Alembic's own name, which other programs use in databases that may be shared.
 VERSION_TABLE = "tuner_alembic_version"
@@ -116,7 +116,7 @@ class UtcNow(FunctionElement[datetime]):
 
 @compiles(UtcNow, "sqlite")
 def _now_in_sqlite(element: UtcNow, compiler: Any, **kw: Any) -> str:
-    return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"  # as texts of moments are kept
 
 
 @compiles(UtcNow, "postgresql")
@@ -322,9 +322,9 @@ class CheckRow(Base):
     """SHA-256, in hex, of all that the result depends on."""
     family: Mapped[str] = mapped_column(String(64), index=True)
     """Hash of the model's structure and the versions; empty for a probe's."""
-    result: Mapped[Ruling] = mapped_column(_status(Ruling, "result"))
+    result: Mapped[CheckState] = mapped_column(_status(CheckState, "result"))
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``Verdict.as_dict()``."""
+    """``GuardCheck.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 

@@ -9,8 +9,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Emulation, Measurement, Memory
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.device_memory import device_terms
-from tuner.cost.emulated import Rates, priced
+from tuner.cost.memory.device import device_terms
+from tuner.cost.time.emulated import Rates, priced
 from workers.measuring.records import RankEmulation
 from workers.probe.giving_up import computing
 

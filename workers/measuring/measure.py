@@ -8,7 +8,7 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, Question, Study
-from tuner.cost.emulated import rates_of
+from tuner.cost.time.emulated import rates_of
 from tuner.dryrun.plan import rank_spec
 from tuner.guard.counts import inactive_knob
 from tuner.space.inactive import show

@@ -18,9 +18,9 @@ from api.inputs import StudyId
 from api.pages.evidence import evidence_of
 from api.pages.people import forgetting_cookie, told_of
 from api.pages.probe_table import ANY, FASTEST_FIRST
-from api.pages.render import render, render_part, settings_path, utc_now
+from api.pages.render import render, settings_path, utc_now
 from api.pages.study import StudyPage, head_of
-from api.pages.what_if import page_of
+from api.pages.what_if import changes, page_of
 from api.problems import ProblemError
 from api.security import Reader, Submitter
 from api.sessions import Formed, visit_of
@@ -170,15 +170,7 @@ def _what_if(request: Request, context: Context, study_id: str) -> Response:
     page = page_of(predictor, context.answers.whole(standing).suggestion, values)
     headers = {"Vary": "Accept"}
     if "application/json" in request.headers.get("accept", ""):
-        found = {
-            "html": render_part("what_if_result.html", page=page),
-            "path": page.path,
-            "from": page.key,
-            "said": page.in_short,
-            "summary": page.summary,
-            "controls": page.state,
-        }
-        return JSONResponse(found, headers=headers)
+        return JSONResponse(changes(page), headers=headers)
     answer = render(request, "what_if.html", page=page)
     answer.headers.update(headers)
     return answer

@@ -125,13 +125,7 @@ def test_a_signal_gives_probes_back_and_says_that_the_worker_has_stopped(
     assert not alive(str(tmp_path))
 
 
-def test_a_service_with_nothing_to_do_ends_at_once_when_told(start, eventually, store) -> None:
-    worker = start("--serve", OK)
-    eventually(lambda: Workers(store.transactions).living())
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
-
-
+@pytest.mark.long
 def test_a_stopped_workers_ranks_end_before_its_probe_is_anothers(
     store, question, start, notes, tmp_path, eventually, alive, monkeypatch
 ) -> None:

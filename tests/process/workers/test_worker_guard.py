@@ -1,4 +1,4 @@
-"""A worker has the finalists' twins trained before a study is done."""
+"""A worker has the finalists' replicas trained before a study is done."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import ProbeError
 from tuner.explain import answer
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from workers import worker as worker_module
 from workers.executor import WorkerOptions
 from workers.replicas import RequestedReplica
@@ -31,19 +31,21 @@ class FakeGuard:
     def __call__(self, **given: object) -> "FakeGuard":
         return self
 
-    def train(self, asked: Sequence[RequestedReplica], *, deadline_s: float) -> Iterator[Verdict]:
+    def train(
+        self, asked: Sequence[RequestedReplica], *, deadline_s: float
+    ) -> Iterator[GuardCheck]:
         self.asked += asked
         yield from map(self._verdict, asked[: self.most])
         if self.most is not None:
             raise ProbeError("there is no place for the ranks' files")
 
-    def _verdict(self, one: RequestedReplica) -> Verdict:
+    def _verdict(self, one: RequestedReplica) -> GuardCheck:
         outcome = self.outcomes.get(one.replica.settings.sharding, Outcome.OK)
-        rulings = {Outcome.OK: Ruling.PASSED, Outcome.WRONG_RESULT: Ruling.FAILED}
-        return Verdict(
+        rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
+        return GuardCheck(
             key=one.key,
             family=one.family,
-            ruling=rulings.get(outcome, Ruling.NOT_CHECKED),
+            ruling=rulings.get(outcome, CheckState.NOT_CHECKED),
             outcome=outcome,
             detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
             settings=one.replica.settings.as_dict(),
@@ -118,4 +120,4 @@ def test_twins_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) 
     )
     assert len({one.key for one in guard.asked}) == len(guard.asked)  # none was asked for again
     kept = [verdict.ruling for verdict in store.verdicts().values()]
-    assert kept.count(Ruling.PASSED) == most
+    assert kept.count(CheckState.PASSED) == most

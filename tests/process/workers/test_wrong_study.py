@@ -116,7 +116,7 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
     assert main([*CASE, f"{accumulates},sync_each_batch=false"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
     store: Store,
     question: Question,
@@ -155,7 +155,7 @@ def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
             assert end.failure.startswith(f"what fits trains something else: {WRONG}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_buffer_that_is_used_again_is_never_suggested(
     store: Store,
     question: Question,
@@ -163,7 +163,7 @@ def test_a_buffer_that_is_used_again_is_never_suggested(
     of_store: TestClient,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its steps run, and no count shows it: what closes it are the twins of the finalists."""
+    """Its steps run, and no count shows it: what closes it are the replicas of the finalists."""
     knobs: dict[str, Any] = {
         "tp_size": [2],
         "tp_recompute_allgather": [False],
@@ -176,7 +176,7 @@ def test_a_buffer_that_is_used_again_is_never_suggested(
             "sequence_length": 64,
             "global_batch_size": 4,
             "precision": "fp32",
-        },  # one twin shows it
+        },  # one replica shows it
         "cluster": "cpu:2",
         "framework": "torch",
         "fidelity": "measured",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tuner.core.cluster import Gpu, parse_cluster
-from tuner.cost.attention import Attention, Backend, attention_of, capability_of
+from tuner.cost.memory.attention import Attention, Backend, attention_of, capability_of
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 

@@ -2,7 +2,7 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import FSDP, Sharding, parse_settings
-from tuner.cost.shards import Sizes, axis_sizes, is_fsdp, shard_ranks
+from tuner.cost.memory.shards import Sizes, axis_sizes, is_fsdp, shard_ranks
 
 CLUSTER = parse_cluster("4x8xh100-80gb")
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.cost.test_prediction import predicted
 from tuner.core.framework import FrameworkName
-from tuner.cost.blocks import MIB, UNSPLIT, beyond
+from tuner.cost.memory.device import MIB, UNSPLIT, beyond
 
 TORCH = FrameworkName.TORCH
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cost.shards import (
+from tuner.cost.memory.shards import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     ddp_buckets,

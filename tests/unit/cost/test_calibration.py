@@ -12,11 +12,11 @@ from tuner.core.framework import FrameworkName
 from tuner.core.measurement import Phase
 from tuner.core.workload import Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text, hardware_key
-from tuner.cost.collectives import Op, Overlap, StepCollective
-from tuner.cost.communication import link_seconds
 from tuner.cost.constants import default_costs
+from tuner.cost.memory.shards import Axis, Sizes
 from tuner.cost.prediction import predict
-from tuner.cost.shards import Axis, Sizes
+from tuner.cost.time.collectives import Op, Overlap, StepCollective
+from tuner.cost.time.communication import link_seconds
 from tuner.machine import facts as machine
 from tuner.model import load_model
 from workers.calibrate.plan import plan

@@ -16,8 +16,8 @@ import pytest
 from tuner.core.cluster import Cluster, Gpu, Link, parse_cluster
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.workload import Precision, ReduceDtype, Workload
-from tuner.cost.collectives import Op, Overlap, reducing_passes, step_collectives
-from tuner.cost.shards import Axis
+from tuner.cost.memory.shards import Axis
+from tuner.cost.time.collectives import Op, Overlap, reducing_passes, step_collectives
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 

@@ -6,16 +6,16 @@ from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Phase
 from tuner.core.workload import Workload
-from tuner.cost.collectives import Op, Overlap, StepCollective, axis_sizes, step_collectives
-from tuner.cost.communication import (
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.memory.shards import Axis
+from tuner.cost.time.collectives import Op, Overlap, StepCollective, axis_sizes, step_collectives
+from tuner.cost.time.communication import (
     Computing,
     copies_beside_s,
     exposed_s,
     link_seconds,
     passes_s,
 )
-from tuner.cost.constants import Costs, default_costs
-from tuner.cost.shards import Axis
 from tuner.model import published_model as read
 
 COSTS = default_costs()

@@ -5,9 +5,9 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.workload import Precision, Workload
-from tuner.cost.compute import attended_keys, peak_flops_per_s, stage_compute_s
 from tuner.cost.constants import default_costs
-from tuner.cost.stages import Stage
+from tuner.cost.memory.pipeline import Stage
+from tuner.cost.time.compute import attended_keys, peak_flops_per_s, stage_compute_s
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 

@@ -7,7 +7,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Quantity
 from tuner.cost.constants import default_costs
-from tuner.cost.device_memory import (
+from tuner.cost.memory.device import (
     WORKSPACE_BYTES,
     DeviceTerms,
     communicator_count,
@@ -99,7 +99,7 @@ def test_reserved_memory_ends_where_the_device_does() -> None:
 
 def test_a_ring_of_24_channels_is_the_least_that_a_communicator_takes() -> None:
     kept = 10_485_760 + 2_097_152  # as allocated by NCCL for one connection, both ways
-    assert default_costs().device.communicator_low_bytes == 24 * kept
+    assert default_costs().device.communicator_bytes.low == 24 * kept
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,8 @@ def test_a_gpu_of_the_drivers_name_is_known() -> None:
 
 def test_the_constants_can_be_the_callers() -> None:
     costs = default_costs()
-    twice = replace(costs, device={name: 2 * value for name, value in costs.device.items()})
+    doubled = tuple(2 * end for end in costs.device.context_bytes)
+    twice = replace(costs, device=replace(costs.device, context_bytes=doubled))
     mine = device_terms(FULL_SHARD, A100S, 10 * GIB, costs=twice)
     assert ends(mine.context) == tuple(
         2 * end for end in ends(device_terms(FULL_SHARD, A100S, 10 * GIB).context)

@@ -10,7 +10,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Collective, Emulation, Measurement, Outcome
 from tuner.core.workload import Precision
 from tuner.cost.constants import default_costs
-from tuner.cost.emulated import Rates, memory_rate, priced, rates_of, step_collectives
+from tuner.cost.time.emulated import Rates, memory_rate, priced, rates_of, step_collectives
 
 CLUSTER = parse_cluster("8xa100-80gb")
 SETTINGS = Settings(sharding=Sharding.FULL_SHARD)

@@ -10,8 +10,8 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.cost.memory import step_memory
-from tuner.cost.stages import stage_parameters, stages
+from tuner.cost.memory.pipeline import stage_parameters, stages
+from tuner.cost.memory.step import step_memory
 from tuner.explain.memory import PeakChange, explain_memory, memory_changes
 from tuner.model import published_model as read
 from tuner.space import enumerate_space

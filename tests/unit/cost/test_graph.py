@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.cost.layers import Event, EventKind, Graph, Program
+from tuner.cost.memory.graph import Event, EventKind, Graph, Program
 
 
 def net(events: Sequence[Event], *kinds: EventKind) -> float:

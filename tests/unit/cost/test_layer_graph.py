@@ -4,10 +4,11 @@ import pytest
 
 from tuner.catalog.models import names
 from tuner.core.cluster import Device
-from tuner.cost.attention import Attention, Backend
-from tuner.cost.layers import EventKind, LayerKey, Program, layer_program
-from tuner.cost.shards import model_units
-from tuner.cost.tensors import model_tensors
+from tuner.cost.memory.attention import Attention, Backend
+from tuner.cost.memory.graph import EventKind, Program
+from tuner.cost.memory.layers import LayerKey, layer_program
+from tuner.cost.memory.shards import model_units
+from tuner.cost.memory.tensors import model_tensors
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 

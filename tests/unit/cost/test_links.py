@@ -2,9 +2,9 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.cost.communication import Group, axis_group, ring_s, used_groups
 from tuner.cost.constants import default_costs
-from tuner.cost.shards import Axis, axis_sizes
+from tuner.cost.memory.shards import Axis, axis_sizes
+from tuner.cost.time.communication import Group, axis_group, ring_s, used_groups
 
 CLUSTER, COSTS = parse_cluster("4x8xh100-80gb"), default_costs()
 ONE, NODE = Group(ranks=1, ranks_per_node=1), Group(ranks=8, ranks_per_node=8)

@@ -12,7 +12,7 @@ from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding, parse_settings
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
-from tuner.cost.memory import StepMemory, memory_bound, step_memory
+from tuner.cost.memory.step import StepMemory, memory_bound, step_memory
 from tuner.model import ModelConfig, read_model_config
 from tuner.model import published_model as read
 
@@ -101,7 +101,7 @@ def test_arithmetic_agrees_with_dry_runs(row: dict[str, Any]) -> None:
     found, told = of_dry_run(row), row["by_phase"]
     assert found.total_bytes == pytest.approx(max(told.values()), rel=0.003)
     for phase, error in LARGEST_ERROR.items():
-        assert found.in_phase(phase) == pytest.approx(told[phase], rel=error)
+        assert found.by_phase[phase] == pytest.approx(told[phase], rel=error)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATE):
         told_bytes = row["breakdown"].get(category, 0)
         assert held(found, category) == pytest.approx(told_bytes, rel=0.001)
@@ -147,7 +147,7 @@ def test_locals_of_a_checkpointed_forward(name: str, text: str, tokens: int, gib
     workload = Workload(model=read(name), sequence_length=tokens, global_batch_size=64)
     one = parse_settings(f"{text},activation_checkpointing=full")
     found = step_memory(workload, one, parse_cluster("8xh100-80gb"))
-    assert found.in_phase(Phase.FORWARD) / GIB == pytest.approx(gib, rel=0.001)
+    assert found.by_phase[Phase.FORWARD] / GIB == pytest.approx(gib, rel=0.001)
 
 
 # ------------------------------------------------------------------------------- by hand
@@ -208,7 +208,7 @@ def test_the_optimizers_step(
     state = held(found, Category.OPTIMIZER_STATE, Phase.OPTIMIZER)
     assert state == pytest.approx(bytes_each * own, rel=1e-6)
     whole = (2 + 2 + bytes_each + 2 * copies) * own + of_one * 32000 * 8192 / 8
-    assert found.in_phase(Phase.OPTIMIZER) == pytest.approx(whole, rel=1e-6)
+    assert found.by_phase[Phase.OPTIMIZER] == pytest.approx(whole, rel=1e-6)
 
 
 def test_an_8_bit_step_takes_what_the_allocator_shows() -> None:
@@ -220,7 +220,7 @@ def test_an_8_bit_step_takes_what_the_allocator_shows() -> None:
     settings = parse_settings("sharding=ddp,micro_batch_size=2")
     found = step_memory(workload, settings, parse_cluster("8xh200"))
     workspaces = 64 * 2**20
-    assert found.in_phase(Phase.OPTIMIZER) + workspaces == pytest.approx(12_105_555_968, rel=0.001)
+    assert found.by_phase[Phase.OPTIMIZER] + workspaces == pytest.approx(12_105_555_968, rel=0.001)
     on_cpu = memory("sharding=ddp", "8xcpu", optimizer=Optimizer.ADAMW_8BIT)
     assert held(on_cpu, Category.TEMPORARIES, Phase.OPTIMIZER) == 0
 
@@ -336,7 +336,7 @@ def test_a_larger_micro_batch_never_needs_less_and_the_floor_stays_below(
     assert list(found.by_phase) == list(Phase)
     for phase in Phase:
         assert min(found.breakdown(phase).values()) >= 0
-        assert sum(found.breakdown(phase).values()) == pytest.approx(found.in_phase(phase))
+        assert sum(found.breakdown(phase).values()) == pytest.approx(found.by_phase[phase])
 
 
 @given(

@@ -6,7 +6,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.workload import Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds, pipeline_step_s
+from tuner.cost.time.pipeline import PipelineSeconds, pipeline_seconds, pipeline_step_s
 from tuner.model import published_model as read
 
 COSTS = default_costs()

@@ -14,13 +14,12 @@ from tuner.core.framework import Framework, FrameworkName, framework
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance
 from tuner.core.workload import Workload
-from tuner.cost.blocks import UNSPLIT
-from tuner.cost.communication import Group, gather_s, reduce_s
 from tuner.cost.constants import default_costs
-from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, WORKSPACES
+from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES, UNSPLIT, WORKSPACE_BYTES, WORKSPACES
+from tuner.cost.memory.pipeline import refused, stage_memory, stage_parameters, stages
 from tuner.cost.prediction import Prediction, predict
 from tuner.cost.script import Script
-from tuner.cost.stages import refused, stage_memory, stage_parameters, stages
+from tuner.cost.time.communication import Group, gather_s, reduce_s
 from tuner.model import published_model as read
 
 GIB = 2**30

@@ -6,7 +6,7 @@ from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.step_time import sharded_step_s
+from tuner.cost.time.step import sharded_step_s
 from tuner.model import published_model as read
 
 H100, NODES, PCIE = "8xh100-80gb", "4x8xh100-80gb", "4x8xa100-80gb-pcie"

@@ -8,8 +8,8 @@ from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.pipeline_time import PipelineSeconds, pipeline_seconds
-from tuner.cost.step_time import missing_rate, step_notes, step_time
+from tuner.cost.time.pipeline import PipelineSeconds, pipeline_seconds
+from tuner.cost.time.step import missing_rate, step_notes, step_time
 from tuner.model import published_model as read
 
 TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON

@@ -1,5 +1,5 @@
 from tuner.core.measurement import Phase
-from tuner.cost.wrapping import ACTIVATIONS, PARAMETERS, TEMPORARIES, Tape
+from tuner.cost.memory.wrapping import ACTIVATIONS, PARAMETERS, TEMPORARIES, Tape
 
 
 def test_the_highest_moment_depends_on_the_micro_batch() -> None:

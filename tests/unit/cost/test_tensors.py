@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cost.tensors import Split, Tensor, buffer_bytes, model_tensors
+from tuner.cost.memory.tensors import Split, Tensor, buffer_bytes, model_tensors
 from tuner.model import read_model_config
 from tuner.model.fields import ARCHITECTURES
 

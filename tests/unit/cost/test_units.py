@@ -3,8 +3,8 @@ from math import ceil
 import pytest
 
 from tuner.catalog.models import names
-from tuner.cost.shards import Unit, largest_shard, model_units, shard_elements
-from tuner.cost.tensors import Tensor, model_tensors
+from tuner.cost.memory.shards import Unit, largest_shard, model_units, shard_elements
+from tuner.cost.memory.tensors import Tensor, model_tensors
 from tuner.model import published_model as read
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "5f8e91a38559fda595f9c57d2e4f2ace6092131b741d2a6dec995f852c2b76ab")
+PINNED = (3, "a265e52bac8e5c416ab42b81c9ecafb59f914402b18ed3772a649ebfd4e78fb4")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -11,7 +11,7 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.counts import blamed_by_counts, path_of
 from tuner.guard.faults import Faults, Wrong, bears_on, checks_of
 from tuner.guard.replica import family_of
@@ -31,13 +31,13 @@ def question(model: str = "llama-3.1-8b", stack: str = "torch") -> Question:
     )
 
 
-def verdict(text: str, *, wrong: bool = False, ranks: int = 2, **more: Any) -> Verdict:
-    """On a twin of another model than the question's, unless its family is given."""
+def verdict(text: str, *, wrong: bool = False, ranks: int = 2, **more: Any) -> GuardCheck:
+    """On a replica of another model than the question's, unless its family is given."""
     outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
     values = {
         "key": f"{text} {ranks} {more}",
         "family": "another",
-        "ruling": Ruling.FAILED if wrong else Ruling.PASSED,
+        "ruling": CheckState.FAILED if wrong else CheckState.PASSED,
         "outcome": outcome,
         "detail": "as planted" if wrong else "",
         "settings": parse_settings(text).as_dict(),
@@ -46,10 +46,10 @@ def verdict(text: str, *, wrong: bool = False, ranks: int = 2, **more: Any) -> V
         "versions": {**VERSIONS, "torch": "2.13.0+cpu"},
         **more,
     }
-    return Verdict(**values)
+    return GuardCheck(**values)
 
 
-def faults(*verdicts: Verdict) -> Faults:
+def faults(*verdicts: GuardCheck) -> Faults:
     return Faults(checks_of(question(), verdicts))
 
 
@@ -57,7 +57,7 @@ def on(found: Faults, text: str, ranks: int = 8) -> Wrong | None:
     return found.wrong(path_of(parse_settings(text), ranks))
 
 
-def sync(sharding: str, value: str = "true", **more: Any) -> Verdict:
+def sync(sharding: str, value: str = "true", **more: Any) -> GuardCheck:
     text = f"sharding={sharding},{ACC},sync_each_batch={value}"
     return verdict(text, **{"knob": "sync_each_batch" if more.get("wrong") else "", **more})
 

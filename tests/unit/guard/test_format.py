@@ -1,7 +1,7 @@
 """Verdicts that are kept are those of the guard as it is.
 
 When a test here fails, the code that decides a verdict has changed: the probe program's step, the
-twin, or how it is judged. May a verdict change with it, because a fault is mended or was made?
+replica, or how it is judged. May a verdict change with it, because a fault is mended or was made?
 Then raise ``GUARD_FORMAT`` in tuner/guard/replica.py, so that no kept verdict is trusted. In both
 cases put the new values, which the failure shows, into ``PINNED``.
 """
@@ -11,21 +11,21 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "7a486e6bbd9575e7e8f687b97398c0eeda43b038aad1d022027efadfc965daf5")
+PINNED = (3, "32a755017b95dde2ac7b8d81adb9714ed290c4a21801f74063ebf7a9f7f032b3")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""
 JUDGES = (
     *sorted((ROOT / "tuner" / "guard").glob("*.py")),
     ROOT / "tuner" / "dryrun" / "plan.py",
-    ROOT / "tuner" / "cost" / "collectives.py",
-    ROOT / "tuner" / "cost" / "memory.py",
-    ROOT / "tuner" / "cost" / "shards.py",
+    ROOT / "tuner" / "cost" / "time" / "collectives.py",
+    ROOT / "tuner" / "cost" / "memory" / "step.py",
+    ROOT / "tuner" / "cost" / "memory" / "shards.py",
     ROOT / "workers" / "replicas.py",
     ROOT / "workers" / "measuring" / "merge.py",
     ROOT / "workers" / "measuring" / "records.py",
 )
-"""What makes a twin, and what holds it against what its settings must cause."""
+"""What makes a replica, and what holds it against what its settings must cause."""
 
 
 def test_verdicts_that_may_change_raise_the_format() -> None:

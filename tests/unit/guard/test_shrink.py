@@ -5,7 +5,7 @@ from importlib.resources import files
 import pytest
 
 from tuner.dryrun.plan import layer_kinds
-from tuner.guard.replica import MOST_EXPERTS, VOCABULARY, NoTwinError, small_model
+from tuner.guard.replica import MOST_EXPERTS, VOCABULARY, NoReplicaError, small_model
 from tuner.model import ModelConfig, load_model, read_model_config
 
 NAMES = sorted(
@@ -76,5 +76,5 @@ def test_scalings_by_channel_are_thinned_out() -> None:
 def test_many_layers_without_a_pattern() -> None:
     config = LLAMA | {"model_type": "smollm3", "num_hidden_layers": 80}
     kinds = [int(i * i % 7 < 3 or i % 11 == 0) for i in range(80)]
-    with pytest.raises(NoTwinError, match="no pattern"):
+    with pytest.raises(NoReplicaError, match="no pattern"):
         small_model(read_model_config(config | {"no_rope_layers": kinds}, "m"), 1)

@@ -16,7 +16,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
 from tuner.core.words import describe
 from tuner.core.workload import Precision, Workload
-from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES
+from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.explain import answer

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tuner.explain.knobs import CHOSEN
 
 from tests.profiles import examples
 from tests.unit.results.studies import gpu_question, predicted_study
 from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
 from tuner.core.study import Question
 from tuner.errors import UsageError
+from tuner.explain.knobs import CHOSEN
 from tuner.results import Choices, choices
 from tuner.space import check_settings, enumerate_space
 

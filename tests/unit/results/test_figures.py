@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from tuner.results.evidence import failed_figures, predicted_figures
-
 from tests.unit.planner.conftest import make_ok, make_oom
 from tests.unit.results.studies import GIB, MIB, gpu_question, measured_study, predicted_study
 from tuner.core.configuration import Settings, Sharding
@@ -12,6 +10,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
 from tuner.planner.forecast import forecast
 from tuner.results import Evidence, Figures
+from tuner.results.evidence import failed_figures, predicted_figures
 
 FOUR = Settings(micro_batch_size=4)
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)

@@ -29,7 +29,7 @@ def values(space: Space, knob: str) -> set[object]:
 
 
 def why(space: Space, knob: str) -> str:
-    return " | ".join(dead.why for dead in space.dead_knobs if dead.knob == knob)
+    return " | ".join(inactive.why for inactive in space.dead_knobs if inactive.knob == knob)
 
 
 def naive(question: Question) -> set[Settings]:
@@ -172,8 +172,8 @@ def test_one_rank_leaves_little_to_choose(ask: Ask) -> None:
     space = enumerate_space(ask("1xa100-80gb", 4))
     assert values(space, "sharding") == {Sharding.DDP}
     assert values(space, "sync_each_batch") == {True}
-    dead = {"sharding", "tp_size", "tp_recompute_allgather", "pp_size", "sync_each_batch"}
-    assert {d.knob for d in space.dead_knobs} == dead
+    inactive = {"sharding", "tp_size", "tp_recompute_allgather", "pp_size", "sync_each_batch"}
+    assert {d.knob for d in space.dead_knobs} == inactive
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_a_restriction_that_nothing_can_meet_is_refused(
 
 def test_dead_knobs_are_sentences(ask: Ask) -> None:
     for name in ("torch", "accelerate", "trainer", "nanotron"):
-        for dead in enumerate_space(ask("1xa100-80gb", 4, name=name)).dead_knobs:
-            assert dead.why.startswith(f"{dead.knob} is ")
-            assert ": " in dead.why
+        for inactive in enumerate_space(ask("1xa100-80gb", 4, name=name)).dead_knobs:
+            assert inactive.why.startswith(f"{inactive.knob} is ")
+            assert ": " in inactive.why
 
 
 def test_a_dead_knob_that_was_restricted_is_collapsed_and_said(ask: Ask) -> None:
@@ -238,7 +238,9 @@ def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:
     question = ask(name="accelerate", versions={"accelerate": "0.30"})
     space = enumerate_space(question)
     assert set(map(frozenset, sync_by_sharding(space).values())) == {frozenset({False})}
-    false, true = [dead.why for dead in space.dead_knobs if dead.knob == "sync_each_batch"]
+    false, true = [
+        inactive.why for inactive in space.dead_knobs if inactive.knob == "sync_each_batch"
+    ]
     assert false.startswith("sync_each_batch is false with gradient_accumulation_steps above 1: ")
     assert "optimizer step after every micro-batch" in false
     assert true.startswith("sync_each_batch is true: with gradient_accumulation_steps 1 there is")

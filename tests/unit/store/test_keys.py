@@ -45,7 +45,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(keys: Keys) -> None:
 
 
 def test_no_two_keys_are_the_same(keys: Keys) -> None:
-    made = [keys.create("twin", Scope.READ) for _ in range(3)]
+    made = [keys.create("replica", Scope.READ) for _ in range(3)]
     assert len({key.id for key, _ in made}) == 3
     assert len({secret for _, secret in made}) == 3
     assert keys.list() == [key for key, _ in made]
