@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tuner.cli.candidates import predicted_facts, show_candidates
+from tuner.cli.columns import Column, table_of
 from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
@@ -22,6 +23,7 @@ from tuner.core.evaluation import Guard
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Study
 from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_forecast
 from tuner.launchfiles import FORMATS
 from tuner.results.points import Row, differing, fastest_first, rows_of
@@ -66,7 +68,13 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
         forecast = f"Predicted, not {study.terms.fidelity}"
         title = forecast if is_forecast(study, suggestion) else "Answer"
         _show_best(console, best, rank_word(study.question), title)
-    _section(console, "Why" if best else "No answer", suggestion.explanation)
+    sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
+    _section(console, "Why" if best else "No answer", sentences)
+    if rows := knob_rows(suggestion.facts):
+        cells = zip(*rows, strict=True)
+        columns = [Column(*column) for column in zip(KNOB_HEADS, cells, strict=True)]
+        console.print()
+        console.print(table_of(columns, console.width))
     _section(console, "Knobs without effect here", [dead.why for dead in suggestion.dead_knobs])
 
 

@@ -85,8 +85,8 @@ class Evaluation:
     """What lies outside the allocator: the device's context, and communicators."""
     limit_bytes: float = inf
     """What one device may need."""
-    too_large: bool = False
-    """It needs more than that, or is taken to."""
+    over_bytes: float | None = None
+    """By how much it exceeds that, at least; ``None`` where it does not, or nothing is known."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
     """Bytes by category: parameters, gradients, optimizer, ..."""
     by_phase: Mapping[str, float] = field(default_factory=dict)
@@ -134,10 +134,14 @@ class Evaluation:
         return bool(self.fits) and self.most_bytes <= self.limit_bytes
 
     @property
+    def too_large(self) -> bool:
+        """True where it needs more than the limit, or ran out of memory."""
+        return self.over_bytes is not None
+
+    @property
     def overshoot_gib(self) -> float | None:
-        """By how much it exceeds the limit, at least; ``None`` where it does not, or unknown."""
-        over = self.most_bytes if self.basis is None else self.expected_bytes
-        return max(over - self.limit_bytes, 0.0) / GIB if self.too_large else None
+        """``over_bytes`` in GiB."""
+        return None if self.over_bytes is None else self.over_bytes / GIB
 
     @property
     def ended_early(self) -> bool:

@@ -1,10 +1,11 @@
 """Says facts in English: one template for each kind."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
 from math import ceil, inf
 from typing import Any
 
+from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.study import Probe
@@ -23,7 +24,7 @@ from tuner.core.words import (
     share_text,
 )
 from tuner.explain import facts
-from tuner.explain.facts import Fact
+from tuner.explain.facts import Fact, probes_in
 from tuner.planner.outlook import Grounds
 from tuner.planner.ranking import Reason
 from tuner.planner.step_times import Change
@@ -533,7 +534,8 @@ def _(fact: facts.Predicted) -> str:
     time = {
         "arithmetic": "arithmetic",
         "transferred": "transferred: arithmetic, corrected by what other studies measured",
-        "corrected": "arithmetic, corrected by what other studies measured of less similar settings",
+        "corrected": "arithmetic, corrected by what other studies measured of less similar"
+        " settings",
     }[fact.time_from]
     memory = basis_text(best) if best.probes else "arithmetic"
     same = time == memory
@@ -750,27 +752,65 @@ def explained(found: Iterable[Fact]) -> tuple[tuple[dict[str, Any], ...], tuple[
     return tuple(fact.as_dict() for fact in known), tuple(map(say, known))
 
 
-# -- the table of knobs -----------------------------------------------------------------------
+# -- what people are shown --------------------------------------------------------------------
 
-# Kinds of facts whose changes the table shows in the place of their sentences.
+# Kinds of facts whose changes a table shows in the place of their sentences.
 OF_KNOBS = frozenset({"knob_probed", "knobs_expected", "knob_predicted"})
+KNOB_HEADS = ("change one knob", "step", "memory", "seen in")
+
+PlainFact = Mapping[str, Any]
 
 
-def knob_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """The effects of knobs, of facts as plain values: what is changed, the step, the memory, and
-    the probes that show it."""
+def shown(
+    found: Sequence[PlainFact], sentences: Sequence[str]
+) -> Iterator[tuple[str, Collection[int]]]:
+    """The sentences that stand beside the table of knobs, each with the probes that it names.
+
+    Args:
+        found: facts as plain values; none of an answer of an earlier version.
+        sentences: of them.
+    """
+    if not found:
+        yield from ((text, ()) for text in sentences)
+    for fact, text in zip(found, sentences, strict=False):
+        if fact["kind"] == "tuning_paid":
+            text = _paid_in_short(fact)
+        if fact["kind"] not in OF_KNOBS:
+            yield text, probes_in(fact)
+
+
+def _paid_in_short(fact: PlainFact) -> str:
+    took, change = rough_duration_text(fact["wall_s"]), fact["change"]
+    if change is None:
+        return f"Tuning took {took}, and confirms the rule of thumb."
+    rule = f"the rule of thumb, {describe(Settings.from_dict(fact['rule']))}"
+    if change["ratio"] <= 1:
+        return f"Tuning took {took}, and has saved no time: {rule}, is no slower."
+    seconds, soonest, latest = (
+        fact["wall_s"] / (ratio - 1) if ratio > 1 else inf
+        for ratio in (change["ratio"], change["high"], change["low"])
+    )
+    ends = (rough_duration_text(end) if end < inf else "never" for end in (soonest, latest))
+    return (
+        f"Tuning took {took}: earned back after {rough_duration_text(seconds)} of training"
+        f" ({' to '.join(ends)}), against {rule}."
+    )
+
+
+def knob_rows(found: Iterable[PlainFact]) -> list[tuple[str, str, str, str]]:
+    """The effects of knobs, of facts as plain values, as :data:`KNOB_HEADS` names them."""
     return [_row(one) for fact in found if fact["kind"] in OF_KNOBS for one in fact["changes"]]
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _row(one: PlainFact) -> tuple[str, str, str, str]:
     step, memory = one["step"], one["memory_bytes"]
     time, more = "-", "-"
     if step is not None:
         low, high = (100 * (step[end] - 1) for end in ("low", "high"))
-        spread = f" ({low:.0f} to {high:.0f})" if low < high else ""
-        time = f"{100 * (step['ratio'] - 1):+.1f}%{spread}"
+        ends = f" ({low:.0f} to {high:.0f})" if high - low >= 1 else ""
+        time = f"{100 * (step['ratio'] - 1):+.1f}%{ends}"
     if memory is not None:
-        more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}"
+        more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}" if memory else "same"
     if not one["fits"]:
         least = "at least " if one["at_least"] else ""
         more = f"does not fit: {least}{size_text(one['needed_bytes'])}"

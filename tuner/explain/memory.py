@@ -336,7 +336,7 @@ def _beside(settings: Settings, other: Settings, knob: str) -> str:
     counts = {settings.gradient_accumulation_steps, other.gradient_accumulation_steps}
     alike = {knob} | (set() if 1 in counts and len(counts) > 1 else {_COUNT})
     if 1 in counts:
-        alike |= {"sync_each_batch"}  # which is dead there
+        alike |= {"sync_each_batch"}  # which is inactive there
     old, new = settings.as_dict(), other.as_dict()
     changed = (name for name in new if name not in alike and new[name] != old[name])
     return ", ".join(f"{name}={show(new[name])}" for name in changed)

@@ -1,6 +1,8 @@
 """Facts of an answer on predictions: what is from dry runs, what is arithmetic, what is unknown."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 from operator import attrgetter
 
 from tuner.catalog.gpus import gpu_kinds
@@ -13,7 +15,7 @@ from tuner.core.study import OPEN, Question, Study, StudyState
 from tuner.core.workload import Precision
 from tuner.cost.calibration import calibrated_text
 from tuner.explain import facts
-from tuner.explain.facts import Fact
+from tuner.explain.facts import Fact, KnobPredicted
 from tuner.explain.memory import memory_facts, padding
 from tuner.explain.probed import (
     earlier,
@@ -30,6 +32,7 @@ from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, studies_near
 from tuner.planner.spending import Stop, spent
+from tuner.planner.step_times import Change
 
 # Price in speed up to which a lighter configuration is told: about twice the median error of speeds
 # that nothing was fitted on (``make bench-predict``).
@@ -149,7 +152,19 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
 
 def _memory(known: Forecast, best: Evaluation) -> Iterator[Fact]:
     profiles = {key: profile for key, (profile, _) in known.profiles.items()}
-    yield from memory_facts(known.study.question, best.settings, profiles)
+    for fact in memory_facts(known.study.question, best.settings, profiles):
+        yield _with_step(known, best, fact) if isinstance(fact, KnobPredicted) else fact
+
+
+def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPredicted:
+    (change,) = fact.changes
+    other = known.estimates.get(change.configuration) if change.configuration else None
+    if other is None or max(best.seconds, other.seconds) == inf:
+        return fact
+    # Predictions err alike for both: the interval of each says nothing of their ratio.
+    ratio = other.seconds / best.seconds
+    step = Change(ratio=ratio, low=ratio, high=ratio)
+    return replace(fact, changes=(replace(change, step=step, step_s=other.seconds),))
 
 
 # -- nothing ----------------------------------------------------------------------------------

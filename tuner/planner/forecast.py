@@ -246,7 +246,7 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
         outside_bytes=outside_bytes,
         device_bytes=_shifted(found.device_bytes, more),
         needed_bytes=needed,
-        too_large=bool(now),
+        over_bytes=_over_bytes(needed, found.limit_bytes),
         fits=not now,
         why="; ".join(filter(None, (now, unknown))),
         notes=(
@@ -256,6 +256,11 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
             f" {size_text(outside_bytes)}",
         ),
     )
+
+
+def _over_bytes(needed: Quantity, limit_bytes: float) -> float | None:
+    over = int(needed.value or 0.0) - limit_bytes
+    return over if over > 0 else None
 
 
 def _shifted(size: Quantity, more: float) -> Quantity:
@@ -551,7 +556,7 @@ def evaluated(settings: Settings, found: Prediction, probe: Probe | None = None)
     return Evaluation(
         settings=settings,
         fits=found.fits if is_known else None,
-        too_large=(found.needed_bytes.value or 0.0) > found.limit_bytes,
+        over_bytes=_over_bytes(found.needed_bytes, found.limit_bytes),
         why=found.why,
         needed_bytes=found.needed_bytes,
         allocated_bytes=found.allocated_bytes,

@@ -189,7 +189,9 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
     )
     findings = _findings(question, probes, limit)
     needs = [need for p in probes if (need := _need(p, limit))]
-    needs += [replace(f, fits=False, too_large=True) for f in findings.values() if not f.fits]
+    needs += [
+        replace(f, over_bytes=f.most_bytes - limit) for f in findings.values() if not f.fits
+    ]
     too_large: dict[Settings, Evaluation] = {}
     for one in sorted(needs, key=lambda n: (n.most_bytes, _is_oom(n), -n.probes[0].id)):
         too_large[one.settings] = one
@@ -337,7 +339,7 @@ def _need(probe: Probe, limit_bytes: int) -> Evaluation | None:
         fidelity=request.fidelity,
         outcome=found.outcome,
         fits=False,
-        too_large=True,
+        over_bytes=max(needed - limit_bytes, 0),
         needed_bytes=exactly(needed, request.fidelity),
         limit_bytes=limit_bytes,
         probes=(probe,),

@@ -1,9 +1,9 @@
 """By how much runs of the same settings differ, beside what the spread of their steps shows.
 
 All steps of a run share what it met (which nodes, links and temperatures), so one run cannot show
-this variation. It is assumed before any repetition, and learned from repetitions: the runs' medians are
-taken as log-normal, with a standard deviation of which :data:`ASSUMED` is believed as much as one
-degree of freedom. That is the conjugate prior of an unknown variance, after which the mean of
+this variation. It is assumed before any repetition, and learned from repetitions: the runs' medians
+are taken as log-normal, with a standard deviation of which :data:`ASSUMED` is believed as much as
+one degree of freedom. That is the conjugate prior of an unknown variance, after which the mean of
 ``m`` runs follows Student's t (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.3).
 """
 

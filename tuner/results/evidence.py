@@ -121,7 +121,7 @@ def _evaluated(known: Knowledge, finding: Evaluation | None, probes: Sequence[Pr
         found = replace(found, needed_bytes=exactly(last.oom.needed_bytes, fidelity))
     if need is not None:
         needed = found.needed_bytes if finding else need.needed_bytes
-        return replace(found, fits=False, too_large=True, needed_bytes=needed)
+        return replace(found, fits=False, over_bytes=need.over_bytes, needed_bytes=needed)
     closed = why_closed(known, settings)
     return replace(found, fits=False, why=found.why or closed) if closed else found
 

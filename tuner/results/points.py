@@ -150,7 +150,7 @@ def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
         on_front=on_front,
         is_best=is_best,
         overshoot_gib=found.overshoot_gib,
-        detail=found.why if found.fits is not True else "",
+        detail="" if found.basis and found.fits else found.why,
     )
 
 

@@ -291,8 +291,8 @@ def told(study: Probed) -> tuple[bool, bool, list[bool], float]:
 def test_the_answer_covers_though_it_was_chosen_for_its_speed(lab: SimpleNamespace) -> None:
     """384 studies of 1 to 20 settings; also the ratios of all others' times to the answer's.
 
-    Variation of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too wide
-    for the steady machines, and too narrow for the others.
+    Variation of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too
+    wide for the steady machines, and too narrow for the others.
     """
     cases = [(*case, seed) for case in product(GAPS, (1, 2, 5, 20), LEVELS) for seed in range(6)]
     found = {case: told(replayed(lab, *case)) for case in cases}

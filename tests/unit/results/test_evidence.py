@@ -36,7 +36,7 @@ def test_the_outlook_adds_speeds_and_leaves_memory() -> None:
         told = evidence.with_speed(found)
         assert told.step_time_s.value is not None
         assert told.step_time_s.provenance is Provenance.PREDICTED
-        assert told.prediction.needed_bytes == found.prediction.needed_bytes
+        assert told.needed_bytes == found.needed_bytes
         assert told.fits == found.fits
 
 

@@ -201,7 +201,7 @@ def test_what_was_measured_stands_beside_and_corrects() -> None:
     found = what_if(study, one)
     (seen,) = found.seen
     assert (seen.fidelity, seen.outcome, seen.fits) == (Fidelity.MEASURED, Outcome.OK, True)
-    assert seen.memory_gib.value == seen.allocated_gib.value == 3.0
+    assert seen.needed_gib.value == seen.allocated_gib.value == 3.0
     assert seen.step_time_s.value == pytest.approx(2 * predicted_s)
     assert seen.provenance is Provenance.MEASURED
     assert seen.probes == (1,)
@@ -274,7 +274,7 @@ def test_what_no_step_was_timed_of_is_not_told_at_assumed_rates() -> None:
     crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 9")
     found = what_if(measured_study([(one, crashed)]), one)
     assert found.step_time_s == UNKNOWN
-    assert found.seen[0].detail == "signal 9"
+    assert found.seen[0].why == "signal 9"
 
 
 def test_it_explains_where_memory_goes() -> None:

@@ -5,7 +5,7 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.workload import Optimizer, Precision, Workload
-from tuner.explain.memory import padding_bytes, padding_words
+from tuner.explain.memory import padding, padding_bytes
 from tuner.model import load_model
 
 EXPERT = 3 * 4096 * 14336
@@ -35,12 +35,11 @@ def test_what_is_held_and_gathered(changes: dict[str, object], each: int) -> Non
     assert gathered == pytest.approx((64 - 8) * EXPERT * 2, rel=0.01)
 
 
-def test_the_words_name_ranks_experts_and_sizes() -> None:
-    words = padding_words(mixtral(), parse_cluster("8x8xh100-80gb"), FULL)
-    for part in ("each of the 64 ranks", "room for 1 of 8", "8 times", "36.8 GiB", "18.4 GiB"):
-        assert part in words
-    twelve = padding_words(mixtral(), parse_cluster("3x4xh100-80gb"), FULL)
-    assert "room for 1 of 8, which is 1.5 times" in twelve
+def test_the_fact_names_ranks_experts_and_sizes() -> None:
+    (found,) = padding(mixtral(), parse_cluster("8x8xh100-80gb"), FULL)
+    assert (found.ranks, found.each, found.experts) == (64, 1, 8)
+    assert found.held_bytes / 2**30 == pytest.approx(36.8, rel=0.01)
+    assert found.gathered_bytes / 2**30 == pytest.approx(18.4, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_nothing_is_said_where_nothing_is_padded(
     model: str, cluster: str, sharding: Sharding
 ) -> None:
     asked = mixtral(model=load_model(model))
-    assert padding_words(asked, parse_cluster(cluster), Settings(sharding=sharding)) == ""
+    assert not list(padding(asked, parse_cluster(cluster), Settings(sharding=sharding)))
 
 
 def test_nothing_is_held_on_the_device_under_offload() -> None:
