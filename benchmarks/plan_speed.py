@@ -28,7 +28,7 @@ from tuner.core.study import (
     Terms,
 )
 from tuner.core.workload import Workload
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.model import load_model
 from tuner.planner import forecast, next_probe, prior
 from tuner.planner.prior import prior_of

@@ -139,5 +139,5 @@ def _source(checked: Checked) -> str:
         return f"{Provenance.PREDICTED}, memory by {str(basis).replace('_', ' ')}"
     figures = checked.seen.figures
     how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
-    numbers = ", ".join(f"#{number}" for number in figures.probes)
+    numbers = ", ".join(f"#{number}" for number in figures.probe_ids)
     return f"{how} {numbers} of study {checked.seen.study_id}"

@@ -11,8 +11,7 @@ from tuner.client.launch import exported, with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import Study
 from tuner.errors import UnknownNameError, UsageError
-from tuner.explain import answer
-from tuner.explain.known import require_best
+from tuner.explain.known import answer, require_best
 from tuner.launchfiles import FORMATS
 from tuner.script.launching import tuned_name
 from tuner.store import open_store

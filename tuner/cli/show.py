@@ -13,7 +13,7 @@ from tuner.cli.render import show_answer, show_end, show_evidence
 from tuner.client.launch import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import SamplerName, Study
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import question_text

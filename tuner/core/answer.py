@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from tuner.core.configuration import InactiveKnob
@@ -13,6 +14,28 @@ MOST_ALTERNATIVES = 5
 
 # The public name of an evaluation in an answer.
 Candidate = Evaluation
+
+
+class Reason(StrEnum):
+    """What makes the answer go before the fastest, where they are two."""
+
+    CHECKED = "checked"  # its knobs were seen to train what they should
+    LIGHTER = "lighter"  # it needs less memory
+    SIMPLER = "simpler"  # fewer knobs are off their default, and it needs no more memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """What expected numbers rest on."""
+
+    by_rules_of_thumb: bool
+    """The model is not named, and nothing is predicted of it."""
+    at_assumed_rates: bool
+    """The cost model had to assume rates of the cluster."""
+    by_other_fidelities: bool
+    """Probes of other fidelities correct them too."""
+    by_other_studies: bool
+    """So do other studies' probes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import BATCH, Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Outcome
@@ -75,12 +74,6 @@ def rough_duration_text(seconds: float) -> str:
         if seconds >= least * length_s:
             return f"{_short(seconds / length_s)} {unit}"
     return f"{_short(seconds)} s"
-
-
-def devices_text(cluster: Cluster, count: int) -> str:
-    """``8 GPUs``, ``1 GPU`` or ``2 CPU ranks``."""
-    word = "CPU rank" if cluster.gpu.device is Device.CPU else "GPU"
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def listed(items: Iterable[str]) -> str:

@@ -5,9 +5,11 @@ from functools import singledispatch
 from math import ceil, inf
 from typing import Any
 
+from tuner.core.answer import Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis
+from tuner.core.quantity import Change
 from tuner.core.study import Probe
 from tuner.core.words import (
     MOST_NAMED,
@@ -25,9 +27,6 @@ from tuner.core.words import (
 )
 from tuner.explain import facts
 from tuner.explain.facts import Fact, probes_in
-from tuner.planner.outlook import Grounds
-from tuner.planner.ranking import Reason
-from tuner.planner.step_times import Change
 from tuner.space.inactive import show
 from tuner.text import count_text, size_text
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, dataclass_transform
 
+from tuner.core.answer import Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis, Fidelity
-from tuner.core.quantity import Quantity
+from tuner.core.quantity import Change, Quantity
 from tuner.core.study import Probe
-from tuner.planner.outlook import Grounds
-from tuner.planner.ranking import Reason
-from tuner.planner.step_times import Change
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import FrameworkName, same_release
 from tuner.core.measurement import Basis, Fidelity
-from tuner.core.quantity import Provenance
+from tuner.core.quantity import Change, Provenance
 from tuner.core.study import OPEN, Question, Study, StudyState
 from tuner.core.workload import Precision
 from tuner.cost.calibration import calibrated_text
@@ -32,7 +32,6 @@ from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, studies_near
 from tuner.planner.spending import Stop, spent
-from tuner.planner.step_times import Change
 
 # Price in speed up to which a lighter configuration is told: about twice the median error of speeds
 # that nothing was fitted on (``make bench-predict``).

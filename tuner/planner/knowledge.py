@@ -189,9 +189,7 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
     )
     findings = _findings(question, probes, limit)
     needs = [need for p in probes if (need := _need(p, limit))]
-    needs += [
-        replace(f, over_bytes=f.most_bytes - limit) for f in findings.values() if not f.fits
-    ]
+    needs += [replace(f, over_bytes=f.most_bytes - limit) for f in findings.values() if not f.fits]
     too_large: dict[Settings, Evaluation] = {}
     for one in sorted(needs, key=lambda n: (n.most_bytes, _is_oom(n), -n.probes[0].id)):
         too_large[one.settings] = one

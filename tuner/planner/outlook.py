@@ -1,42 +1,27 @@
 """Expects the step times of configurations that were not probed, and how sure that is."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import exp
 from typing import Any
 
 import numpy as np
 
+from tuner.core.answer import Grounds
 from tuner.core.configuration import OTHERS_CHOSEN, Settings
-from tuner.core.quantity import QUANTILE, Provenance, Quantity
+from tuner.core.quantity import QUANTILE, Change, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
 from tuner.model.shape import is_named
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.search import Search
 from tuner.planner.similar import studies_alike
-from tuner.planner.step_times import Change
 
 # Probability from which a configuration is expected to fit.
 EXPECTED = 0.5
 # Similarity of workloads from which another study is said to correct a number; what less similar
 # ones say has faded.
 TOLD = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grounds:
-    """What expected numbers rest on."""
-
-    by_rules_of_thumb: bool
-    """The model is not named, and nothing is predicted of it."""
-    at_assumed_rates: bool
-    """The cost model had to assume rates of the cluster."""
-    by_other_fidelities: bool
-    """Probes of other fidelities correct them too."""
-    by_other_studies: bool
-    """So do other studies' probes."""
 
 
 class Outlook:

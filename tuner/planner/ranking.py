@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from operator import attrgetter, ne
 
+from tuner.core.answer import Reason
 from tuner.core.configuration import BATCH, KNOBS, Settings
 from tuner.core.evaluation import Evaluation
 from tuner.planner.timing import alike
@@ -15,14 +15,6 @@ LIGHTER = 0.01
 
 _CHOICES = attrgetter(*(knob for knob in KNOBS if knob not in BATCH))
 _SIMPLEST = _CHOICES(Settings())
-
-
-class Reason(StrEnum):
-    """What makes the answer go before the fastest, where they are two."""
-
-    CHECKED = "checked"  # its knobs were seen to train what they should
-    LIGHTER = "lighter"  # it needs less memory
-    SIMPLER = "simpler"  # fewer knobs are off their default, and it needs no more memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

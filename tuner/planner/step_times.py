@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.quantity import QUANTILE, Quantity
+from tuner.core.quantity import QUANTILE, Change, Quantity
 from tuner.planner.knowledge import Knowledge, measurements_of
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.timing import RunVariation, logs, runs_timed, seen_variation, speed_of
@@ -81,25 +81,6 @@ def timed(known: Knowledge) -> dict[Settings, Evaluation]:
 def compared(known: Knowledge) -> dict[Settings, Evaluation]:
     """The same, with intervals for comparing what was chosen for its speed."""
     return {**timed(known), **fair(known)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A ratio of two step times, the other's over the first one's, with its 80% interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @property
-    def size(self) -> float:
-        """How large it is, either way: 0 for no change."""
-        return abs(log(self.ratio))
-
-    @property
-    def is_clear(self) -> bool:
-        """True where the interval holds only one direction."""
-        return self.low > 1 or self.high < 1
 
 
 def change_between(one: Evaluation, other: Evaluation) -> Change:

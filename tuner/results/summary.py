@@ -10,7 +10,7 @@ from tuner.core.evaluation import GIB
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import OPEN, Study
 from tuner.core.words import describe, rank_word
-from tuner.explain import is_forecast, why_none
+from tuner.explain.known import is_forecast, why_none
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
 

@@ -20,7 +20,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import ProbeState, Question
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of
 from tuner.planner.wrong import replicas_of

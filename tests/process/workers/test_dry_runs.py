@@ -27,7 +27,7 @@ from tuner.core.study import (
 )
 from tuner.dryrun import DryRunner, DryRunStoppedError
 from tuner.errors import ProbeError
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner import next_probe
 from tuner.store import Store
 from workers.devices import DeviceLocks, devices_here

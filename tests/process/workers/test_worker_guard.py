@@ -10,7 +10,7 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import ProbeError
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from workers import worker as worker_module
 from workers.executor import WorkerOptions

@@ -13,7 +13,7 @@ from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question, StudyState, Terms
 from tuner.core.workload import Workload
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.model import load_model
 from tuner.store import Store
 

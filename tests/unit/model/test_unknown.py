@@ -14,7 +14,7 @@ from tuner.core.script import read_script
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState, Terms
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.launchfiles import About, export
 from tuner.model import load_model
 from tuner.model.shape import is_named, shown_question, shown_workload, unnamed_model

@@ -5,7 +5,7 @@ import pytest
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import ProbeRequest
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner import Stop, next_probe
 from tuner.planner.knowledge import TEACHES_NOTHING
 from tuner.planner.next import ENOUGH, LOOK_AT, same_accident

@@ -5,7 +5,7 @@ import pytest
 
 from tuner.core.configuration import parse_settings
 from tuner.core.study import StudyState
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
 from tuner.planner.step_times import fair
 

@@ -12,7 +12,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.dryrun import DryRun
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner import next_probe
 from tuner.planner.knowledge import learn
 from tuner.planner.search import Search

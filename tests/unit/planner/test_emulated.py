@@ -18,7 +18,7 @@ from tuner.core.measurement import (
 )
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, Study, StudyState
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner.forecast import corrections
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import indistinguishable

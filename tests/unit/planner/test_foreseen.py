@@ -10,8 +10,8 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeState, Question, Study, StudyState
-from tuner.explain import answer
 from tuner.explain.english import say
+from tuner.explain.known import answer
 from tuner.explain.predicted import how_it_stands
 from tuner.planner import Stop, is_answered
 from tuner.planner.knowledge import learned

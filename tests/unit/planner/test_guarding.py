@@ -11,7 +11,7 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Optimizer
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learn

@@ -11,7 +11,7 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.knowledge import learn
 from tuner.planner.search import LAST_RESORTS, ExpectedMemory, Search

@@ -19,7 +19,7 @@ from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import DryRun, plan_dry_runs
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.model import load_model
 from tuner.planner import Stop, Wait, is_answered, next_probe, what_is_needed
 from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS

@@ -28,7 +28,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner import Stop, is_answered, next_probe
 from tuner.planner.finalists import is_final
 from tuner.planner.knowledge import learn

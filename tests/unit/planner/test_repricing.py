@@ -12,7 +12,7 @@ from tuner.core.study import Probe, ProbeRequest, Study
 from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration
 from tuner.cost.time.emulated import priced, rates_of
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner import probe_as_dict
 from tuner.planner.knowledge import learn
 from tuner.planner.probes import at_todays_rates, repriced

@@ -3,13 +3,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tuner.core.answer import Grounds
 from tuner.core.configuration import parse_settings
 from tuner.core.quantity import Provenance
 from tuner.core.study import Study
 from tuner.core.workload import Optimizer, ReduceDtype
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
-from tuner.planner.outlook import Grounds, Outlook
+from tuner.planner.outlook import Outlook
 from tuner.space import enumerate_space
 
 GIB = 2**30

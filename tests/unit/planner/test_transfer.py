@@ -15,7 +15,7 @@ from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, Question, Study
 from tuner.cost.prediction import Prediction, predict
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner.forecast import forecast
 from tuner.planner.prior import predicted
 from tuner.planner.similar import NEAR, corrected

@@ -9,7 +9,7 @@ import pytest
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, Study
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
 from tuner.planner.search import Search, trials_of
 from tuner.search.gain import log_expected_speed

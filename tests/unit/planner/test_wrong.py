@@ -15,7 +15,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.cost.memory.step import memory_bound
 from tuner.errors import NothingFitsError, TrainsWronglyError
-from tuner.explain import answer, require_best, why_none
+from tuner.explain.known import answer, require_best, why_none
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.counts import path_of
 from tuner.guard.replica import replica_of

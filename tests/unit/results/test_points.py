@@ -15,7 +15,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
-from tuner.explain import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
 from tuner.planner.step_times import fair
 from tuner.results import Evidence, Point, PointKind, points

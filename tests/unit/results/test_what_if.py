@@ -27,8 +27,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Question, Study
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
-from tuner.explain import answer
-from tuner.explain.known import as_predicted
+from tuner.explain.known import answer, as_predicted
 from tuner.results import Predictor, WhatIf, what_if
 from tuner.space import check_settings, enumerate_space, settings_notes
 
@@ -204,7 +203,7 @@ def test_what_was_measured_stands_beside_and_corrects() -> None:
     assert seen.needed_gib.value == seen.allocated_gib.value == 3.0
     assert seen.step_time_s.value == pytest.approx(2 * predicted_s)
     assert seen.provenance is Provenance.MEASURED
-    assert seen.probes == (1,)
+    assert seen.probe_ids == (1,)
     assert found.provenance is Provenance.PREDICTED
     assert found.memory_gib.value != 3.0
     assert found.step_time_s.value == pytest.approx(2 * predicted_s)
