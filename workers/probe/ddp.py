@@ -26,9 +26,6 @@ def assigned(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     Gradients are ready from the last parameter to the first. A bucket of one dtype is closed
     by the gradient that brings it to its cap (``compute_bucket_assignment_by_size`` in
     torch/csrc/distributed/c10d/reducer.cpp), so a large gradient makes a large bucket.
-
-    Args:
-        parameters: that need gradients, in the model's order, each once.
     """
     closed: list[list[torch.Tensor]] = []
     filling: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -42,16 +39,11 @@ def assigned(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return closed + list(filling.values())
 
 
-class Replica(nn.Module):
+class DdpAlone(nn.Module):
     """A model as DDP would train it, by one of its ranks.
 
     As in DDP (torch/nn/parallel/distributed.py, reducer.cpp), a bucket is reduced when its last
     gradient is there, and all are copied back at the end of backward.
-
-    Args:
-        module: on its device.
-        reduce_dtype: what gradients are reduced in; another one than their own casts each
-            bucket on its way.
     """
 
     def __init__(self, module: nn.Module, reduce_dtype: torch.dtype) -> None:
@@ -89,9 +81,9 @@ class Replica(nn.Module):
         own, its = weakref.ref(self), weakref.ref(bucket)
 
         def ready(_: torch.Tensor) -> None:
-            replica, filling = own(), its()
-            if replica is not None and filling is not None:
-                replica._ready(filling, index)
+            ddp, filling = own(), its()
+            if ddp is not None and filling is not None:
+                ddp._ready(filling, index)
 
         return ready
 

@@ -1,22 +1,29 @@
-"""The program: requests in, traces and errors out."""
+"""The dry-run program: requests in, traces and errors out."""
 
 import json
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.process.preloaded import Preloaded
+from tests.process.probe.specs import SHAPE, answers, peak_bytes, request
+from tests.process.probe.specs import spec as spec_of
 
-pytestmark = pytest.mark.xdist_group("dry_program")
+Answers = dict[str, Any]
 
-PHASES = ("forward", "loss", "backward", "optimizer")
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64,
+    "n_positions": 64,
+}  # fmt: skip
+
+
+def spec(*given: Any, **choices: Any) -> dict[str, Any]:
+    return spec_of(*given, sequence_length=64, **choices)
 
 
 @pytest.fixture(scope="module")
-def found(preloaded: Preloaded, measured: ModuleType) -> dict[str, Any]:
+def found(preloaded: Preloaded) -> Answers:
     """The answers of one run of the program."""
-    request, spec = measured.request, measured.spec
     cuda = {"device": "cuda", "precision": "bf16"}
     llama = spec("llama", 8, sharding="full_shard", **cuda)
     tensor_parallel = {"tp_size": 2, "tp_recompute_allgather": True}
@@ -37,20 +44,16 @@ def found(preloaded: Preloaded, measured: ModuleType) -> dict[str, Any]:
         request("ddp and tp", spec("llama", 4, **tensor_parallel)),
         request("three sizes", llama, micro_batch_sizes=[1, 2, 3]),
         request("no count", llama, accumulation_counts=[0]),
-        request("no plan", {**spec("llama", 2, tp_size=2), "model": GPT2}),
-        request("refused", {**spec("llama", 2), "model": {**GPT2, "n_head": 5}}),
-        request("unknown", {**spec("llama", 2), "model": {"model_type": "xyz", "vocab_size": 8}}),
+        request("no plan", spec(GPT2, 2, tp_size=2)),
+        request("refused", spec({**GPT2, "n_head": 5}, 2)),
+        request("unknown", spec({"model_type": "xyz", "vocab_size": 8}, 2)),
     ]  # fmt: skip
     lines = ["{", *map(json.dumps, requests), '{"id": "odd", "spec": 1}', "[]"]
-    answers: dict[str, Any] = measured.answers(preloaded, lines)
-    return answers
+    limits = ("--limit-s", "200", "--wall-s", "600", "--jobs", "2")
+    return answers(preloaded, lines, ("-m", "workers.probe.dry", *limits))
 
 
-GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64,
-        "n_positions": 64}  # fmt: skip
-
-
-def trace(found: dict[str, Any], name: str) -> dict[str, Any]:
+def trace(found: Answers, name: str) -> dict[str, Any]:
     assert "trace" in found[name], found[name]
     value: dict[str, Any] = found[name]["trace"]
     return value
@@ -62,7 +65,7 @@ def envelope(trace: dict[str, Any], step: int, size: int) -> int:
     return max(a + (b - a) * (size - low) // (high - low) for a, b in lines)
 
 
-def test_segments_are_the_steps_parts_in_order(found: dict[str, Any]) -> None:
+def test_segments_are_the_steps_parts_in_order(found: Answers) -> None:
     once, twice = trace(found, "sizes")["steps"]
     layers = [f"layer {i}" for i in range(4)]
     expected = [("forward", part) for part in ("before", *layers, "after")]
@@ -74,7 +77,7 @@ def test_segments_are_the_steps_parts_in_order(found: dict[str, Any]) -> None:
     assert [once["accumulation"], twice["accumulation"]] == [1, 2]
 
 
-def test_categories_add_up_to_bytes(found: dict[str, Any]) -> None:
+def test_categories_add_up_to_bytes(found: Answers) -> None:
     for name in ("sizes", "ddp", "512"):
         for step in trace(found, name)["steps"]:
             for line in (x for s in step["segments"] for x in s["lines"]):
@@ -82,9 +85,9 @@ def test_categories_add_up_to_bytes(found: dict[str, Any]) -> None:
                     assert total == sum(sizes[i] for sizes in line["categories"].values())
 
 
-def test_state_is_as_large_as_arithmetic_says(found: dict[str, Any], measured: ModuleType) -> None:
+def test_state_is_as_large_as_arithmetic_says(found: Answers) -> None:
     """Rank 0 of 8 in bf16: 2 bytes a parameter, twice that for adamw's moments."""
-    shape = measured.SHAPE
+    shape = SHAPE
     hidden, kv = shape["hidden_size"], shape["hidden_size"] // 2
     layer = 2 * hidden**2 + 2 * hidden * kv + 3 * hidden * shape["intermediate_size"] + 2 * hidden
     parameters = 4 * layer + 2 * hidden * shape["vocab_size"] + hidden
@@ -95,17 +98,15 @@ def test_state_is_as_large_as_arithmetic_says(found: dict[str, Any], measured: M
 
 
 @pytest.mark.parametrize(("name", "direct"), [("sizes", "at 5"), ("tp", "tp at 5")])
-def test_lines_are_exact_at_other_sizes(
-    found: dict[str, Any], measured: ModuleType, name: str, direct: str
-) -> None:
+def test_lines_are_exact_at_other_sizes(found: Answers, name: str, direct: str) -> None:
     """Exact but for the allocator's rounding of what grows with the micro-batch."""
     from_lines, at_size = trace(found, name), trace(found, direct)
     for step in range(len(at_size["steps"])):
-        peak = measured.peak_bytes(at_size, step)
+        peak = peak_bytes(at_size, step)
         assert envelope(from_lines, step, 5) == pytest.approx(peak, rel=2e-3)
 
 
-def test_without_sync_whole_gradients_are_held(found: dict[str, Any]) -> None:
+def test_without_sync_whole_gradients_are_held(found: Answers) -> None:
     def held(name: str) -> int:
         step = trace(found, name)["steps"][-1]
         forward = next(s for s in step["segments"] if s["micro_batch"] == 1)
@@ -115,7 +116,7 @@ def test_without_sync_whole_gradients_are_held(found: dict[str, Any]) -> None:
     assert held("no sync") > 7 * trace(found, "sizes")["block_bytes"] / 4
 
 
-def test_ddp_has_buckets_and_casts_by_arithmetic(found: dict[str, Any]) -> None:
+def test_ddp_has_buckets_and_casts_by_arithmetic(found: Answers) -> None:
     answer = trace(found, "ddp")
     lines = [x for s in answer["steps"][0]["segments"] for x in s["lines"]]
     ((buckets,),) = {tuple(line["categories"]["ddp_buckets"]) for line in lines}
@@ -125,7 +126,7 @@ def test_ddp_has_buckets_and_casts_by_arithmetic(found: dict[str, Any]) -> None:
     assert any("ddp_buckets" in note for note in answer["notes"])
 
 
-def test_ddp_holds_casts_from_their_reductions_to_backwards_end(found: dict[str, Any]) -> None:
+def test_ddp_holds_casts_from_their_reductions_to_backwards_end(found: Answers) -> None:
     """In bf16, reduced in fp32: casts are twice the buckets, in the micro-batch that reduces."""
     answer = trace(found, "casts")
     held = {
@@ -140,7 +141,7 @@ def test_ddp_holds_casts_from_their_reductions_to_backwards_end(found: dict[str,
     assert {held[0, "backward", "before"], held[1, "optimizer", "after"]} == {buckets}
 
 
-def test_collectives_are_counted_with_what_hides_them(found: dict[str, Any]) -> None:
+def test_collectives_are_counted_with_what_hides_them(found: Answers) -> None:
     """FSDP2's units are the root, four layers, and one of accelerate's own for the head."""
     _, twice = trace(found, "sizes")["steps"]
     counts = {(c["op"], c["phase"], c["overlap"]): c["count"] for c in twice["collectives"]}
@@ -153,7 +154,7 @@ def test_collectives_are_counted_with_what_hides_them(found: dict[str, Any]) -> 
     }
 
 
-def test_ranks_that_are_not_there_cost_nothing(found: dict[str, Any]) -> None:
+def test_ranks_that_are_not_there_cost_nothing(found: Answers) -> None:
     answer = trace(found, "512")
     used = {row["axis"] for step in answer["steps"] for row in step["collectives"]}
     assert used == {"dp_shard", "dp_replicate", "tp"}
@@ -169,19 +170,62 @@ def test_ranks_that_are_not_there_cost_nothing(found: dict[str, Any]) -> None:
         ("no count", "accumulation_counts"), ("no plan", "tensor_parallel_plan"),
     ],
 )  # fmt: skip
-def test_wrong_requests_name_their_rule(found: dict[str, Any], name: str, rule: str) -> None:
+def test_wrong_requests_name_their_rule(found: Answers, name: str, rule: str) -> None:
     error = found[name]["error"]
     assert error["rule"] == rule, error
     assert error["message"]
 
 
-def test_what_the_stack_refuses_names_its_phase(found: dict[str, Any]) -> None:
+def test_what_the_stack_refuses_names_its_phase(found: Answers) -> None:
     for name in ("refused", "unknown"):
         assert found[name]["error"]["phase"] == "build"
         assert found[name]["error"]["message"]
 
 
-def test_a_dry_run_without_end_is_ended(preloaded: Preloaded, measured: ModuleType) -> None:
-    line = json.dumps(measured.request("late", measured.spec("llama", 2)))
-    found = measured.answers(preloaded, [line], limit_s=0.01)
-    assert found["late"]["error"]["rule"] == "time_limit"
+# Models that fake tensors cannot run, by the size of their MLP.
+SERVE = """
+import sys
+import torch
+from transformers.models.llama import modeling_llama
+from workers.probe.dry import server
+def forward(mlp, x):
+    if mlp.intermediate_size == 192: x = x * x.max().item()
+    if mlp.intermediate_size == 160: x = x * torch.nonzero(x).sum()
+    if mlp.intermediate_size == 144: raise KeyError("no operator")
+    if mlp.intermediate_size == 136: raise OSError("no space left on device")
+    while mlp.intermediate_size == 128: x = x + 1
+    return mlp.down_proj(mlp.up_proj(x))
+modeling_llama.LlamaMLP.forward = forward
+write = lambda line: print(line, flush=True)
+limit_s = float(sys.argv[1])
+server.Server(0, write, is_heard=lambda: True, limit_s=limit_s, wall_s=400.0, jobs=2).run()
+"""
+# The rule and the operator of the error of each; a machine's errors have neither.
+ERRORS = {
+    192: ("", "aten._local_scalar_dense.default"),
+    160: ("", "aten.nonzero.default"),
+    144: ("stack", ""),
+    136: ("", ""),
+    128: ("time_limit", "aten.add.Tensor"),
+}
+
+
+def test_errors_name_the_operator_that_raised(preloaded: Preloaded) -> None:
+    lines = [
+        json.dumps(
+            request(
+                str(size),
+                spec({**SHAPE, "model_type": "llama", "intermediate_size": size}, 2),
+            )
+        )
+        for size in (*ERRORS, 256)
+    ]
+    for limit_s in ("4", "20", "100"):  # until it leaves the one without a fault the time
+        found = answers(preloaded, lines, ("-c", SERVE, limit_s))
+        if "trace" in found["256"]:
+            break
+    assert "trace" in found["256"], found["256"]
+    for size, expected in ERRORS.items():
+        error = found[str(size)]["error"]
+        assert (error["rule"], error["operator"]) == expected, error
+        assert error["phase"] == "forward"

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tests.process.preloaded import Preloaded
+from tests.process.probe.specs import answers
 from workers.probe.dry.request import id_and_class
 
 ANSWERS = """
 import json, os, sys, time
 from workers.probe.dry import server
-from workers.probe.dry.progress import packed_operator
+from workers.probe.dry.ledger import packed_operator
 def answer(line, progress):
     what = json.loads(line)["id"]
     what = what.partition(":")[0]
@@ -47,6 +48,16 @@ server.wait()
 """
 
 
+# torchao among them, which transformers imports where it is installed.
+PRELOAD = """
+import sys
+from workers.probe.dry.__main__ import preload
+preload()
+assert "workers.probe.dry.run" in sys.modules
+print(sorted({"torchao", "tuner", "pandas", "scipy"} & set(sys.modules)))
+"""
+
+
 def lines(*words: str, **more: str) -> str:
     return "".join(json.dumps({"id": word, **more}) + "\n" for word in words)
 
@@ -56,12 +67,7 @@ def served(
 ) -> dict[str, Any]:
     """Answers by id, in the order in which they came."""
     limits = map(str, (limit_s, wall_s, jobs))
-    ended = subprocess.run(
-        preloaded([sys.executable, "-P", "-c", SERVE, *limits]), input=asked,
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return {found["id"]: found for found in map(json.loads, ended.stdout.splitlines())}
+    return answers(preloaded, asked.splitlines(), ("-c", SERVE, *limits))
 
 
 def hold(found: dict[str, Any], *, bad: dict[str, tuple[str, float]], good: list[str]) -> None:
@@ -104,7 +110,6 @@ def test_the_dry_runs_of_a_class_share_their_cpu_time(preloaded: Preloaded, jobs
         assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 0.5, "")
 
 
-@pytest.mark.slow
 def test_the_dry_runs_of_a_class_share_their_wall_time(preloaded: Preloaded) -> None:
     words = ["sleep:1", "sleep:2", "sleep:3"]
     asked = lines(*words, **{"class": "c"})
@@ -112,7 +117,6 @@ def test_the_dry_runs_of_a_class_share_their_wall_time(preloaded: Preloaded) -> 
     assert [found[word]["error"]["operator"] for word in words] == ["aten.sleep", "", ""]
 
 
-@pytest.mark.slow
 def test_a_class_that_is_asked_for_again_has_its_time_again(preloaded: Preloaded) -> None:
     asked = lines("spin", **{"class": "c"}) + lines("sleep", **{"class": "d"})
     program = subprocess.Popen(
@@ -143,10 +147,9 @@ def test_nothing_is_left_of_a_program_whose_starter_is_killed() -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
-def test_nothing_is_left_when_nobody_reads_the_answers() -> None:
+def test_nothing_is_left_when_nobody_reads_the_answers(preloaded: Preloaded) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-P", "-c", PROGRAM, "--jobs", "2"],
+        preloaded([sys.executable, "-P", "-c", PROGRAM, "--jobs", "2"]),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert program.stdin is not None
@@ -158,6 +161,14 @@ def test_nothing_is_left_when_nobody_reads_the_answers() -> None:
     program.stdin = program.stdout = None
     _, said = program.communicate(timeout=120)  # until the last holder of stderr has ended
     assert program.returncode == 1, said
+
+
+def test_nothing_is_imported_that_few_dry_runs_need() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", PRELOAD], capture_output=True, text=True, timeout=600,
+        check=True,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
 def test_a_wrong_line_keeps_its_id_if_it_has_one() -> None:
