@@ -41,10 +41,6 @@ OF_ALL = ("cases", "dry_runs", "json", "db")
 def run(asked: PredictAsked) -> int:
     """Answer; the exit code: 0, or for a single case 3 if it does not fit, and 4 if it is known to
     train something else.
-
-    Raises:
-        UsageError: an option is wrong, or the file cannot be read; nothing was answered then.
-        TunerError: the single case cannot be answered, or the database cannot be used.
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
     if asked.cases is None:
@@ -81,11 +77,7 @@ def _run_all(file: Stream, asked: PredictAsked, policy: Policy) -> int:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Stream]:
-    """The file of cases.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The file of cases."""
     if path == "-":
         if sys.stdin is None:
             raise UsageError("cases", path, "cannot be read: stdin is closed")
@@ -136,11 +128,7 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
 
 
 def _values(asked: PredictAsked) -> dict[str, Any]:
-    """The options as a case of a file would have them.
-
-    Raises:
-        UsageError: one is missing, or cannot be read.
-    """
+    """The options as a case of a file would have them."""
     for name in NEEDED:
         if getattr(asked, name) is None:
             raise UsageError(name, None, "is required, unless --cases names a file of cases")

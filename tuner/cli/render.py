@@ -56,12 +56,7 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    """Answer the question; the exit code.
-
-    Raises:
-        UsageError: something about the question is wrong; nothing was written then.
-        TunerError: it could not be answered.
-    """
+    """Answer the question; the exit code."""
     place = AnswerPlace(server=asked.server, replaces=asked.replace, db=asked.db)
     wanted = read_wanted(asked, **read_budget(asked))
     answered = answer_at(place, wanted, Terminal(), asked.write or ())
@@ -69,11 +64,7 @@ def run(asked: SuggestAsked) -> int:
 
 
 def show_answered(answered: Answered, *, as_json: bool) -> int:
-    """Show an answer, and write its files; the exit code.
-
-    Raises:
-        TunerError: a file cannot be written after all.
-    """
+    """Show an answer, and write its files; the exit code."""
     if as_json:
         print_json(answered.as_json)
         answered.write()
@@ -87,12 +78,7 @@ def show_answered(answered: Answered, *, as_json: bool) -> int:
 
 
 def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
-    """Show a study in full; the exit code.
-
-    Raises:
-        UsageError: there is no such study or database.
-        StoreError: the database cannot be read.
-    """
+    """Show a study in full; the exit code."""
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     suggestion = with_launch(answer(study), study.question)
