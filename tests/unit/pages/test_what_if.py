@@ -30,7 +30,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import Study, StudyState, Terms
 from tuner.errors import UsageError
-from tuner.planner.known import best_known
+from tuner.explain.known import best_known
 from tuner.results import Predictor, WhatIf
 from tuner.store import Store
 

@@ -60,12 +60,12 @@ class Units:
 
 
 @lru_cache(maxsize=4096)
-def model_units(model: ModelConfig, tp_size: int, ranks: int) -> Units:
+def model_units(model: ModelConfig, tp: int, ranks: int) -> Units:
     """The units of a model that is sharded over ``ranks``."""
     tensors = model_tensors(model)
 
     def unit(*parts: Tensor) -> Unit:
-        return _unit(parts, tp_size, ranks)
+        return _unit(parts, tp, ranks)
 
     dense, sparse = unit(*tensors.dense_layer), unit(*tensors.sparse_layer)
     return Units(
@@ -77,9 +77,9 @@ def model_units(model: ModelConfig, tp_size: int, ranks: int) -> Units:
 
 
 @lru_cache(maxsize=256)
-def largest_shard(model: ModelConfig, tp_size: int, ranks: int) -> int:
+def largest_shard(model: ModelConfig, tp: int, ranks: int) -> int:
     """Elements of the largest single parameter's shard."""
-    return max(shard_elements(t.local(tp_size), ranks) for t in set(model_tensors(model).all))
+    return max(shard_elements(t.local(tp), ranks) for t in set(model_tensors(model).all))
 
 
 def shard_elements(tensor: Tensor, ranks: int) -> int:
@@ -92,10 +92,10 @@ def shard_elements(tensor: Tensor, ranks: int) -> int:
     return -(-tensor.rows // ranks) * tensor.columns
 
 
-def _unit(parts: Iterable[Tensor], tp_size: int, ranks: int) -> Unit:
-    local = [part.local(tp_size) for part in parts]
+def _unit(parts: Iterable[Tensor], tp: int, ranks: int) -> Unit:
+    local = [part.local(tp) for part in parts]
     shard = sum(shard_elements(part, ranks) for part in local)
-    summed = [part.elements for part in local if tp_size > 1 and part.split is Split.NONE]
+    summed = [part.elements for part in local if tp > 1 and part.split is Split.NONE]
     return Unit(
         whole=sum(part.elements for part in local),
         padded=shard * ranks,
@@ -259,7 +259,7 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
         sequence_length=workload.sequence_length,
         compute_bytes=compute,
         residual_bytes=residual,
-        tp_size=settings.tp_size,
+        tp=axis_sizes(settings, cluster).tp,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
         attention=attention_of(workload.model, compute, cluster.gpu),
@@ -269,7 +269,7 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
 
 @lru_cache(maxsize=1024)
 def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
-    model, tp = key.model, key.tp_size
+    model, tp = key.model, key.tp
     variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
     units = model_units(model, tp, ranks)
     made = {

@@ -144,13 +144,13 @@ class Wrapping:
         self, workload: Workload, settings: Settings, accumulates: bool, cluster: Cluster
     ) -> None:
         self.workload, self.settings, self.cluster = workload, settings, cluster
-        self.model, self.tp = workload.model, settings.tp_size
+        sizes = axis_sizes(settings, cluster)
+        self.model, self.tp = workload.model, sizes.tp
         self.tape = Tape()
         self.parts: Shards = shards(workload, settings, cluster)
         self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
         assert workload.reduce_dtype is not None
         self.reduce = REDUCE_BYTES[workload.reduce_dtype]
-        sizes = axis_sizes(settings, cluster)
         self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
         self.casts = autocasts(workload, settings, cluster)
         self.r = 4 if self.casts else self.c

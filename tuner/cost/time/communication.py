@@ -34,14 +34,14 @@ class Group:
         return -(-self.ranks // self.ranks_per_node)
 
 
-def tensor_group(cluster: Cluster, tp_size: int) -> Group:
+def tensor_group(cluster: Cluster, tp: int) -> Group:
     """Tensor-parallel ranks are neighbors."""
-    return Group(ranks=tp_size, ranks_per_node=min(tp_size, cluster.gpus_per_node))
+    return Group(ranks=tp, ranks_per_node=min(tp, cluster.gpus_per_node))
 
 
-def data_group(cluster: Cluster, tp_size: int, dp_size: int) -> Group:
-    """Data-parallel ranks lie ``tp_size`` apart."""
-    per_node = max(1, cluster.gpus_per_node // tp_size)
+def data_group(cluster: Cluster, tp: int, dp_size: int) -> Group:
+    """Data-parallel ranks lie ``tp`` apart."""
+    per_node = max(1, cluster.gpus_per_node // tp)
     return Group(ranks=dp_size, ranks_per_node=min(per_node, dp_size))
 
 

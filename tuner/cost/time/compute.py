@@ -9,7 +9,7 @@ from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.attention import Backend, attention_of
 from tuner.cost.memory.pipeline import Stage, counts
-from tuner.cost.memory.shards import COMPUTE_BYTES, layer_variants
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, layer_variants
 from tuner.model import ModelConfig
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
@@ -123,7 +123,7 @@ def stage_compute_s(
         stage: what is computed.
         keys: that each query is multiplied with; causal attention's by default.
     """
-    model, tp = workload.model, settings.tp_size
+    model, tp = workload.model, axis_sizes(settings, cluster).tp
     found, t = counts(model), costs.time
     tokens = settings.micro_batch_size * workload.sequence_length / tp
     peak, rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s

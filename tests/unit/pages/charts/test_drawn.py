@@ -27,7 +27,7 @@ from tests.unit.pages.charts.examples import (
     with_class,
     words,
 )
-from tuner.core.answer import GIB
+from tuner.core.evaluation import GIB
 from tuner.core.quantity import Provenance
 from tuner.results import KnobEffect, Point, PointKind
 
