@@ -13,10 +13,11 @@ from tuner.cli.columns import Column, table_of
 from tuner.cli.console import facts_grid, stdout_console
 from tuner.cli.errors import print_json
 from tuner.cli.predict import watch_of
-from tuner.client.inquiry import check_here
 from tuner.client.local import failure_text
+from tuner.client.place import check_here
+from tuner.client.request import read_cluster
 from tuner.client.worker_process import Signals, Worker
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Cluster, Link
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration, LinkRates
@@ -38,7 +39,7 @@ def run(cluster: str, *, as_json: bool, db: str | None) -> int:
         UsageError: there is no such cluster, or this machine is not it.
         ProbeError: it could not be measured.
     """
-    asked = parse_cluster(cluster)
+    asked = read_cluster(cluster)
     check_here(asked)
     with open_store(db) as store:
         found = _measured(store, asked, as_json=as_json)

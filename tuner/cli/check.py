@@ -12,19 +12,19 @@ from tuner.cli.case_options import CheckAsked
 from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.predict import watch_of
+from tuner.cli.values import Texts
 from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy
-from tuner.client.cases.reading import read_settings
 from tuner.client.check import Beside, Checked, case_of, check
-from tuner.core.framework import parse_stated_versions
+from tuner.client.request import read_settings
+from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
 from tuner.core.words import describe, range_text, rank_word, speed_text
-from tuner.core.workload import choice
-from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError
+from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError, all_of
 from tuner.launchfiles.files import read_file
 from tuner.results.points import question_text
 from tuner.store import open_store
-from tuner.text import read_share, read_size, read_whole, time_text
+from tuner.text import time_text
 
 
 def run(asked: CheckAsked) -> int:
@@ -40,7 +40,7 @@ def run(asked: CheckAsked) -> int:
     try:
         case = case_of(found, _beside(asked))
     except NotCoveredError as error:
-        raise ProbeError(f"nothing is known of it: {error}") from error
+        raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     checked = _checked(asked, found.format_name, case, policy)
     if asked.json:
         print_json({"file": asked.file, **checked.as_dict()})
@@ -64,24 +64,14 @@ def _beside(asked: CheckAsked) -> Beside:
     """The options as values.
 
     Raises:
-        UsageError: one cannot be read.
+        UsageError: some cannot be read.
     """
-    memory, headroom = asked.memory_limit, asked.headroom
-    sequence, batch = asked.sequence_length, asked.global_batch_size
-    return Beside(
-        cluster=asked.cluster,
-        model=asked.model,
-        sequence_length=None if sequence is None else read_whole("sequence_length", sequence),
-        global_batch_size=None if batch is None else read_whole("global_batch_size", batch),
-        optimizer=asked.optimizer,
-        precision=asked.precision,
-        reduce_dtype=asked.reduce_dtype,
-        framework=asked.framework,
-        framework_versions=parse_stated_versions(asked.framework_version or ()),
-        settings=_settings(asked.settings),
-        headroom=None if headroom is None else read_share("headroom", headroom),
-        memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
-    )
+    texts = Texts()
+    settings = texts.made(lambda: _settings(asked.settings)) or {}
+    given: dict[str, Any] = texts.limits(asked)
+    if texts.wrong:
+        raise all_of(texts.wrong)
+    return Beside(**given, settings=settings)
 
 
 def _settings(text: str | None) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from rich.status import Status
 from tuner.cli.case_options import PredictAsked
 from tuner.cli.console import stdout_console
 from tuner.cli.errors import print_json, report
-from tuner.client.cases import DryRuns, Policy, answer_cases, answer_of
+from tuner.cli.values import Texts
+from tuner.client.cases import Case, DryRuns, Policy, answer_cases, answer_of
 from tuner.client.cases.lines import Stream
-from tuner.client.predict import case_values, dry_runs_of, read_single_case
+from tuner.client.predict import dry_runs_of, read_single_case
 from tuner.client.values import model_note
-from tuner.core.framework import parse_stated_versions
-from tuner.core.workload import choice
+from tuner.core.bounds import choice
 from tuner.cost.explain import compared_classes
 from tuner.errors import (
     NothingFitsError,
@@ -34,7 +34,7 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
-from tuner.text import count_text, read_share, read_size, read_whole
+from tuner.text import count_text
 
 
 class QuietWatch:
@@ -156,8 +156,7 @@ def _dry_runs(asked: PredictAsked, policy: Policy) -> Iterator[DryRuns]:
 
 
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
-    values = _values(asked)
-    case = read_single_case(values)
+    case = _single(asked)
     with _dry_runs(asked, policy) as dry_runs:
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
@@ -165,7 +164,7 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
         profiles = dry_runs.kept(case, classes)
     answer = answer_of(case, finding)
     if asked.json:
-        print_json({**values, "framework": case.question.framework.as_dict(), **answer})
+        print_json({**_as_written(asked, case), **answer})
     elif answer["fits"] is not None:
         from tuner.cli.predictions import show_prediction  # files of cases need none of it
 
@@ -187,30 +186,33 @@ def _why_not(answer: Mapping[str, Any]) -> TunerError | None:
     return None
 
 
-def _values(asked: PredictAsked) -> dict[str, Any]:
-    """The options as a case of a file would have them.
+def _single(asked: PredictAsked) -> Case:
+    """The case of the options.
 
     Raises:
-        UsageError: one is missing, or cannot be read.
+        UsageError: options are missing, or cannot be read.
     """
-    for name in NEEDED:
-        if getattr(asked, name) is None:
-            raise UsageError(name, None, "is required, unless --cases names a file of cases")
-    model, headroom, memory = str(asked.model), asked.headroom, asked.memory_limit
-    values = case_values(
-        model=model,
-        cluster=str(asked.cluster),
-        global_batch_size=read_whole("global_batch_size", str(asked.global_batch_size)),
-        sequence_length=read_whole("sequence_length", str(asked.sequence_length)),
-        settings=str(asked.settings),
-        optimizer=asked.optimizer,
-        precision=asked.precision,
-        reduce_dtype=asked.reduce_dtype,
-        framework=asked.framework,
-        framework_versions=parse_stated_versions(asked.framework_version or ()),
-        headroom=None if headroom is None else read_share("headroom", headroom),
-        memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
-    )
-    if note := model_note(model):
+    missing = [name for name in NEEDED if getattr(asked, name) is None]
+    texts, allowed = Texts(), "is required, unless --cases names a file of cases"
+    texts.wrong += [UsageError(name, None, allowed) for name in missing]
+    given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
+    case = read_single_case(**given, beside=texts.wrong)
+    if note := model_note(str(asked.model)):
         typer.echo(note, err=True)
-    return values
+    return case
+
+
+def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
+    """The case as a line of a file would have it, with what was written and no more."""
+    question, workload = case.question, case.question.workload.as_dict()
+    optional = ("optimizer", "precision", "reduce_dtype")
+    left_out = [name for name in optional if getattr(asked, name) is None]
+    limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}
+    written = {"headroom": asked.headroom, "memory_limit_gib": asked.memory_limit}
+    return {
+        "workload": {name: v for name, v in workload.items() if name not in left_out},
+        "cluster": question.cluster.as_dict(),
+        "framework": question.framework.as_dict(),
+        "settings": asked.settings,
+        **{name: limits[name] for name, text in written.items() if text is not None},
+    }

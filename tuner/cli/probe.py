@@ -10,10 +10,10 @@ from tuner.cli.details import show_probe
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import Terminal
-from tuner.cli.values import read_inquiry
+from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
-from tuner.client.inquiry import Inquiry
 from tuner.client.local import follow, standing_text
+from tuner.client.place import Placed, place_here
 from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Outcome
@@ -42,34 +42,36 @@ def run(asked: ProbeAsked) -> int:
         UsageError: something about the question or the settings is wrong.
         ProbeError: the probe was not run.
     """
-    inquiry = read_inquiry(asked, max_probes=1)
-    settings = _read_settings(inquiry.question, asked.settings)
+    placed = place_here(read_options(asked), asked.db)
+    for note in placed.notes:
+        typer.echo(note, err=True)
+    settings = _read_settings(placed.question, asked.settings)
     with open_store(asked.db) as store:
-        study, found = _probed(store, inquiry, settings)
-    return _show(replace(study, terms=inquiry.terms), found, as_json=asked.json)
+        study, found = _probed(store, placed, settings)
+    return _show(replace(study, terms=placed.terms), found, as_json=asked.json)
 
 
-def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, Probe]:
+def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Probe]:
     """The study, and its probe of the settings, which is run now unless it is known already."""
-    fidelity, known = inquiry.terms.fidelity, store.find(inquiry.question)
+    fidelity, known = placed.terms.fidelity, store.find(placed.question)
     is_dry_run = fidelity is Fidelity.PREDICTED
     if is_dry_run:
         if known and (found := _done_before(known, settings)):
             typer.echo(standing_text(known, answered=True), err=True)
             return known, found
-        if why := why_not_here(inquiry.question, settings):
+        if why := why_not_here(placed.question, settings):
             raise ProbeError(f"these settings cannot be dry-run: {why}")
     # A study that is there keeps its terms: one probe under a limit of its own must not
     # change the study's answer, nor end the search of another command.
-    study = store.ask(inquiry.question, known.terms if known else inquiry.terms)
+    study = store.ask(placed.question, known.terms if known else placed.terms)
     typer.echo(standing_text(study, answered=False), err=True)
-    limit_bytes = inquiry.terms.limit_bytes(inquiry.question.cluster)
+    limit_bytes = placed.terms.limit_bytes(placed.question.cluster)
     entered = _enter(store, study, settings, fidelity, limit_bytes)
     if entered.state is ProbeState.DONE:
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
         store.move(study.id, StudyState.DONE, reason, expect=queued)
         return store.study(study.id), entered
-    deadline_s = inquiry.probe_deadline_s
+    deadline_s = placed.probe_deadline_s
     argv = worker_argv(study.id, queued_only=str(fidelity), probe_deadline_s=deadline_s)
     study = follow(store, study, Terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)

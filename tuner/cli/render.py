@@ -14,7 +14,7 @@ from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.tables import common_text, probes_table
-from tuner.cli.values import read_budget, read_wanted
+from tuner.cli.values import read_options
 from tuner.client.answered import Answered
 from tuner.client.suggest import AnswerPlace, answer_at
 from tuner.core.answer import Candidate, Guard, Suggestion
@@ -184,6 +184,5 @@ def run(asked: SuggestAsked) -> int:
         TunerError: it could not be answered.
     """
     place = AnswerPlace(server=asked.server, replaces=asked.replace, db=asked.db)
-    wanted = read_wanted(asked, **read_budget(asked))
-    answered = answer_at(place, wanted, Terminal(), asked.write or ())
+    answered = answer_at(place, read_options(asked), Terminal(), asked.write or ())
     return show_answered(answered, as_json=asked.json)

@@ -6,7 +6,7 @@ from tuner import planner
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
-from tuner.core.study import OPEN, Study, StudyState, Terms
+from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, OPEN, Study, StudyState, Terms
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -22,7 +22,6 @@ from tuner.planner import (
     what_is_wrong,
     why_no_speed,
 )
-from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.planner.spending import TRAINS_WRONGLY
 
 

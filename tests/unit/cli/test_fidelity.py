@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.cost import calibrations
 from tuner.cli.options import SuggestAsked
-from tuner.cli.values import read_budget, read_inquiry
+from tuner.cli.values import read_options
+from tuner.client.place import Placed, place_here
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
@@ -37,30 +38,33 @@ def asked(tiny: str) -> SuggestAsked:
     )
 
 
+def placed(asked: SuggestAsked) -> Placed:
+    return place_here(read_options(asked), asked.db)
+
+
 @pytest.mark.parametrize(
     ("gpus", "fidelity", "most"), [(4, "measured", 20), (1, "emulated", 20), (0, "predicted", 3)]
 )
 def test_auto_is_the_strongest_that_there_is(
     has: Has,
     asked: SuggestAsked,
-    capsys: pytest.CaptureFixture[str],
     gpus: int,
     fidelity: str,
     most: int,
 ) -> None:
     has(*(A100,) * gpus)
     auto = replace(asked, fidelity="auto")
-    terms = read_inquiry(auto, **read_budget(auto)).terms
-    assert (terms.fidelity, terms.max_probes) == (fidelity, most)
-    assert capsys.readouterr().err.startswith(f"fidelity {fidelity}: this machine has ")
+    found = placed(auto)
+    assert (found.terms.fidelity, found.terms.max_probes) == (fidelity, most)
+    assert found.notes[0].startswith(f"fidelity {fidelity}: this machine has ")
     few = replace(auto, max_probes="7")
-    assert read_inquiry(few, **read_budget(few)).terms.max_probes == 7
+    assert placed(few).terms.max_probes == 7
 
 
 def test_what_is_measured_by_default_is_not_chosen(has: Has, asked: SuggestAsked) -> None:
     has(A100)
     with pytest.raises(UsageError, match="probes run here"):
-        read_inquiry(asked)
+        placed(asked)
 
 
 def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
@@ -69,9 +73,9 @@ def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
     has(A100)
     for cluster in ("4xa100-80gb", "16x8xa100-80gb", "8xa100-40gb"):
         question = replace(asked, fidelity="emulated", cluster=cluster, global_batch_size="128")
-        assert read_inquiry(question).terms.fidelity is Fidelity.EMULATED
+        assert placed(question).terms.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="one here"):
-        read_inquiry(replace(asked, fidelity="emulated", cluster="8xh200"))
+        placed(replace(asked, fidelity="emulated", cluster="8xh200"))
 
 
 def test_links_that_are_not_known_are_refused(
@@ -79,7 +83,7 @@ def test_links_that_are_not_known_are_refused(
 ) -> None:
     unknown = r"link within a node is not known, .* state it in a .* calibrate --cluster cpu:2"
     with pytest.raises(UsageError, match=unknown):
-        read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
+        placed(replace(asked, fidelity="emulated", cluster="cpu:2"))
     assert not database.exists()
 
 
@@ -94,11 +98,11 @@ def test_calibrated_links_have_a_price(
     emulated = replace(asked, fidelity="emulated", cluster="cpu:2", db=url)
     with open_store(url) as store:
         with pytest.raises(UsageError, match="is not known"):
-            read_inquiry(emulated)
+            placed(emulated)
         store.keep_calibration(rates)
-    assert read_inquiry(emulated).terms.fidelity is Fidelity.EMULATED
+    assert placed(emulated).terms.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="is not known"):  # not measured for ranks that share four
-        read_inquiry(replace(emulated, cluster="cpu:4"))
+        placed(replace(emulated, cluster="cpu:4"))
 
 
 def test_links_that_a_calibration_has_not_measured_are_refused(
@@ -111,13 +115,13 @@ def test_links_that_a_calibration_has_not_measured_are_refused(
     with open_store() as store:
         store.keep_calibration(replace(whole, links={}))
     with pytest.raises(UsageError, match="link within a node is not known"):
-        read_inquiry(replace(asked, fidelity="emulated", cluster="cpu:2"))
+        placed(replace(asked, fidelity="emulated", cluster="cpu:2"))
 
 
 @pytest.mark.parametrize("framework", ["nanotron"])
 def test_what_is_not_probed_is_not_emulated(asked: SuggestAsked, framework: str) -> None:
     with pytest.raises(UsageError, match="is not probed here"):
-        read_inquiry(replace(asked, fidelity="emulated", framework=framework))
+        placed(replace(asked, fidelity="emulated", framework=framework))
 
 
 def test_an_emulated_probe_shows_its_parts(cli: Any, tiny: str, tmp_path: Path) -> None:

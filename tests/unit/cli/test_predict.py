@@ -211,7 +211,7 @@ def test_a_cluster_of_ones_own_without_rates(cli: Any, tiny: str, tmp_path: Path
         ({"global_batch_size": "4"}, "global_batch_size"),
         ({"cluster": "8xh100-80bg"}, "cluster"),
         ({"model": "lama"}, "model"),
-        ({"framework": "jax"}, "name"),
+        ({"framework": "jax"}, "framework"),
         ({"headroom": "5%"}, "headroom"),
         ({"optimizer": "lion"}, "optimizer"),
     ],
