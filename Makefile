@@ -120,7 +120,7 @@ bench-knobs: $(INSTALLED)  ## the pictures and tables of docs/knobs.md, dry-run 
 	@$(BIN)/python benchmarks/knobs.py
 
 docs: $(INSTALLED)  ## what is generated in docs/: the command line's reference, the pictures of knobs
-	@$(BIN)/python -m tests.docs.reference
+	@$(BIN)/python -m tests.system.docs.reference
 	@$(BIN)/python benchmarks/knobs.py --draw
 
 evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results

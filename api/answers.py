@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 
@@ -65,13 +65,7 @@ class Kept(Generic[T]):
         most: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            make: makes it of a study; called while no other thread computes.
-            turn: to compute, shared with whatever else is computed.
-            most: studies of which it is kept.
-            clock: in seconds.
-        """
+        """``make`` makes it of a study, by the thread that holds the ``turn`` to compute."""
         self._make = make
         self._turn = turn
         self._most = most
@@ -128,9 +122,8 @@ class Body:
     etag: str
     """Entity tag of the content, with its quotes; weak, since answers may be compressed."""
     standing: StudyStatus
-    """The study's standing when it was read."""
+    """When it was read."""
     terms: Terms
-    """The limits that it was held to."""
     answered: bool
     """True where asking again on the same terms would find nothing new."""
 
@@ -165,11 +158,7 @@ class Answers:
         self._waiters = anyio.CapacityLimiter(WAITERS)
 
     def of(self, standing: StudyStatus) -> Body:
-        """A study as it stands, or as it stood a moment later.
-
-        Raises:
-            StoreError: the database fails.
-        """
+        """A study as it stands, or as it stood a moment later."""
         return self._bodies.of(standing)
 
     def fresh(self, standing: StudyStatus) -> Body | None:
@@ -177,32 +166,24 @@ class Answers:
         return self._bodies.fresh(standing)
 
     async def soon(self, standing: StudyStatus) -> Body:
-        """The same as :meth:`of`, for those who wait: one change may wake hundreds at once.
-
-        What is kept takes no thread. What is not, takes one of a few that are theirs, so that
-        other requests have all of theirs.
-        """
+        """The same as :meth:`of`, for those who wait."""
+        # One change may wake hundreds at once: what is kept takes no thread, and what is not takes
+        # one of a few that are theirs.
         if body := self.fresh(standing):
             return body
         return await anyio.to_thread.run_sync(self.of, standing, limiter=self._waiters)
 
     def whole(self, standing: StudyStatus) -> Whole:
-        """The study with its answer, as :meth:`of`.
-
-        Raises:
-            StoreError: the database fails.
-        """
+        """The study with its answer, as :meth:`of`."""
         return self._whole.of(standing)
 
     def probes(self, standing: StudyStatus) -> bytes:
-        """The study's probes as JSON.
-
-        Raises:
-            StoreError: the database fails.
-        """
+        """The study's probes as JSON, oldest first."""
         whole = self._whole.fresh(standing)
         study = self._store.study(standing.id) if whole is None else whole.study
-        return json_text(probes_as_dict(study)).encode()
+        probes = [probe_as_dict(study, probe) for probe in study.probes]
+        found = {"study_id": study.id, "revision": study.revision, "probes": probes}
+        return json_text(found).encode()
 
     @contextmanager
     def computing(self, *, wait: bool = True) -> Iterator[bool]:
@@ -233,43 +214,31 @@ class Answers:
 
     def _made(self, standing: StudyStatus) -> Body:
         whole = self.whole(standing)
-        content = json_text(study_as_dict(whole.study, whole.suggestion)).encode()
+        study, suggestion = whole.study, whole.suggestion
+        is_open = study.state in OPEN
+        found = {
+            "study_id": study.id,
+            "state": str(study.state),
+            "reason": study.reason,
+            "revision": study.revision,
+            "created_at": study.created_at,
+            "asked_at": study.asked_at,
+            "probes_before": study.probes_before,
+            "question": shown_question(study.question.as_dict()),
+            "terms": study.terms.as_dict(),
+            "terms_id": study.terms.id,
+            "pending": suggestion is None and is_open,
+            "suggestion": suggestion and suggestion.as_dict(),
+            "no_answer": no_answer(study, suggestion) if suggestion and not is_open else None,
+        }
+        content = json_text(found).encode()
         return Body(
             content=content,
             etag=f'W/"{hashlib.sha256(content).hexdigest()[:32]}"',
             standing=whole.standing,
-            terms=whole.study.terms,
-            answered=is_answered(whole.study, whole.study.terms, here=False),
+            terms=study.terms,
+            answered=is_answered(study, study.terms, here=False),
         )
-
-
-def study_as_dict(study: Study, suggestion: Suggestion | None) -> dict[str, Any]:
-    """A study as plain values: its question, its state, and what is suggested."""
-    is_open = study.state in OPEN
-    return {
-        "study_id": study.id,
-        "state": str(study.state),
-        "reason": study.reason,
-        "revision": study.revision,
-        "created_at": study.created_at,
-        "asked_at": study.asked_at,
-        "probes_before": study.probes_before,
-        "question": shown_question(study.question.as_dict()),
-        "terms": study.terms.as_dict(),
-        "terms_id": study.terms.id,
-        "pending": suggestion is None and is_open,
-        "suggestion": suggestion and suggestion.as_dict(),
-        "no_answer": None if is_open or suggestion is None else no_answer(study, suggestion),
-    }
-
-
-def probes_as_dict(study: Study) -> dict[str, Any]:
-    """The probes of a study as plain values, oldest first."""
-    return {
-        "study_id": study.id,
-        "revision": study.revision,
-        "probes": [probe_as_dict(study, probe) for probe in study.probes],
-    }
 
 
 def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:

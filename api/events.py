@@ -9,8 +9,9 @@ from before a listener came are read for this one alone, page by page.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -64,15 +65,12 @@ class Feed:
 
     def __init__(self, standing: StudyStatus) -> None:
         self.standing = standing
-        """The study's state and newest event."""
         self.listeners = 0
-        """Number of those who listen."""
+        # Id of the newest event that is not in ``events``, which has all later ones in order.
         self.floor = standing.newest_event
-        """Id of the newest event that is not in ``events``; all later ones are."""
         self.events: deque[Event] = deque()
-        """The newest ones, oldest first."""
+        # Set, and another one put in its place, whenever something happened.
         self.changed = asyncio.Event()
-        """Set, and another one put in its place, whenever something happened."""
 
     @property
     def newest(self) -> int:
@@ -183,7 +181,8 @@ class Poller:
             feeds = dict(self._feeds)  # of the same study another may have begun when it is read
             newest = {study_id: feed.newest for study_id, feed in feeds.items()}
             try:
-                found = await self._in_thread(lambda newest=newest: self._read(newest))  # type: ignore[misc]
+                read = partial(self._store.changes, newest, PAGE)
+                found = await self._in_thread(read)
             except (TunerError, SQLAlchemyError) as error:
                 log.warning("%s; listeners wait", error)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -191,10 +190,6 @@ class Poller:
             pause_s = self._poll_s
             for study_id, (standing, events) in found.items():
                 feeds[study_id].take(standing, events)
-
-    def _read(self, newest: Mapping[str, int]) -> dict[str, tuple[StudyStatus, list[Event]]]:
-        """The studies to which anything happened since, each with its events since."""
-        return self._store.changes(newest, PAGE)
 
     async def _in_thread(self, read: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(read, limiter=self._limiter)

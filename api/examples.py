@@ -113,6 +113,7 @@ STUDY: dict[str, Any] = {
         "alternatives": [],
         "pareto": [],
         "dead_knobs": [{"knob": "tp_recompute_allgather", "why": "tp_size is 1"}],
+        "inactive_knobs": [{"knob": "tp_recompute_allgather", "why": "tp_size is 1"}],
         "space": {"legal": 132, "predicted_to_fit": 71},
         "probes": {"ok": 7, "oom": 1},
         "cost": {"wall_s": 412.0, "gpu_s": 3296.0},

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import anyio
 from starlette.datastructures import MutableHeaders
@@ -54,7 +54,8 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope["headers"])
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:16]
         began = time.perf_counter()
         status = 0
 
@@ -92,11 +93,6 @@ class AccessLog:
         if study := scope.get("path_params", {}).get("study_id"):
             fields["study"] = study
         log.info("answered", extra=fields)
-
-
-def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:16]
 
 
 class Heads:

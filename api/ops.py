@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Annotated, Any, Literal
 
 import anyio
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 from prometheus_client import CollectorRegistry, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,13 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.openapi import answer, problems, text_answer
 from api.problems import RETRY_S, ProblemError
-from api.security import Admin, require
+from api.security import Admin, Reader
 from tuner.errors import TunerError
 from tuner.store import Store
 from tuner.store.audit import Audit
 from tuner.store.figures import Figures
 from tuner.store.migrate import why_not_ready
-from tuner.store.tables import Scope
 
 log = logging.getLogger("api.ops")
 
@@ -114,14 +113,7 @@ class Metrics:
         )
 
     def observe(self, route: str, method: str, status: int, duration_s: float) -> None:
-        """Notes one answered request.
-
-        Args:
-            route: its template, such as ``/tune/{study_id}``: few, whatever is asked.
-            method: as it was sent.
-            status: of the answer.
-            duration_s: seconds from the request to the end of the answer.
-        """
+        """Notes one answered request by its route's template, of which there are few."""
         known = method if method in METHODS else "other"
         self._latencies.labels(route, known, str(status)).observe(duration_s)
 
@@ -146,51 +138,40 @@ class _Queue(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics now."""
-        figures = self._figures()
-        reached = GaugeMetricFamily("tuner_database_up", "1 when figures could be read, else 0.")
-        reached.add_metric([], float(figures is not None))
-        yield reached
-        if figures is not None:
-            yield from _families(figures)
-
-    def _figures(self) -> Figures | None:
         with self._lock:
-            now = self._clock()
-            if now - self._read_at >= FIGURES_S:
+            if self._clock() - self._read_at >= FIGURES_S:
                 try:
                     self._kept = self._read()
                 except TunerError:
                     self._kept = None
                 self._read_at = self._clock()
-            return self._kept
-
-
-def _families(figures: Figures) -> Iterator[Metric]:
-    by_state: Mapping[str, tuple[str, Mapping[Any, float]]] = {
-        "tuner_studies": ("Studies in each state.", figures.studies),
-        "tuner_probes": ("Probes in each state.", figures.probes),
-        "tuner_attempts": ("Attempts in each state; lost ones too.", figures.attempts),
-    }
-    by_outcome: Mapping[str, tuple[str, Mapping[Any, float]]] = {
-        "tuner_probes_done": ("Probes that are done, by outcome.", figures.outcomes),
-        "tuner_probe_seconds": ("Time that these took.", figures.probe_s),
-    }
-    for name, (text, counts) in by_state.items():
-        gauge = GaugeMetricFamily(name, text, labels=["state"])
-        for state, count in counts.items():
-            gauge.add_metric([str(state)], count)
-        yield gauge
-    for name, (text, totals) in by_outcome.items():
-        counter = CounterMetricFamily(name, text, labels=["outcome"])
-        for outcome, total in totals.items():
-            counter.add_metric([str(outcome)], total)
-        yield counter
-    text = "Since the last beat of the running attempt that was silent longest; 0 when none runs."
-    yield GaugeMetricFamily("tuner_lease_age_seconds", text, value=figures.oldest_beat_s)
-    text = "Devices that running attempts hold."
-    yield GaugeMetricFamily("tuner_devices_held", text, value=figures.devices_held)
-    text = "Workers that were seen within a lease."
-    yield GaugeMetricFamily("tuner_workers", text, value=figures.workers_living)
+            figures = self._kept
+        text = "1 when figures could be read, else 0."
+        yield GaugeMetricFamily("tuner_database_up", text, value=float(figures is not None))
+        if figures is None:
+            return
+        counted: tuple[tuple[str, str, str, Mapping[Any, float]], ...] = (
+            ("tuner_studies", "Studies in each state.", "state", figures.studies),
+            ("tuner_probes", "Probes in each state.", "state", figures.probes),
+            ("tuner_attempts", "Attempts in each state; lost ones too.", "state", figures.attempts),
+            ("tuner_probes_done", "Probes that are done, by outcome.", "outcome", figures.outcomes),
+            ("tuner_probe_seconds", "Time that these took.", "outcome", figures.probe_s),
+        )
+        for name, text, label, counts in counted:
+            # What has an outcome only grows.
+            kind = GaugeMetricFamily if label == "state" else CounterMetricFamily
+            family = kind(name, text, labels=[label])
+            for key, count in counts.items():
+                family.add_metric([str(key)], count)
+            yield family
+        text = (
+            "Since the last beat of the running attempt that was silent longest; 0 when none runs."
+        )
+        yield GaugeMetricFamily("tuner_lease_age_seconds", text, value=figures.oldest_beat_s)
+        text = "Devices that running attempts hold."
+        yield GaugeMetricFamily("tuner_devices_held", text, value=figures.devices_held)
+        text = "Workers that were seen within a lease."
+        yield GaugeMetricFamily("tuner_workers", text, value=figures.workers_living)
 
 
 # -- audit ------------------------------------------------------------------------------------
@@ -283,12 +264,11 @@ def operations_router(store: Store, metrics: Metrics) -> APIRouter:
 
     @router.get(
         "/metrics",
-        dependencies=[Depends(require(Scope.READ))],
         summary="Figures of the queue and latencies of requests, for Prometheus",
         response_class=Response,
         responses={200: text_answer({"text/plain": METRICS_EXAMPLE}, "The figures."), **problems()},
     )
-    def read_metrics() -> Response:
+    def read_metrics(caller: Reader) -> Response:
         """In Prometheus's text format. A database that cannot be read is a figure, too."""
         body, media_type = metrics.text()
         return Response(body, media_type=media_type)

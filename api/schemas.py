@@ -94,7 +94,7 @@ class Point(Answered):
     tokens_per_s_per_gpu: Quantity
 
 
-class DeadKnob(Answered):
+class InactiveKnob(Answered):
     """A knob that does not act, and why."""
 
     knob: str
@@ -133,7 +133,8 @@ class Suggestion(Answered):
     best: Candidate | None
     alternatives: list[Candidate]
     pareto: list[Point]
-    dead_knobs: list[DeadKnob]
+    dead_knobs: list[InactiveKnob]
+    inactive_knobs: list[InactiveKnob] = Field(default=[], description="The same.")
     space: Space
     probes: dict[str, int] = Field(description="Number of probes by outcome.")
     cost: Cost

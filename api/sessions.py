@@ -33,7 +33,7 @@ TOKEN_BYTES = 32
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _MASKED = re.compile(rf"[0-9a-f]{{{4 * TOKEN_BYTES}}}")
 
-# Fields by name: ``form["model"]`` is the last of this name, ``form.getlist("tp_size")`` all.
+# Fields by name: ``form["model"]`` is the last of this name, ``form.getlist("sharding")`` all.
 Form = ImmutableMultiDict[str, str]
 
 
@@ -170,20 +170,11 @@ async def formed(request: Request) -> Form:
             and 413 when it is no form, cannot be read, or has too many fields.
     """
     visit = visit_of(request)
-    if visit.form is None:
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            detail = "a page of another site may not do this"
-            raise ProblemError(403, detail, code=ProblemCode.OTHER_ORIGIN)
-        pairs = await _pairs(request)
-        tokens = [value for name, value in pairs if name == CSRF]
-        if len(tokens) != 1 or not visit.owns(tokens[0]):
-            detail = "this form is out of date: load its page again, and send it once more"
-            raise ProblemError(403, detail, code=ProblemCode.FORM_OUT_OF_DATE)
-        visit.form = Form([pair for pair in pairs if pair[0] != CSRF])
-    return visit.form
-
-
-async def _pairs(request: Request) -> list[tuple[str, str]]:
+    if visit.form is not None:
+        return visit.form
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        detail = "a page of another site may not do this"
+        raise ProblemError(403, detail, code=ProblemCode.OTHER_ORIGIN)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != FORM_TYPE:
         raise ProblemError(415, f"the body must be {FORM_TYPE}")
@@ -191,9 +182,15 @@ async def _pairs(request: Request) -> list[tuple[str, str]]:
     if body.count(b"&") >= MOST_FIELDS:
         raise ProblemError(413, f"a form may have {MOST_FIELDS} fields")
     try:
-        return parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise ProblemError(400, "the form cannot be read") from error
+    tokens = [value for name, value in pairs if name == CSRF]
+    if len(tokens) != 1 or not visit.owns(tokens[0]):
+        detail = "this form is out of date: load its page again, and send it once more"
+        raise ProblemError(403, detail, code=ProblemCode.FORM_OUT_OF_DATE)
+    visit.form = Form([pair for pair in pairs if pair[0] != CSRF])
+    return visit.form
 
 
 # The fields of a form, as a parameter of a route.

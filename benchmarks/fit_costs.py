@@ -17,8 +17,8 @@ from typing import Any
 from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.pipeline_time import pipeline_step_s, spans_nodes
-from tuner.cost.stages import stage_memory
+from tuner.cost.memory.pipeline import stage_memory
+from tuner.cost.time.pipeline import pipeline_step_s, spans_nodes
 
 MEMORY = (
     "passing_bytes", "activation_factor", "tp_factor", "fragment_factor", "fragment_from_mb",

@@ -32,7 +32,14 @@ OUTSIDE_MIB = {True: 500.0, False: 1000.0}
 FULL_MIB = 77_000.0
 """From here on the device (81,920 MiB) is full: the allocator gives blocks back to go on."""
 QUANTILES = {"factor": 0.5, "low": 0.1, "high": 0.9}
-"""The middle 80%, by the name that each constant ends in."""
+"""The middle 80%: the value of a constant, and its ends."""
+
+
+def in_catalogue(name: str) -> float:
+    """The catalogue's figure of a fitted one, such as ``reserved_fsdp1_low``."""
+    constant, _, end = name.rpartition("_")
+    figures: tuple[float, ...] = getattr(default_costs().device, constant)
+    return figures[[*QUANTILES].index(end)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +104,9 @@ def least_outside_mib(runs: Sequence[Tuning]) -> float:
 
 def rows(runs: Sequence[Tuning]) -> list[dict[str, Any]]:
     """The fit beside the catalogue."""
-    catalogue = default_costs().device
     return [
         {"constant": name, "runs": len(usable(runs, alone="fsdp1" not in name)),
-         "fit": value, "catalogue": catalogue[name]}
+         "fit": value, "catalogue": in_catalogue(name)}
         for name, value in fitted(runs).items()
     ]  # fmt: skip
 
@@ -128,10 +134,9 @@ def of_class(rows: Found) -> dict[str, list[float]]:
 
 def allocator_fits(rows: Found) -> list[dict[str, Any]]:
     """The fit beside the catalogue."""
-    catalogue = default_costs().device
     return [
         {"constant": f"{name}_{end}", "runs": len(shares),
-         "fit": quantile(shares, share), "catalogue": catalogue[f"{name}_{end}"]}
+         "fit": quantile(shares, share), "catalogue": in_catalogue(f"{name}_{end}")}
         for name, shares in of_class(rows).items()
         for end, share in QUANTILES.items()
     ]  # fmt: skip

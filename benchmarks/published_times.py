@@ -17,7 +17,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import FrameworkName
 from tuner.core.workload import Precision, ReduceDtype, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.step_time import step_time
+from tuner.cost.time.step import step_time
 from tuner.model import published_model as read
 
 TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON

@@ -18,8 +18,8 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
 from tuner.core.quantity import QUANTILE
 from tuner.cost.constants import Costs
+from tuner.cost.memory.pipeline import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
-from tuner.cost.stages import refused, stage_memory
 from tuner.planner.candidates import RUNS
 from tuner.planner.ranking import complexity
 from tuner.planner.similar import Found, past_trials

@@ -22,8 +22,8 @@ from sweep import Run
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
 from tuner.cost.constants import default_costs
+from tuner.cost.memory.pipeline import stage_memory
 from tuner.cost.prediction import Prediction, predict
-from tuner.cost.stages import stage_memory
 
 Pair = tuple[Run, Prediction]
 Figure = tuple[str, str, float]

@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from hypothesis import settings
 
 from tests import profiles
 from tests.process.preloaded import Preloaded, preloaded_server
-from tuner.store import open_store
+from tuner.store import engine, open_store
 
 profiles.register()
 
@@ -19,6 +20,7 @@ LONGEST_ID = 80
 
 
 def pytest_sessionstart() -> None:
+    engine.DURABLY = "NORMAL"  # no power cut is survived, and no test waits for the disk
     if settings.get_current_profile_name() == profiles.SAME:
         profiles.draw_no_constants()
 
@@ -51,5 +53,7 @@ def make_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
 @pytest.fixture(scope="session")
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
     """``preloaded(argv)`` runs a program in a fork that has torch: tests.process.preloaded."""
-    with preloaded_server(tmp_path_factory.mktemp("preloaded")) as start:
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with preloaded_server(folder / "preloaded") as start:
         yield start

@@ -17,12 +17,12 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import PROBED, Measurement, Outcome
 from tuner.core.study import Study
 from tuner.errors import ProbeError
-from tuner.guard.check import Ruling, Verdict, deviations, judge, ruling_of
+from tuner.guard.check import CheckState, GuardCheck, check_state_of, deviations, judge
 from tuner.guard.counts import blamed_by_counts
-from tuner.guard.replica import Twin, family_of, stack_of, twin_of, usual_cases
+from tuner.guard.replica import Replica, family_of, replica_of, stack_of, usual_cases
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
-from tuner.planner.verdicts import twins_of
+from tuner.planner.verdicts import replicas_of
 from tuner.store import Store
 from workers.devices import DeviceLocks, default_lock_path, devices_here
 from workers.launchers.base import Launcher
@@ -41,9 +41,8 @@ log = logging.getLogger(__name__)
 class RequestedReplica:
     """A replica to be trained."""
 
-    replica: Twin
-    family: str
-    """The family of its check (:func:`tuner.guard.replica.family_of`)."""
+    replica: Replica
+    family: str  # the family of its check (:func:`tuner.guard.replica.family_of`)
 
     @property
     def key(self) -> str:
@@ -59,11 +58,8 @@ class ReplicaTrainer:
     """Waits for so many seconds; the reason to stop, empty while there is none."""
     launcher: Launcher = field(default_factory=LocalLauncher)
     folder: Path = field(default_factory=default_probes_folder)
-    """For the folders of replicas."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv
-    """The command of a rank."""
     deadline_s: float = DEADLINE_S
-    """Seconds for one replica."""
     _references: dict[str, Measurement] = field(default_factory=dict)
     _tried: set[str] = field(default_factory=set)
     _until: float = math.inf
@@ -86,14 +82,14 @@ class ReplicaTrainer:
                 replica=replica, family=family_of(question)
             )
             for settings in to_guard(learned(study, study.terms.fidelity))
-            for replica in twins_of(question, settings)
+            for replica in replicas_of(question, settings)
         }
-        decided = {k for k, v in study.guards.items() if v.ruling is not Ruling.NOT_CHECKED}
+        decided = {k for k, v in study.guards.items() if v.ruling is not CheckState.NOT_CHECKED}
         return [one for key, one in finalists.items() if key not in decided | self._tried]
 
     def train_finalists(
         self, requested: Sequence[RequestedReplica], deadline_s: float
-    ) -> Generator[Verdict, None, None]:
+    ) -> Generator[GuardCheck, None, None]:
         """The checks of finalists, each as soon as it is done; none is tried again.
 
         Where ranks of replicas cannot be run here, the answer stands without a check: those that
@@ -118,15 +114,11 @@ class ReplicaTrainer:
 
     def train(
         self, requested: Sequence[RequestedReplica], *, deadline_s: float = math.inf
-    ) -> Generator[Verdict, None, None]:
+    ) -> Generator[GuardCheck, None, None]:
         """The checks of replicas, each as soon as it is done, those of few ranks first.
 
         Replicas of equal ranks share processes. One that could not be trained to its end is
         ``not_checked``, with the reason.
-
-        Args:
-            requested: the replicas.
-            deadline_s: seconds for all of them.
 
         Raises:
             ProbeError: there is no place for their files, or a rank cannot be killed.
@@ -149,7 +141,7 @@ class ReplicaTrainer:
                 alone = found[one.replica.reference.key(versions)]
                 yield _compared(one, versions, found[key], alone)
 
-    def _train_one(self, replica: Twin, ranks: WarmRanks) -> Measurement:
+    def _train_one(self, replica: Replica, ranks: WarmRanks) -> Measurement:
         """Trains a replica, unless there is no time for it."""
         if why := self.pause(0):
             return Measurement(outcome=Outcome.CANCELLED, detail=why)
@@ -167,7 +159,7 @@ def _compared(
     versions: Mapping[str, str],
     found: Measurement,
     reference: Measurement,
-) -> Verdict:
+) -> GuardCheck:
     """The check of a replica, from its measurement and its reference's."""
     replica = requested.replica
     knob = blamed_by_counts(replica.settings, replica.cluster.world_size, found)
@@ -186,13 +178,13 @@ def _compared(
 
 def _check(
     requested: RequestedReplica, outcome: Outcome, detail: str, versions: Mapping[str, str]
-) -> Verdict:
+) -> GuardCheck:
     """The check of a replica that ended with an outcome in these versions of the stack."""
     replica = requested.replica
-    return Verdict(
+    return GuardCheck(
         key=replica.key(versions),
         family=requested.family,
-        ruling=ruling_of(outcome),
+        ruling=check_state_of(outcome),
         outcome=outcome,
         model_type=replica.workload.model.model_type,
         detail=detail,
@@ -220,7 +212,7 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
         if pause(POLL_S):
             return False
     requested = [
-        RequestedReplica(replica=twin_of(question, settings), family=family_of(question))
+        RequestedReplica(replica=replica_of(question, settings), family=family_of(question))
         for question, settings in usual_cases()
     ]
     try:

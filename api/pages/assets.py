@@ -1,10 +1,9 @@
 """The files that pages load, ``/static/{version}/{name}``: an address changes with its content."""
 
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from fastapi import APIRouter, Header, Response
 
@@ -16,7 +15,6 @@ MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-VERSION_DIGITS = 16
 FAVICON = "icon.svg"
 # A year, of what never changes at its address.
 FOR_EVER = "public, max-age=31536000, immutable"
@@ -25,8 +23,7 @@ ASK_AGAIN = "public, no-cache"
 router = APIRouter(include_in_schema=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asset:
+class Asset(NamedTuple):
     """A file of the folder ``static``."""
 
     content: bytes
@@ -43,8 +40,7 @@ def assets() -> dict[str, Asset]:
         media_type = MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}")
         if media_type is not None:
             content = file.read_bytes()
-            version = sha256(content).hexdigest()[:VERSION_DIGITS]
-            found[file.name] = Asset(content=content, media_type=media_type, version=version)
+            found[file.name] = Asset(content, media_type, sha256(content).hexdigest()[:16])
     return found
 
 
@@ -65,18 +61,15 @@ def serve_file(
     found = assets().get(name)
     if found is None:
         raise ProblemError(404, "there is nothing at this path")
-    return _sent(found, FOR_EVER if found.version == version else ASK_AGAIN, if_none_match)
+    etag = f'"{found.version}"'
+    keep = FOR_EVER if found.version == version else ASK_AGAIN
+    headers = {"Cache-Control": keep, "ETag": etag}
+    if if_none_match is not None and etag in if_none_match:
+        return Response(None, 304, headers)
+    return Response(found.content, 200, headers, found.media_type)
 
 
 @router.get("/favicon.ico")
 def serve_favicon(if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """The icon for browsers that ask without having been told of one."""
-    return _sent(assets()[FAVICON], ASK_AGAIN, if_none_match)
-
-
-def _sent(found: Asset, keep: str, known: str | None) -> Response:
-    etag = f'"{found.version}"'
-    headers = {"Cache-Control": keep, "ETag": etag}
-    if known is not None and etag in known:
-        return Response(None, 304, headers)
-    return Response(found.content, 200, headers, found.media_type)
+    return serve_file("", FAVICON, if_none_match)

@@ -3,12 +3,10 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from api.answers import Whole
 from api.schemas import STUDY_ID
 from tuner.core.configuration import KNOBS, short_parts
-from tuner.core.quantity import Quantity
 from tuner.core.study import Study
 from tuner.core.words import listed
 from tuner.errors import UsageError
@@ -33,9 +31,7 @@ class Column:
     """One study."""
 
     letter: str
-    """What it is called here."""
     study: Study
-    """Which."""
     words: tuple[str, ...]
     """Its best settings in words; none where there are none."""
 
@@ -45,7 +41,6 @@ class Entry:
     """One study's value in a line."""
 
     letter: str
-    """The study's."""
     text: str
     """In words; empty where it has nothing."""
     share: float | None
@@ -53,15 +48,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line."""
+class ComparedRow:
+    """One line: a knob, or something else."""
 
     name: str
-    """What it is of."""
     is_knob: bool
-    """Whether that is the name of a knob."""
     differs: bool
-    """Whether the studies have not the same in it."""
     entries: tuple[Entry, ...]
     """One for each study."""
 
@@ -71,14 +63,9 @@ class Section:
     """Lines of one kind."""
 
     title: str
-    """Its heading."""
-    rows: tuple[Row, ...]
-    """In order."""
-
-    @property
-    def differing(self) -> int:
-        """How many of its lines differ."""
-        return sum(row.differs for row in self.rows)
+    rows: tuple[ComparedRow, ...]
+    differing: int
+    """How many of its lines differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +73,11 @@ class Comparison:
     """The whole of it."""
 
     columns: tuple[Column, ...]
-    """The studies."""
     sections: tuple[Section, ...]
-    """What they have."""
     further: Section
     """Fields of their models and clusters that differ."""
-
-    @property
-    def in_short(self) -> str:
-        """The differences of the questions, in a sentence."""
-        asked = (one for one in self.sections if one.title == TITLES[Part.QUESTION])
-        differing = [row.name for section in asked for row in section.rows if row.differs]
-        if not differing and not self.further.rows:
-            return "They ask the same."
-        return f"They ask for different things in {listed(differing or ['figures'])}."
+    in_short: str
+    """The differences of the questions, in a sentence."""
 
 
 def read_ids(values: Iterable[str]) -> list[str]:
@@ -129,45 +107,39 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
         )
         for letter, one in zip(LETTERS, compared, strict=False)
     )
-    lines = differences(compared)
-    further = [line for line in lines if _is_further(line)]
-    order = list(TITLES)
-    ordered = sorted(lines, key=lambda line: order.index(line.part))
-    parts = groupby((one for one in ordered if one not in further), key=lambda line: line.part)
+    of_part: dict[Part, list[Difference]] = {part: [] for part in TITLES}
+    further: list[Difference] = []
+    for line in differences(compared):
+        # One field of a configuration, or one figure of a cluster.
+        is_field = line.part is Part.QUESTION and line.name.startswith(("model ", "cluster "))
+        (further if is_field else of_part[line.part]).append(line)
+    differing = [line.name for line in of_part[Part.QUESTION] if line.differs]
+    if differing or further:
+        in_short = f"They ask for different things in {listed(differing or ['figures'])}."
+    else:
+        in_short = "They ask the same."
     return Comparison(
         columns=columns,
-        sections=tuple(_section(TITLES[part], rows) for part, rows in parts),
+        sections=tuple(_section(TITLES[part], lines) for part, lines in of_part.items() if lines),
         further=_section("Fields of models and clusters", further),
+        in_short=in_short,
     )
 
 
-def _is_further(line: Difference) -> bool:
-    """Tells one field of a configuration, or one figure of a cluster."""
-    return line.part is Part.QUESTION and line.name.startswith(("model ", "cluster "))
-
-
-def _section(title: str, lines: Iterable[Difference]) -> Section:
-    return Section(title=title, rows=tuple(map(_row, lines)))
-
-
-def _row(line: Difference) -> Row:
-    is_drawn = line.name != STEP
-    shares = _shares([cell.quantity if is_drawn else None for cell in line.cells])
-    return Row(
-        name=line.name,
-        is_knob=line.name.partition(" ")[0] in KNOBS,
-        differs=line.differs,
-        entries=tuple(
-            Entry(letter=letter, text=cell.text, share=share)
-            for letter, cell, share in zip(LETTERS, line.cells, shares, strict=False)
-        ),
-    )
-
-
-def _shares(quantities: Sequence[Quantity | None]) -> list[float | None]:
-    """Parts of the largest, which is 1; nothing where fewer than two are known."""
-    values = [one.value if one else None for one in quantities]
-    known = [value for value in values if value]
-    if len(known) < LEAST_COMPARED:
-        return [None] * len(values)
-    return [value / max(known) if value else None for value in values]
+def _section(title: str, lines: Sequence[Difference]) -> Section:
+    rows = []
+    for line in lines:
+        values = [
+            c.quantity.value if c.quantity and line.name != STEP else None for c in line.cells
+        ]
+        known = [value for value in values if value]
+        largest = max(known) if len(known) >= LEAST_COMPARED else None
+        entries = tuple(
+            Entry(letter=letter, text=cell.text, share=v / largest if v and largest else None)
+            for letter, cell, v in zip(LETTERS, line.cells, values, strict=False)
+        )
+        is_knob = line.name.partition(" ")[0] in KNOBS
+        rows.append(
+            ComparedRow(name=line.name, is_knob=is_knob, differs=line.differs, entries=entries)
+        )
+    return Section(title=title, rows=tuple(rows), differing=sum(row.differs for row in rows))

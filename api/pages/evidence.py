@@ -16,14 +16,9 @@ from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, s
 from tuner.space.inactive import show
 from tuner.text import count_text, duration_text, size_text, time_text
 
-# Lines that are shown of the end of a rank's log.
-LOG_LINES = 60
-# The same on the study's own page.
-LOG_LINES_IN_SHORT = 6
-# Characters of a line of a log.
-LONGEST_LINE = 400
-# The same on the study's own page.
-LONGEST_LINE_IN_SHORT = 160
+# Lines of the end of a rank's log and characters of one: on the probe's page, on the study's.
+LOG_LINES, LONGEST_LINE = 60, 400
+LOG_LINES_IN_SHORT, LONGEST_LINE_IN_SHORT = 6, 160
 # Ranks whose logs are shown.
 MOST_LOGS = 16
 # What stands behind figures of each fidelity.
@@ -42,21 +37,15 @@ class Log:
     """The end of a rank's log."""
 
     rank: int
-    """Whose."""
     text: str
-    """Its last lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ShownProbe:
     """One probe as its page shows it."""
 
     id: int
-    """Its number."""
-    words: str
-    """Its settings in short."""
     settings: tuple[Fact, ...]
-    """All of them."""
     outcome: str
     """How it ended, or where it stands."""
     ran: bool
@@ -76,9 +65,8 @@ class Evidence:
     collectives: tuple[tuple[str, ...], ...]
     """Operation, axis, phase, what hides it, calls, bytes."""
     logs: tuple[Log, ...]
-    """The end of each rank's log, of one that failed."""
     finished_at: str
-    """When it was done, UTC in ISO 8601; empty while it is not."""
+    """UTC in ISO 8601; empty while it is not done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +74,9 @@ class Trouble:
     """One probe that failed, in short."""
 
     id: int
-    """Its number."""
     outcome: str
-    """How it ended."""
     words: str
-    """Its settings in short."""
+    """Its settings."""
     said: str
     """What happened, in one line."""
     facts: tuple[Fact, ...]
@@ -99,51 +85,55 @@ class Trouble:
     """The end of the log of one rank."""
 
 
-def evidence_of(study: Study, probe: Probe) -> Evidence:
+def evidence_of(study: Study, probe: Probe) -> ShownProbe:
     """All that is known of a probe, emulated communication at today's rates."""
     found = at_todays_rates(study, probe)
-    settings = probe.request.settings
     memory = found.memory if found else None
-    return Evidence(
+    ranks = memory.per_rank_bytes if memory and len(set(memory.per_rank_bytes)) > 1 else ()
+    bar = Markup("")
+    if memory:
+        sizes = {name: float(size) for name, size in memory.by_category.items()}
+        title = f"Memory of one {rank_word(study.question)}"
+        bar = memory_bar(sizes, label=title, study=study, prefix="probe-memory")
+    return ShownProbe(
         id=probe.id,
-        words=spaced(describe(settings)),
-        settings=tuple((name, show(value)) for name, value in settings.as_dict().items()),
+        settings=tuple((name, show(v)) for name, v in probe.request.settings.as_dict().items()),
         outcome=str(found.outcome if found else probe.state),
         ran=found is not None and found.outcome in RAN,
         detail=found.detail if found else "",
         facts=tuple(_facts(study, probe, found)),
-        bar=_bar(study, memory) if memory else Markup(""),
+        bar=bar,
         phases=tuple((n, size_text(s)) for n, s in memory.by_phase.items()) if memory else (),
-        ranks=tuple(_ranks(memory)) if memory else (),
-        steps=tuple(_steps(found)) if found else (),
-        collectives=tuple(_collectives(found)) if found else (),
+        ranks=tuple((str(rank), size_text(size)) for rank, size in enumerate(ranks)),
+        steps=tuple(
+            (str(n), str(len(t)), *(time_text(end(t)) for end in (min, median, max) if t))
+            for n, t in (found.step_times_s.items() if found else ())
+        ),
+        collectives=tuple(
+            (one.op, one.axis, one.phase, one.overlap.replace("_", " ") or "-", f"{one.count:,}",
+             size_text(one.bytes))
+            for one in (found.collectives if found else ())
+        ),
         logs=tuple(_logs(found, LOG_LINES, LONGEST_LINE)) if found else (),
         finished_at=probe.finished_at or "",
-    )
+    )  # fmt: skip
 
 
-def trouble_of(study: Study, probe: Probe, found: Measurement) -> Trouble:
+def trouble_of(probe: Probe, found: Measurement) -> Trouble:
     """A failed probe as the study's own page shows it."""
     oom = found.oom
     return Trouble(
         id=probe.id,
         outcome=str(found.outcome),
         words=spaced(describe(probe.request.settings)),
-        said=oom_text(oom) if oom else found.detail[:LONGEST_LINE],
+        said=found.detail[:LONGEST_LINE]
+        if oom is None
+        else f"out of memory in {oom.phase}: rank {oom.rank} asked for"
+        f" {size_text(oom.requested_bytes)} with {size_text(oom.allocated_bytes)} allocated,"
+        f" of {size_text(oom.limit_bytes)}",
         facts=tuple(_oom_facts(oom)) if oom else (),
         logs=tuple(_logs(found, LOG_LINES_IN_SHORT, LONGEST_LINE_IN_SHORT))[:1],
     )
-
-
-def oom_text(oom: OutOfMemory) -> str:
-    """Says where memory ran out, and for how much."""
-    return (
-        f"out of memory in {oom.phase}: rank {oom.rank} asked for {size_text(oom.requested_bytes)}"
-        f" with {size_text(oom.allocated_bytes)} allocated, of {size_text(oom.limit_bytes)}"
-    )
-
-
-# -- facts ------------------------------------------------------------------------------------
 
 
 def _facts(study: Study, probe: Probe, found: Measurement | None) -> Iterator[Fact]:
@@ -160,33 +150,31 @@ def _facts(study: Study, probe: Probe, found: Measurement | None) -> Iterator[Fa
     if found.losses:
         first, last = found.losses[0], found.losses[-1]
         yield "loss", f"{first:.4f} in the first step, {last:.4f} in the last"
-    if found.expected_optimizer_steps:
-        yield (
-            "optimizer",
-            (f"stepped {found.optimizer_steps} times of {found.expected_optimizer_steps}"),
-        )
-    if found.attention:
-        yield "attention", attention_text(study, found)
-    if found.versions:
-        yield "versions", ", ".join(f"{name} {one}" for name, one in found.versions.items())
+    if wanted := found.expected_optimizer_steps:
+        yield "optimizer", f"stepped {found.optimizer_steps} times of {wanted}"
     hardware = {name: one for name, one in found.hardware.items() if name != "clocks"}
-    if hardware:
-        yield "hardware", ", ".join(f"{name} {one}" for name, one in hardware.items())
-    if clocks := clocks_text(found):
-        yield "clocks", clocks
+    known = {
+        "attention": attention_text(study, found) if found.attention else "",
+        "versions": ", ".join(f"{name} {one}" for name, one in found.versions.items()),
+        "hardware": ", ".join(f"{name} {one}" for name, one in hardware.items()),
+        "clocks": clocks_text(found),
+    }
+    yield from ((name, text) for name, text in known.items() if text)
     yield from (("note", note) for note in found.notes)
     yield "cost", f"{duration_text(found.wall_s)}, {found.device_s:,.0f} device-seconds"
 
 
 def _oom_facts(oom: OutOfMemory) -> Iterator[Fact]:
-    over = oom.needed_bytes - oom.limit_bytes
+    def exact(size: int) -> str:
+        return f"{size_text(size)} ({size:,} bytes)"
+
     yield "ran out in", f"{oom.phase}, on rank {oom.rank}"
-    yield "asked for", f"{size_text(oom.requested_bytes)} ({oom.requested_bytes:,} bytes)"
-    yield "allocated then", f"{size_text(oom.allocated_bytes)} ({oom.allocated_bytes:,} bytes)"
+    yield "asked for", exact(oom.requested_bytes)
+    yield "allocated then", exact(oom.allocated_bytes)
     if oom.reserved_bytes != oom.allocated_bytes:
-        yield "reserved then", f"{size_text(oom.reserved_bytes)} ({oom.reserved_bytes:,} bytes)"
-    yield "limit", f"{size_text(oom.limit_bytes)} ({oom.limit_bytes:,} bytes)"
-    if over > 0:
+        yield "reserved then", exact(oom.reserved_bytes)
+    yield "limit", exact(oom.limit_bytes)
+    if (over := oom.needed_bytes - oom.limit_bytes) > 0:
         yield "over the limit", f"by {size_text(over)} at least"
 
 
@@ -196,8 +184,7 @@ def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
     if memory.overhead_bytes:
         yield "outside the allocator", size_text(memory.overhead_bytes)
     needed = memory.allocated_bytes + memory.overhead_bytes
-    share = "fits in" if needed <= limit else "exceeds"
-    yield "limit", f"{share} {size_text(limit)}"
+    yield "limit", f"{'fits in' if needed <= limit else 'exceeds'} {size_text(limit)}"
     yield "reserved", size_text(memory.reserved_bytes)
     yield "on the device", f"{size_text(memory.device_bytes)}, as its own tool shows it"
     if memory.allocation_retries:
@@ -205,18 +192,15 @@ def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
 
 
 def _time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[Fact]:
+    def interval(value: float | None, low: float | None, high: float | None) -> str:
+        return f"{time_text(value)} s (80% interval {time_text(low)} to {time_text(high)})"
+
     time, per = step_time_of(study, probe, found), rank_word(study.question)
     if time.value is not None:
         speed = speed_of(time, study.question)
         by = "" if found.step_times_s else ", by arithmetic"
         yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)}){by}"
-        yield (
-            "step",
-            (
-                f"{time_text(time.value)} s (80% interval {time_text(time.low)} to"
-                f" {time_text(time.high)})"
-            ),
-        )
+        yield "step", interval(time.value, time.low, time.high)
     emulation = found.emulation
     if emulation is None:
         return
@@ -227,40 +211,7 @@ def _time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[Fact
         yield "exposed communication", f"unknown: {emulation.unpriced}"
     else:
         exposed = emulation.exposed_s[count]
-        yield (
-            "exposed communication",
-            (
-                f"{time_text(exposed.value_s)} s (80% interval {time_text(exposed.low_s)} to"
-                f" {time_text(exposed.high_s)})"
-            ),
-        )
-
-
-# -- tables -----------------------------------------------------------------------------------
-
-
-def _bar(study: Study, memory: Memory) -> Markup:
-    sizes = {name: float(size) for name, size in memory.by_category.items()}
-    per = rank_word(study.question)
-    return memory_bar(sizes, label=f"Memory of one {per}", study=study, prefix="probe-memory")
-
-
-def _ranks(memory: Memory) -> Iterator[Fact]:
-    if len(set(memory.per_rank_bytes)) > 1:
-        for rank, size in enumerate(memory.per_rank_bytes):
-            yield str(rank), size_text(size)
-
-
-def _steps(found: Measurement) -> Iterator[tuple[str, ...]]:
-    for count, times in found.step_times_s.items():
-        ends = (min(times), median(times), max(times)) if times else ()
-        yield (str(count), str(len(times)), *(time_text(one) for one in ends))
-
-
-def _collectives(found: Measurement) -> Iterator[tuple[str, ...]]:
-    for one in found.collectives:
-        hidden = one.overlap.replace("_", " ") or "-"
-        yield one.op, one.axis, one.phase, hidden, f"{one.count:,}", size_text(one.bytes)
+        yield "exposed communication", interval(exposed.value_s, exposed.low_s, exposed.high_s)
 
 
 def _logs(found: Measurement, most_lines: int, longest: int) -> Sequence[Log]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +18,6 @@ from tuner.errors import UsageError
 from tuner.results import Headline
 from tuner.results import headline as make_headline
 from tuner.store import Store, StudyStatus, StudySummary
-from tuner.store.caches import StoredSummary
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +34,22 @@ class Start:
     """A question that somebody may begin with."""
 
     title: str
-    """What is asked."""
     note: str
     """Where it can be answered."""
-    texts: Mapping[str, str]
-    """The form's fields."""
-
-    @property
-    def href(self) -> str:
-        """The form, filled in."""
-        return f"/new?{urlencode(self.texts)}"
+    href: str
+    """The form, filled in."""
 
 
 def _start(title: str, note: str, gpu: str, nodes: int, ranks: int, *batch: int) -> Start:
-    model, _, _ = title.partition(" on ")
     texts = {
-        MODEL: model,
+        MODEL: title.partition(" on ")[0],
         GPU: gpu,
         NODES: str(nodes),
         GPUS_PER_NODE: str(ranks),
         "workload.sequence_length": str(batch[0]),
         "workload.global_batch_size": str(batch[1]),
     }
-    return Start(title=title, note=note, texts=texts)
+    return Start(title=title, note=note, href=f"/new?{urlencode(texts)}")
 
 
 # Offered while there are no studies.
@@ -75,7 +67,6 @@ class Wanted:
     query: str = ""
     """Only those with this in their id, or in the name of their model or cluster."""
     state: StudyState | None = None
-    """Only those in this state."""
     model: str = ""
     """Only those of exactly this model."""
     cursor: str = ""
@@ -93,7 +84,10 @@ class Wanted:
             if len(text) > LONGEST_TEXT:
                 allowed = f"must have {LONGEST_TEXT} characters at most"
                 raise UsageError(name, text, allowed)
-        return cls(**texts, state=_state(values.get("state", "")))
+        state = values.get("state", "")
+        if state and state not in list(StudyState):
+            raise UsageError("state", state, f"must be one of {', '.join(StudyState)}")
+        return cls(**texts, state=StudyState(state) if state else None)
 
     @property
     def is_filtered(self) -> bool:
@@ -102,13 +96,8 @@ class Wanted:
 
     def href(self) -> str:
         """The address that asks for it."""
-        values = {
-            "query": self.query,
-            "state": self.state or "",
-            "model": self.model,
-            "cursor": self.cursor,
-        }
-        given = {name: str(value) for name, value in values.items() if value}
+        order = {"query": self.query, "state": self.state, "model": self.model}
+        given = {k: str(v) for k, v in (order | {"cursor": self.cursor}).items() if v}
         return f"/?{urlencode(given)}" if given else "/"
 
 
@@ -117,52 +106,20 @@ class Line:
     """One study of the list."""
 
     summary: StudySummary
-    """What it is, and where it stands."""
     headline: Headline | None
     """Its answer; ``None`` where that is not known without opening it."""
+    href: str
+    is_open: bool
     is_old: bool
     """Whether the answer was made before what happened last."""
-
-    @property
-    def href(self) -> str:
-        """The study's page."""
-        return f"/studies/{self.summary.id}"
-
-    @property
-    def is_open(self) -> bool:
-        """True until it is at its end."""
-        return self.summary.state in OPEN
-
-    @property
-    def may_change(self) -> bool:
-        """True while there will be more to show of it."""
-        return self.is_open or self.is_old
-
-    @property
-    def probes(self) -> int:
-        """Probes that are done, of the fidelity that is asked for where the answer tells them."""
-        if self.headline is not None and not self.is_old:
-            return self.headline.probes
-        return sum(self.summary.probes.values())
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The best settings in words; none where there are none, or none are known."""
-        found = self.headline and self.headline.settings
-        return short_parts(found) if found else ()
-
-    @property
-    def speed(self) -> Quantity | None:
-        """The speed of the best configuration, where it is known."""
-        found = self.headline and self.headline.tokens_per_s_per_gpu
-        return found if found and found.value is not None else None
-
-    @property
-    def used_share(self) -> float | None:
-        """Part of the limit that the best settings need, up to 1; ``None`` where unknown."""
-        if self.headline is None or self.headline.needed_gib.value is None:
-            return None
-        return min(1.0, self.headline.needed_gib.value / self.headline.limit_gib)
+    probes: int
+    """Probes that are done, of the fidelity that is asked for where the answer tells them."""
+    words: tuple[str, ...]
+    """The best settings; none where there are none, or none are known."""
+    speed: Quantity | None
+    """Of the best configuration, where it is known."""
+    used_share: float | None
+    """Part of the limit that the best settings need, up to 1; ``None`` where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,23 +127,16 @@ class Listing:
     """A page of the list."""
 
     wanted: Wanted
-    """What was asked for."""
     lines: tuple[Line, ...]
     """The studies, the one asked last first."""
+    models: tuple[str, ...]
+    """Names of the models on this page."""
     older: str
     """Address of the next page; empty on the last."""
+    newest: str
+    """Address of the first page."""
     made_at: str
-    """When it was made, UTC in ISO 8601."""
-
-    @property
-    def models(self) -> list[str]:
-        """Names of the models on this page."""
-        return sorted({line.summary.model_name for line in self.lines})
-
-    @property
-    def newest(self) -> str:
-        """Address of the first page."""
-        return replace(self.wanted, cursor="").href()
+    """UTC in ISO 8601."""
 
 
 def list_studies(
@@ -196,50 +146,57 @@ def list_studies(
 
     Raises:
         UsageError: the cursor is none of ours.
-        StoreError: the database fails.
     """
-    before = read_cursor(wanted.cursor) if wanted.cursor else None
     found = store.studies(
-        before=before,
+        before=read_cursor(wanted.cursor) if wanted.cursor else None,
         limit=ON_A_PAGE + 1,
         state=wanted.state,
         query=wanted.query,
         model=wanted.model,
     )
     page = found[:ON_A_PAGE]
-    older = replace(wanted, cursor=cursor_of(page[-1])).href() if len(found) > ON_A_PAGE else ""
-    return Listing(
-        wanted=wanted,
-        lines=_lines(store, answers, page, clock),
-        older=older,
-        made_at=datetime.now(UTC).isoformat(),
-    )
-
-
-def _lines(
-    store: Store, answers: Answers, page: Sequence[StudySummary], clock: Callable[[], float]
-) -> tuple[Line, ...]:
     ids = [summary.id for summary in page]
     kept = store.summaries(ids)
     standings = store.statuses(ids)
     until = clock() + BUDGET_S
     lines = []
     for summary in page:
-        found, standing = kept.get(summary.id), standings[summary.id]
-        headline = _read(found) if found else None
-        newest = found.newest_event if found and headline else -1
+        stored, standing = kept.get(summary.id), standings[summary.id]
+        headline = None
+        if stored:
+            # Another version may have written it.
+            with suppress(KeyError, TypeError, ValueError, UsageError):
+                headline = Headline.from_dict(stored.content)
+        newest = stored.newest_event if stored and headline else -1
         is_old = newest < standing.newest_event
         if is_old and clock() < until and (made := _made(answers, standing)):
             headline, is_old = made, False
-        lines.append(Line(summary=summary, headline=headline, is_old=is_old))
-    return tuple(lines)
+        lines.append(_line(summary, headline, is_old=is_old))
+    more = len(found) > ON_A_PAGE
+    return Listing(
+        wanted=wanted,
+        lines=tuple(lines),
+        models=tuple(sorted({summary.model_name for summary in page})),
+        older=replace(wanted, cursor=cursor_of(page[-1])).href() if more else "",
+        newest=replace(wanted, cursor="").href(),
+        made_at=datetime.now(UTC).isoformat(),
+    )
 
 
-def _read(found: StoredSummary) -> Headline | None:
-    """A study's answer as it is kept; ``None`` where another version has written it."""
-    with suppress(KeyError, TypeError, ValueError, UsageError):
-        return Headline.from_dict(found.content)
-    return None
+def _line(summary: StudySummary, found: Headline | None, *, is_old: bool) -> Line:
+    speed = found.tokens_per_s_per_gpu if found else None
+    needed = found.needed_gib.value if found else None
+    return Line(
+        summary=summary,
+        headline=found,
+        href=f"/studies/{summary.id}",
+        is_open=summary.state in OPEN,
+        is_old=is_old,
+        probes=found.probes if found and not is_old else sum(summary.probes.values()),
+        words=short_parts(found.settings) if found and found.settings else (),
+        speed=speed if speed and speed.value is not None else None,
+        used_share=min(1.0, needed / found.limit_gib) if found and needed is not None else None,
+    )
 
 
 def _made(answers: Answers, standing: StudyStatus) -> Headline | None:
@@ -253,11 +210,3 @@ def _made(answers: Answers, standing: StudyStatus) -> Headline | None:
             log.warning("study %s has no answer: %s", standing.id, error)
             return None
         return make_headline(whole.study, whole.suggestion)
-
-
-def _state(text: str) -> StudyState | None:
-    if not text:
-        return None
-    if text not in list(StudyState):
-        raise UsageError("state", text, f"must be one of {', '.join(StudyState)}")
-    return StudyState(text)

@@ -106,7 +106,9 @@ class _Shown:
 
     async def send(self, message: Message) -> None:
         """Sends it on, or holds it back."""
-        if message["type"] == "http.response.start" and self._is_problem(message):
+        begins = message["type"] == "http.response.start"
+        media_type = Headers(scope=message).get("content-type", "") if begins else ""
+        if media_type.startswith(MEDIA_TYPE) and wants_page(self.scope):
             self.held = message
         elif self.held is None:
             await self._pass_on(message)
@@ -117,51 +119,38 @@ class _Shown:
 
     async def show(self, problem: Mapping[str, Any], headers: Headers) -> None:
         """Shows a problem as a page, or sends whoever must sign in to where that is done."""
-        if self._has_lost_session(problem) and self.scope["path"] == NEW:
+        status, method, path = problem["status"], self.scope["method"], self.scope["path"]
+        has_key = "authorization" in Headers(scope=self.scope)
+        if status == 401 and method in ("GET", "HEAD") and not has_key:
+            query = self.scope["query_string"].decode("latin-1")
+            onward = quote(path) + (f"?{query}" if query else "")
+            answer: Response = RedirectResponse(_sign_in_path(onward), 303)
+            await answer(self.scope, self.receive, self._pass_on)
+            return
+        # Somebody sent a form whose session has ended meanwhile.
+        lost = status == 401 and method == "POST" and is_page(path) and not has_key
+        if lost and path == NEW:
             with anyio.move_on_after(LATE_S):
                 while not self.is_heard and len(self.form) <= LONGEST_FORM:
                     await self.hear()
-        answer = self._sign_in() if self._must_sign_in(problem) else self._page(problem, headers)
-        await answer(self.scope, self.receive, self._pass_on)
-
-    def _is_problem(self, message: Message) -> bool:
-        media_type = Headers(scope=message).get("content-type", "")
-        return media_type.startswith(MEDIA_TYPE) and wants_page(self.scope)
-
-    def _must_sign_in(self, problem: Mapping[str, Any]) -> bool:
-        reads = self.scope["method"] in ("GET", "HEAD")
-        return problem["status"] == 401 and reads and not self._has_key()
-
-    def _has_lost_session(self, problem: Mapping[str, Any]) -> bool:
-        """True where somebody sent a form whose session has ended meanwhile."""
-        sent = self.scope["method"] == "POST" and is_page(self.scope["path"])
-        return sent and problem["status"] == 401 and not self._has_key()
-
-    def _has_key(self) -> bool:
-        return "authorization" in Headers(scope=self.scope)
-
-    def _sign_in(self) -> Response:
-        query = self.scope["query_string"].decode("latin-1")
-        path = quote(self.scope["path"]) + (f"?{query}" if query else "")
-        return RedirectResponse(_sign_in_path(path), 303)
-
-    def _page(self, problem: Mapping[str, Any], headers: Headers) -> Response:
-        status, path = problem["status"], self.scope["path"]
-        lost = self._has_lost_session(problem)
-        page = render(
+        # The way back: the study that it is about, or all studies.
+        first, _, rest = path.lstrip("/").partition("/")
+        study, _, part = rest.partition("/")
+        back = f"/studies/{quote(study)}" if first == "studies" and part else HOME
+        answer = render(
             Request(self.scope),
             "problem.html",
             status,
             title=title_of(status),
             code=status,
             detail=SIGN_IN_FIRST if lost else problem["detail"],
-            back=HOME if status == 404 else _back(path),
-            sign_in=_sign_in_path(path_with(self.form) if path == NEW else _back(path)),
+            back=HOME if status == 404 else back,
+            sign_in=_sign_in_path(path_with(self.form) if path == NEW else back),
         )
         for name, value in headers.items():
             if name not in ("content-type", "content-length"):
-                page.headers[name] = value
-        return page
+                answer.headers[name] = value
+        await answer(self.scope, self.receive, self._pass_on)
 
     async def _pass_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -180,19 +169,8 @@ def _sign_in_path(onward: str) -> str:
     return SIGN_IN if wanted == HOME else f"{SIGN_IN}?{urlencode({'next': wanted}, safe='/')}"
 
 
-def _back(path: str) -> str:
-    """The way back from a problem's page: the study that it is about, or all studies."""
-    first, _, rest = path.lstrip("/").partition("/")
-    study, _, part = rest.partition("/")
-    return f"/studies/{quote(study)}" if first == "studies" and part else HOME
-
-
 def path_with(form: bytes) -> str:
-    """The form's address, with what was typed into it; without, where that would be too long.
-
-    Args:
-        form: the body that the browser sent, which may be anybody's.
-    """
+    """The form's address, with what was typed into it; without, where that would be too long."""
     text = form.decode("utf-8", "replace") if form.count(b"&") < MOST_FIELDS else ""
     typed, initial = texts_of(parse_qsl(text, keep_blank_values=True)), initial_texts()
     # What was emptied must not come back as an empty form holds it.

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tuner.core.configuration import KNOBS, Settings
-from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
+from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN
 from tuner.core.study import Probe, ProbeState, Study
 from tuner.core.words import rank_word, speed_text
@@ -28,7 +28,6 @@ class ProbeCell:
     """One thing that is known of a probe."""
 
     text: str
-    """As it is read."""
     order: Any
     """Sorts the rows; ``None`` goes last, whichever way."""
 
@@ -38,7 +37,6 @@ class ProbeRow:
     """One probe in the table."""
 
     id: int
-    """The probe's number."""
     outcome: str
     """How it ended, or its state."""
     failed: bool
@@ -46,7 +44,7 @@ class ProbeRow:
     is_best: bool
     """Whether its configuration is the answer."""
     cells: Mapping[str, ProbeCell]
-    """By the key of a column, in their order; all columns but the first two are shown so."""
+    """By the key of a column, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,6 @@ class ProbeColumn:
     key: str
     """In ``?sort=``; the knob's name, or what it shows."""
     title: str
-    """Above it."""
     is_number: bool = True
     """Whether it is sorted from the largest first."""
     is_figure: bool = False
@@ -91,8 +88,9 @@ class ProbeTable:
         if outcome and outcome not in {*self.counts, *Outcome, *ProbeState}:
             allowed = f"must be one of {', '.join(filter(None, self.counts))}"
             raise UsageError("outcome", outcome, allowed)
-        rows = [row for row in self.rows if outcome in (ANY, row.outcome)]
-        rows.sort(key=lambda row: row.id)
+        rows = sorted(
+            (row for row in self.rows if outcome in (ANY, row.outcome)), key=lambda row: row.id
+        )
         known = [row for row in rows if row.cells[key].order is not None]
         known.sort(key=lambda row: row.cells[key].order, reverse=sort.startswith("-"))
         unknown = [row for row in rows if row.cells[key].order is None]
@@ -108,13 +106,10 @@ class ProbeTable:
         """The address that sorts by a column, the other way round where it is so already."""
         now = self.sorted_by(column)
         falls = now == "ascending" if now else column.is_number and column.key != "id"
-        return self._href(f"-{column.key}" if falls else column.key, self.outcome)
+        return self.href(f"-{column.key}" if falls else column.key, self.outcome)
 
-    def choosing(self, outcome: str) -> str:
-        """The address that shows the probes of an outcome."""
-        return self._href(self.sort, outcome)
-
-    def _href(self, sort: str, outcome: str) -> str:
+    def href(self, sort: str, outcome: str) -> str:
+        """The address of the table in an order, of an outcome."""
         chosen = {"sort": sort} if sort != FASTEST_FIRST else {}
         chosen |= {"outcome": outcome} if outcome else {}
         query = f"?{urlencode(chosen)}" if chosen else ""
@@ -122,16 +117,13 @@ class ProbeTable:
 
 
 def table_of(study: Study, best: Settings | None) -> ProbeTable:
-    """The table of all probes, the fastest first.
+    """The table of all probes, the fastest first, emulated ones at today's rates.
 
-    Args:
-        study: whose probes; emulated ones are shown at today's rates.
-        best: the configuration that is the answer.
+    ``best`` is the configuration that is the answer.
     """
     probes = repriced(study).probes
     knobs = differing([probe.request.settings for probe in probes]) if probes else ()
-    needed = [found for probe in probes if (found := _needed_bytes(probe.measurement))]
-    unit, divisor = size_unit(max(needed, default=2**30))
+    unit, divisor = size_unit(max((_needed_bytes(one) or 0 for one in probes), default=0) or 2**30)
     several = len({probe.request.fidelity for probe in probes}) > 1
     columns = (
         ProbeColumn(key="id", title="probe"),
@@ -148,11 +140,16 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
     )
     rows = tuple(_row(study, probe, columns, divisor, best) for probe in probes)
     counts = Counter(row.outcome for row in rows)
+    same = _knob_texts(probes[0].request.settings) if probes else {}
     table = ProbeTable(
         study_id=study.id,
         columns=columns,
         rows=rows,
-        common=_common(probes, knobs),
+        common=", ".join(
+            f"{knob.replace('_', ' ')} {text}"
+            for knob, text in same.items()
+            if knob not in knobs and text != "-"
+        ),
         counts={ANY: len(rows), **dict(counts.most_common())},
     )
     return table.chosen(FASTEST_FIRST, ANY)
@@ -169,47 +166,37 @@ def _row(
     outcome = str(found.outcome) if found else str(probe.state)
     step = step_time_of(study, probe, found) if found else UNKNOWN
     speed = speed_of(step, study.question).value
-    needed = _needed_bytes(found)
+    needed = _needed_bytes(probe)
     at_least = "> " if found and found.memory is None else ""
-    memory = f"{at_least}{size_number(needed, divisor)}" if needed else "-"
-    texts = _knob_texts(settings)
     known = {
-        "id": ProbeCell(text=f"#{probe.id}", order=probe.id),
-        "outcome": ProbeCell(text=outcome, order=outcome),
-        "fidelity": ProbeCell(text=str(fidelity), order=list(Fidelity).index(fidelity)),
-        "memory": ProbeCell(text=memory, order=needed),
-        "step": ProbeCell(text=time_text(step.value), order=step.value),
-        "speed": ProbeCell(text=speed_text(speed), order=speed),
-        "took": ProbeCell(
-            text=duration_text(found.wall_s) if found else "-",
-            order=found.wall_s if found else None,
-        ),
+        "id": (f"#{probe.id}", probe.id),
+        "outcome": (outcome, outcome),
+        "fidelity": (str(fidelity), list(Fidelity).index(fidelity)),
+        "memory": (f"{at_least}{size_number(needed, divisor)}" if needed else "-", needed),
+        "step": (time_text(step.value), step.value),
+        "speed": (speed_text(speed), speed),
+        "took": (duration_text(found.wall_s), found.wall_s) if found else ("-", None),
     }
-    for knob, text in texts.items():
-        order = None if text == "-" else getattr(settings, knob)
-        known[knob] = ProbeCell(text=text, order=order)
+    for knob, text in _knob_texts(settings).items():
+        known[knob] = text, None if text == "-" else getattr(settings, knob)
     return ProbeRow(
         id=probe.id,
         outcome=outcome,
         failed=found is not None and found.outcome not in RAN,
         is_best=settings == best,
-        cells={column.key: known[column.key] for column in columns},
+        cells={
+            column.key: ProbeCell(text=known[column.key][0], order=known[column.key][1])
+            for column in columns
+        },
     )
 
 
-def _needed_bytes(found: Measurement | None) -> int | None:
+def _needed_bytes(probe: Probe) -> int | None:
     """The memory that must be free on a device; of one that ran out of it, at least that."""
-    if found is None:
-        return None
-    if found.memory is not None:
+    found = probe.measurement
+    if found is not None and found.memory is not None:
         return found.memory.allocated_bytes + found.memory.overhead_bytes
-    return found.oom.needed_bytes if found.oom else None
-
-
-def _common(probes: Sequence[Probe], knobs: Sequence[str]) -> str:
-    texts = _knob_texts(probes[0].request.settings) if probes else {}
-    same = {knob: text for knob, text in texts.items() if knob not in knobs and text != "-"}
-    return ", ".join(f"{knob.replace('_', ' ')} {text}" for knob, text in same.items())
+    return found.oom.needed_bytes if found is not None and found.oom else None
 
 
 def _knob_texts(settings: Settings) -> dict[str, str]:

@@ -34,14 +34,7 @@ _AGO = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def render(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page.
-
-    Args:
-        request: that it answers.
-        template: a file of ``templates/``.
-        status: of the answer.
-        values: what the template shows, beside ``caller``, ``csrf_field`` and ``path``.
-    """
+    """A page: a file of ``templates/`` with values, ``caller``, ``csrf_field`` and ``path``."""
     shown = {
         "caller": getattr(request.state, "caller", None),
         "csrf_field": LazyField(request),
@@ -67,24 +60,15 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.globals["asset"] = asset_url
+    written = (ago, between, gib, moment, outcome, per_s, seconds, sentence, since, spaced, words)
+    found.filters.update({one.__name__: one for one in written})
     found.filters.update(
-        ago=ago,
-        between=between,
-        commas=commas,
+        commas="{:,.0f}".format,
         count=count_text,
         duration=duration_text,
-        gib=gib,
         knob=show,
-        moment=moment,
-        outcome=outcome,
-        per_s=per_s,
         percent=share_text,
-        seconds=seconds,
-        sentence=sentence,
-        since=since,
         size=size_text,
-        spaced=spaced,
-        words=words,
     )
     return found
 
@@ -93,13 +77,7 @@ def environment() -> Environment:
 
 
 def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
-    """A sentence of an explanation as HTML: the numbers of probes are links.
-
-    Args:
-        text: in plain words, in which ``#7`` is a probe.
-        study_id: whose.
-        probes: the numbers that its probes have; others, of other studies, are left as they are.
-    """
+    """A sentence of an explanation as HTML: ``#7`` is a link, if the study has such a probe."""
     # An explanation is sentences alone, so the probes that it names can be found only in its text.
     parts = _PROBE.split(_CONTROLS.sub(REPLACEMENT, spaced(text)))
     shown = [_marked_up(parts[0])]
@@ -157,11 +135,6 @@ def seconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{time_text(value)} s"
 
 
-def commas(value: float) -> str:
-    """``4,096``."""
-    return f"{value:,.0f}"
-
-
 def words(value: object) -> str:
     """A name of ours as words: ``full shard`` of ``full_shard``."""
     return str(value).replace("_", " ")
@@ -197,19 +170,16 @@ def ago(iso: str | None, now: datetime | None = None) -> Markup:
 
 def since(iso: str) -> str:
     """How long ago a moment was: ``1:05 min``."""
-    return duration_text(_passed_s(iso, datetime.now(UTC)))
+    return between(iso, datetime.now(UTC).isoformat())
 
 
 def between(begin: str, end: str) -> str:
     """The time from one moment to another."""
-    return duration_text(_passed_s(begin, datetime.fromisoformat(end)))
+    passed = datetime.fromisoformat(end) - datetime.fromisoformat(begin)
+    # Clocks of machines differ a little, and nothing takes less than no time.
+    return duration_text(max(0.0, passed.total_seconds()))
 
 
 def utc_now() -> str:
     """This machine's clock, UTC in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _passed_s(begin: str, end: datetime) -> float:
-    # Clocks of machines differ a little, and nothing takes less than no time.
-    return max(0.0, (end - datetime.fromisoformat(begin)).total_seconds())

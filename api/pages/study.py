@@ -18,7 +18,7 @@ from tuner import results
 from tuner.core.answer import GIB, Candidate
 from tuner.core.configuration import knob_value
 from tuner.core.measurement import RAN, Fidelity
-from tuner.core.study import OPEN, ProbeState, Question, Study, StudyState
+from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, rank_word
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
 from tuner.space.inactive import show
@@ -55,11 +55,10 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyHead:
-    """The unchanging part of a page, above everything else."""
+    """The unchanging part of a page, above everything else: the question in words."""
 
     id: str
     model: str
-    """What is trained, as whoever asked named it."""
     cluster: str
     facts: tuple[str, ...]
     """The rest of the question, in a few words each."""
@@ -93,6 +92,8 @@ class ShownStatus:
     """The state of a study: what runs, since when, and how much of its budget is spent."""
 
     state: StudyState
+    is_open: bool
+    """Whether more will come."""
     reason: str
     began: str
     """When it was asked last, UTC in ISO 8601."""
@@ -103,23 +104,8 @@ class ShownStatus:
     running: tuple[RunningProbe, ...]
     waits_for: str
     """Why no probe is running, in words."""
-
-    @property
-    def is_open(self) -> bool:
-        """True while more will come."""
-        return self.state in OPEN
-
-    @property
-    def said(self) -> str:
-        """All of it in one sentence, for those who hear the page."""
-        done = self.budgets[0].words
-        if not self.is_open:
-            why = f": {self.reason}" if self.reason else ""
-            return f"{str(self.state).capitalize()}{why}. {done}."
-        if self.running:
-            numbers = ", ".join(f"#{one.id}" for one in self.running)
-            return f"Probe {numbers} is running; {done} done."
-        return f"{self.waits_for}; {done} done."
+    said: str
+    """All of it in one sentence, for those who hear the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,30 +134,21 @@ class StudyPage:
 
 
 class StudyPages:
-    """Pages of one database's studies, kept until something happens. Safe to use from any thread.
-
-    Args:
-        store: where studies are.
-        answers: what they answer, with the turn to compute.
-    """
+    """Pages of one database's studies, kept until something happens; for any thread."""
 
     def __init__(self, store: Store, answers: Answers) -> None:
         self._store = store
         self._answers = answers
         self._kept = Kept(self._make, answers.turn, most=MOST_KEPT)
+        # Hundreds of viewers may be woken by one event: they take a few threads only.
         self._makers = anyio.CapacityLimiter(MAKERS)
 
     def of(self, standing: StudyStatus) -> StudyPage:
-        """A study's page as it stands, or as it stood a moment later.
-
-        Raises:
-            StoreError: the database fails.
-        """
+        """A study's page as it stands, or as it stood a moment later."""
         return self._kept.of(standing)
 
     async def soon(self, standing: StudyStatus) -> StudyPage:
-        """The same for those who watch, hundreds of whom may be woken by one event."""
-        # They take a few threads only, so that other requests have the rest.
+        """The same for those who watch."""
         if (found := self._kept.fresh(standing)) is not None:
             return found
         return await anyio.to_thread.run_sync(self.of, standing, limiter=self._makers)
@@ -182,12 +159,7 @@ class StudyPages:
 
 
 def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
-    """A study's page.
-
-    Args:
-        whole: the study with its answer.
-        events: its latest ones, oldest first.
-    """
+    """A study's page; ``events`` are its latest ones, oldest first."""
     study, suggestion, evidence = whole.study, whole.suggestion, whole.evidence
     best = suggestion.best if suggestion else None
     per = rank_word(study.question)
@@ -214,8 +186,8 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
         "per": per,
         "status": status,
         "answer": answer,
-        "bar": _best_bar(study, best, answer.needed_gib, per) if best else "",
-        "scatter": _scatter(study, points, limit_bytes, per) if any(map(_has_mark, points)) else "",
+        "bar": _best_bar(study, best, answer.needed_gib) if best else "",
+        "scatter": _scatter(study, points, limit_bytes, per),
         "unprobed": [(point, _path(study.id, point)) for point in unprobed[:MOST_UNPROBED]],
         "is_predicted": study.terms.fidelity is Fidelity.PREDICTED,
         "progress": charts.progress(ended, per=per, prefix="steps") if len(ended) > 1 else "",
@@ -228,7 +200,7 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
             for text in (suggestion.explanation if suggestion else ())
         ],
         "table": table,
-        "troubles": [trouble_of(study, *one) for one in failed[:MOST_TROUBLES]],
+        "troubles": [trouble_of(*one) for one in failed[:MOST_TROUBLES]],
         "failed": sum(row.failed for row in table.rows),
         "cost": cost(study.at(study.terms.fidelity)),
         "limit_gib": limit_bytes / GIB,
@@ -244,41 +216,42 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
 
 def head_of(study: Study) -> StudyHead:
     """The question in words."""
-    question = study.question
+    question, workload = study.question, study.question.workload
+    # Optimizer and precision of a user's script are its own, and not known.
+    own = [str(workload.optimizer), str(workload.precision)] if question.script is None else []
+    facts = [
+        f"global batch {workload.global_batch_size:,}",
+        f"sequence {workload.sequence_length:,}",
+        *own,
+        str(question.framework.name),
+    ]
+    for name, values in question.knobs.items():
+        facts.append(f"{name} {' or '.join(show(knob_value(name, one)) for one in values)}")
     return StudyHead(
         id=study.id,
         model=question.trained,
         cluster=question.cluster.name,
-        facts=tuple(_facts(question)),
+        facts=tuple(facts),
         is_script=question.script is not None,
     )
 
 
-def _facts(question: Question) -> Sequence[str]:
-    workload = question.workload
-    facts = [
-        f"global batch {workload.global_batch_size:,}",
-        f"sequence {workload.sequence_length:,}",
-    ]
-    if question.script is None:  # those of a user's script are its own, and not known
-        facts += [str(workload.optimizer), str(workload.precision)]
-    facts.append(str(question.framework.name))
-    for name, values in question.knobs.items():
-        facts.append(f"{name} {' or '.join(show(knob_value(name, one)) for one in values)}")
-    return facts
-
-
-def _best_bar(study: Study, best: Candidate, needed_gib: float, per: str) -> Markup:
+def _best_bar(study: Study, best: Candidate, needed_gib: float) -> Markup:
     """The answer's memory by category, against the limit."""
     sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
     outside_gib = needed_gib - (best.allocated_gib.value or 0.0)
     if outside_gib > 0:
         sizes[OUTSIDE] = outside_gib * GIB
-    label = f"Peak memory of one {per}"
+    label = f"Peak memory of one {rank_word(study.question)}"
     return charts.memory_bar(sizes, label=label, study=study, prefix="held")
 
 
 def _scatter(study: Study, points: Sequence[results.Point], limit_bytes: float, per: str) -> Markup:
+    """The scatter; empty where no speed is known and nothing was tried in vain."""
+    tried = (results.PointKind.OOM, results.PointKind.OTHER)
+    if not any(p.kind in tried or p.tokens_per_s_per_gpu.value is not None for p in points):
+        return Markup()
+
     def path(point: results.Point) -> str:
         # There may be hundreds of marks: the address of a probe is short.
         found = _probe_of(point)
@@ -298,12 +271,6 @@ def _path(study_id: str, point: results.Point) -> str:
     return probe_path(study_id, found) if found else settings_path(study_id, point.settings)
 
 
-def _has_mark(point: results.Point) -> bool:
-    """True where its speed is known, or it was tried and has none."""
-    tried = point.kind in (results.PointKind.OOM, results.PointKind.OTHER)
-    return tried or point.tokens_per_s_per_gpu.value is not None
-
-
 def _fewer(effect: results.KnobEffect) -> results.KnobEffect:
     """The same with the best of many values."""
     fastest = sorted(
@@ -317,12 +284,7 @@ def _fewer(effect: results.KnobEffect) -> results.KnobEffect:
 
 
 def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
-    """The state of a study.
-
-    Args:
-        study: as it was read.
-        events: its latest ones, oldest first; they tell when things began.
-    """
+    """The state of a study; its latest events, oldest first, tell when things began."""
     is_open = study.state in OPEN
     ends = [event.at for event in events if event.kind is EventKind.STUDY]
     began = {
@@ -330,7 +292,7 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
         for event in events
         if event.kind is EventKind.PROBE and event.data.get("state") == ProbeState.RUNNING
     }
-    running = [
+    running = tuple(
         RunningProbe(
             id=probe.id,
             words=spaced(describe(probe.request.settings)),
@@ -338,16 +300,36 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
         )
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
-    ]
+    )
     budgets = _budgets(study)
+    queued = [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]
+    if study.state is StudyState.QUEUED:
+        waits_for = "Waiting for a worker"
+    elif queued:
+        waits_for = f"Probe #{queued[0]} waits for its devices"
+    elif budgets[0].spent >= budgets[0].most:
+        # The finalists' replicas are trained after the last probe.
+        waits_for = "Checking the finalists"
+    else:
+        waits_for = "Choosing what to try next"
+    done = budgets[0].words
+    if not is_open:
+        why = f": {study.reason}" if study.reason else ""
+        said = f"{str(study.state).capitalize()}{why}. {done}."
+    elif running:
+        said = f"Probe {', '.join(f'#{one.id}' for one in running)} is running; {done} done."
+    else:
+        said = f"{waits_for}; {done} done."
     return ShownStatus(
         state=study.state,
+        is_open=is_open,
         reason=study.reason,
         began=study.asked_at,
         ended=ends[-1] if ends and not is_open else "",
         budgets=budgets,
-        running=tuple(running),
-        waits_for=_waits_for(study, budgets[0]),
+        running=running,
+        waits_for=waits_for,
+        said=said,
     )
 
 
@@ -356,27 +338,10 @@ def _budgets(study: Study) -> tuple[Budget, ...]:
     done = sum(probe.state is ProbeState.DONE for probe in probes_of_asking(study))
     # A probe that another worker was running when it was asked may come on top.
     most = max(done, terms.max_probes)
-    probes = Budget(spent=done, most=most, words=f"{done} of {count_text(most, 'probe')}")
+    budgets = [Budget(spent=done, most=most, words=f"{done} of {count_text(most, 'probe')}")]
     times = (("", spent.wall_s, terms.wall_s), (" of devices", spent.device_s, terms.device_s))
-    return (
-        probes,
-        *(
-            Budget(
-                spent=min(gone_s, most_s),
-                most=most_s,
-                words=f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}",
-            )
-            for of_what, gone_s, most_s in times
-            if most_s is not None
-        ),
-    )
-
-
-def _waits_for(study: Study, probes: Budget) -> str:
-    if study.state is StudyState.QUEUED:
-        return "Waiting for a worker"
-    if queued := [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]:
-        return f"Probe #{queued[0]} waits for its devices"
-    # The finalists' replicas are trained after the last probe.
-    spent = probes.spent >= probes.most
-    return "Checking the finalists" if spent else "Choosing what to try next"
+    for of_what, gone_s, most_s in times:
+        if most_s is not None:
+            words = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
+            budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=words))
+    return tuple(budgets)

@@ -16,7 +16,7 @@ from tuner.catalog.versions import meets
 from tuner.client.capabilities import stands_in, why_not_emulated
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.workload import Optimizer, Precision
-from tuner.cost.shards import is_fsdp
+from tuner.cost.memory.shards import is_fsdp
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
 from tuner.errors import UsageError

@@ -16,7 +16,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Measurement, Outcome
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import Prediction, predict
-from tuner.cost.step_time import missing_rate, sharded_step_s
+from tuner.cost.time.step import missing_rate, sharded_step_s
 
 TRIED_ANEW = frozenset({NOT_RUN, str(Outcome.DEVICE_LOST)})
 """Of cases that are run again when there is another chance: their rows say nothing of them."""

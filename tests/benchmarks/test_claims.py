@@ -1,5 +1,7 @@
 import pytest
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def claims(benchmark, monkeypatch):
@@ -45,8 +47,3 @@ def test_goals_are_of_one_study_and_of_all_mistakes(claims) -> None:
     assert found[f"claims lost, sqlite, {where}"] == (21, False)
     assert found[f"claims errors, postgresql, {where}"] == (0, True)
     assert len(found) == 8
-
-
-def test_processes_begin_at_different_studies(claims) -> None:
-    assert list(claims._turns(1)) == [0] * 8
-    assert list(claims._turns(20)) == [0, 2, 5, 7, 10, 12, 15, 17]

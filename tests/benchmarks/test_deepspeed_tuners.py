@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tuner.cost.constants import default_costs
-from tuner.search.trials import Result
+
+pytestmark = pytest.mark.long
 
 NEEDS_XGBOOST = pytest.mark.skipif(find_spec("xgboost") is None, reason="needs the extra bench")
 
@@ -45,25 +46,6 @@ def test_a_tuner_ends_after_five_without_a_better_one(tuners, replay, seed) -> N
     assert len(found) == min(best + tuners.EARLY_STOPPING, tuners.TRIALS)
 
 
-def test_it_goes_on_while_nothing_has_run(tuners, replay) -> None:
-    one = replay()
-    failed = [i for i, run in enumerate(one.case.runs) if not run.ok]
-    ran = [i for i, run in enumerate(one.case.runs) if run.ok]
-    tuners._tune(one, iter([*failed[:9], *ran]), lambda trial: None)
-    assert [trial.result for trial in one.trials[:9]] == [Result.FAILED] * 9
-    assert len(one.trials) > 9
-
-
-def test_at_most_fifty_trials(tuners, replay) -> None:
-    one = replay()
-    slowest_first = sorted(
-        (i for i, run in enumerate(one.case.runs) if run.ok),
-        key=lambda i: -one.case.runs[i].step_time_s,
-    )
-    tuners._tune(one, iter(slowest_first), lambda trial: None)
-    assert len(one.trials) == tuners.TRIALS
-
-
 @NEEDS_XGBOOST
 def test_the_model_based_tuner_never_runs_the_first_of_its_list(tuners, replay) -> None:
     one = replay()
@@ -71,13 +53,3 @@ def test_the_model_based_tuner_never_runs_the_first_of_its_list(tuners, replay) 
     first = tuners._listed(one)[0]
     assert first not in {trial.index for trial in one.trials}
     assert len(one.trials) == tuners.TRIALS
-
-
-@NEEDS_XGBOOST
-def test_the_model_learns_what_failed_and_what_ran(tuners, replay) -> None:
-    one = replay()
-    tuner = tuners._ModelBased(one, 0)
-    for _ in range(40):
-        tuner.update(one.probe(next(tuner)))
-    ran = [trial.result is Result.RAN for trial in one.trials]
-    assert sum(ran[20:]) > sum(ran[:20])

@@ -1,13 +1,10 @@
 """The page of evidence says what the result files hold, and what was not measured."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.benchmarks.gpu_rows import SETTINGS, measurement, no_memory, row, told
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -23,36 +20,6 @@ def card(benchmark, rows: list) -> dict:
         "versions": {"torch": "2.11.0", "transformers": "5.17.0"},
         "goals": common.as_rows(goals.goals(rows, runs)), "runs": runs, "rows": rows,
     }  # fmt: skip
-
-
-def test_the_committed_page_is_made_of_the_committed_results(report) -> None:
-    committed = report.PAGE.read_text(encoding="utf-8")
-    assert report.rendered(committed, report.results()) == committed, "run make evidence"
-
-
-def test_the_committed_pictures_are_too(report) -> None:
-    for name, text in report.pictures(report.results()).items():
-        assert (report.PAGE.parent / name).read_text(encoding="utf-8") == text, "run make evidence"
-
-
-def test_every_result_is_in_the_overview(benchmark) -> None:
-    path = ROOT / "benchmarks" / "results" / "cli.json"
-    (line,) = benchmark("evidence").overview([json.loads(path.read_text())])[2:]
-    assert line.startswith("| cli | ")
-    assert line.endswith("| 2 of 2 |")
-
-
-def test_without_a_card_every_figure_is_said_to_be_unknown(benchmark) -> None:
-    text = "\n".join(benchmark("evidence").cards([]))
-    assert "No card has been measured" in text
-    for goal in benchmark("gpu.goals").goals([], []):
-        assert f"| {goal.name} | {goal.goal} | not measured |" in text
-
-
-def test_parts_that_were_not_run_are_said_to_be_so(benchmark) -> None:
-    text = "\n".join(benchmark("evidence").cards([card(benchmark, [row("memory", "a")])]))
-    assert text.count("Not measured.") == 5
-    assert "| grid: settings kept | >= 80 |  | not measured |" in text
 
 
 def test_peaks_are_shown_by_model_and_the_worst_by_name(benchmark) -> None:
@@ -84,14 +51,6 @@ def test_the_issue_is_shown_with_its_evidence_and_wrong_verdicts_stand_out(bench
     assert "| too large | out of memory | oom | > 0.99 in backward | 1.00, does not fit |" in text
 
 
-def test_a_row_of_the_issue_that_was_not_run_is_predicted_all_the_same(benchmark) -> None:
-    lost = {"outcome": "not_run", "measurement": None, "detail": "torchao cannot"}
-    rows = [row("seed", "8-bit", published={"fits": True, "gib": 66.0}, **lost)]
-    text = "\n".join(benchmark("evidence").cards([card(benchmark, rows)]))
-    assert "| 8-bit | 66 | **not_run** |  | 0.98, fits | 0.99, fits |" in text
-    assert "Predicted only: 8-bit: torchao cannot." in text
-
-
 def test_all_parts_of_a_card_are_shown(benchmark) -> None:
     on = {**SETTINGS, "tp_size": 4, "tp_recompute_allgather": True}
     rows = [
@@ -109,14 +68,3 @@ def test_all_parts_of_a_card_are_shown(benchmark) -> None:
     assert "llama-3.2-1b on 8xh200, 2 settings: 1 ok, 1 oom." in text
     assert "| llama-3.2-1b | warm | 1 | 2 | 25% |" in text
     assert "0.1% of peak allocated" in text
-
-
-def test_a_card_has_its_picture(benchmark) -> None:
-    evidence = benchmark("evidence")
-    rows = [row("memory", "a"), row("memory", "b", model="other"), row("time", "a")]
-    shown = card(benchmark, rows)
-    text = evidence.picture(shown)
-    assert text.count("<circle") == 3 + 3  # points, and a mark of each in the legends
-    assert "Peak allocated, dry run" in text
-    assert "Computing of a step" in text
-    assert evidence.picture(card(benchmark, [row("grid", "a")])) == ""

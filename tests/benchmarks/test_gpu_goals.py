@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.benchmarks.gpu_rows import SETTINGS, measurement, no_memory, row, told
+from tests.benchmarks.gpu_rows import measurement, no_memory, row, told
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -31,20 +33,6 @@ def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals) -
     assert found[f"{what}, largest error"].met
     worse = goals([*rows, off("d", -0.06)])
     assert not worse[f"{what}, largest error"].met
-
-
-def test_only_peaks_of_probes_that_ended_well_are_compared(goals) -> None:
-    rows = [off("a", 0.01), no_memory("memory", "b"), off("c", 0.0, outcome="not_run")]
-    rows.append(row("memory", "d", predicted={"dry_run": None, "arithmetic": told(1000, 0.0)}))
-    assert goals(rows)["memory: settings compared"].value == 1
-
-
-def test_models_are_counted(goals) -> None:
-    rows = [off(str(n), 0.0, model=f"m{n % 3}") for n in range(41)]
-    found = goals(rows)
-    assert found["memory: settings compared"].met
-    assert found["memory: models compared"].value == 3
-    assert found["memory: models compared"].met
 
 
 def seed(name: str, *, fits: bool, said: bool, ended: bool, run: bool = True):
@@ -103,28 +91,3 @@ def test_warm_probes_are_judged_by_seconds_and_by_what_of_them_is_measured(goals
     same = found["warm against cold: peak allocated, largest difference"]
     assert same.value == pytest.approx(0.005)
     assert not goals(list(warm_pair("llama-3.2-1b", 4.0, 1020)))[same.name].met
-
-
-def test_the_grid_and_the_longest_run_are_counted(goals) -> None:
-    rows = [row("grid", str(n)) for n in range(79)]
-    runs = [{"part": "grid", "wall_s": 400.0}, {"part": "grid", "wall_s": 500.0}]
-    found = goals(rows, runs)
-    assert not found["grid: settings kept"].met
-    assert not found["longest run of a part, s"].met
-    assert goals([*rows, row("grid", "79")], runs[:1])["grid: settings kept"].met
-
-
-def test_recompute_saves_memory_and_takes_time(benchmark) -> None:
-    def one(tp: int, on: bool, mib: float, seconds: float, number: int):
-        settings = {**SETTINGS, "tp_size": tp, "tp_recompute_allgather": on}
-        shown = measurement(mib, [seconds], 0.1, 10.0)
-        return row("recompute", f"{tp} {on} {number}", settings=settings, measurement=shown)
-
-    rows = [one(4, False, 4096, 0.4, n) for n in range(3)]
-    rows += [one(4, True, 3072, s, n) for n, s in enumerate((0.9, 0.44, 0.44))]
-    rows.append(one(8, True, 1024, 0.3, 0))  # nothing to compare it with
-    (found,) = benchmark("gpu.goals").recompute_pairs(rows)
-    assert (found["tp_size"], found["repetitions"]) == (4, 3)
-    assert found["saved_gib"] == pytest.approx(1.0)
-    assert found["computing_paid"] == pytest.approx(0.1)  # the median bears the slow one
-    assert found["step_paid"] == pytest.approx(0.54 / 0.5 - 1)

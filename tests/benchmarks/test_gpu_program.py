@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = ("sqlalchemy", "alembic", "optuna", "typer", "rich", "fastapi", "uvicorn",
            "platformdirs", "torchao", "pytest")  # fmt: skip
@@ -77,19 +79,3 @@ def test_all_parts_run_in_small(tmp_path) -> None:
     assert [row["way"] for row in by_part["warm"]] == ["cold", "cold", "warm", "warm"]
     sizes = [row["measurement"]["memory"]["allocated_bytes"] for row in by_part["warm"]]
     assert sizes[2:] == pytest.approx(sizes[:2], rel=0.01)
-
-
-def test_without_a_gpu_it_says_so(tmp_path) -> None:
-    environment = {**os.environ, "PATH": ""}  # no nvidia-smi
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "bench_gpu.py"), "memory"],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "nvidia-smi shows no GPU here" in done.stderr
-
-
-def test_a_cpu_makes_no_result_of_a_card(tmp_path) -> None:
-    done = run(tmp_path, "memory", "--device", "cpu", "--reduced")
-    assert done.returncode == 2
-    assert "--out is needed" in done.stderr

@@ -1,7 +1,5 @@
 """Pages are timed on a study like a real one, and many viewers cost the database what one does."""
 
-from pathlib import Path
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -10,6 +8,8 @@ from api.settings import Settings
 from tuner.core.measurement import Outcome
 from tuner.planner import answer
 from tuner.store import open_store
+
+pytestmark = pytest.mark.long
 
 PROBES = 40
 
@@ -21,19 +21,6 @@ def made(benchmark):
 
 def missed(part, rows: list) -> list[str]:
     return [goal.name for goal in part.goals(rows) if not goal.met]
-
-
-def test_every_part_is_run_and_judged(benchmark) -> None:
-    pages = benchmark("pages")
-    for part in map(benchmark, pages.PARTS.values()):
-        assert callable(part.rows)
-        assert callable(part.goals)
-
-
-def test_the_command_of_the_makefile_is_the_benchmark() -> None:
-    makefile = Path(__file__).resolve().parents[2] / "Makefile"
-    recipe = makefile.read_text().split("bench-pages: ")[1].split("\n\n")[0]
-    assert "benchmarks/pages.py" in recipe
 
 
 def test_the_study_has_probes_of_all_kinds_and_an_answer(made) -> None:
@@ -60,23 +47,6 @@ def views(**first: float) -> list[dict]:
     return [row, row]
 
 
-def test_each_figure_of_views_is_held_to_its_own_limit(benchmark) -> None:
-    part = benchmark("pages_views")
-    assert missed(part, views()) == []
-    assert len(missed(part, views(median_ms=151))) == 1
-    assert len(missed(part, views(cpu_median_ms=151))) == 1
-    assert len(missed(part, views(bytes=300_001))) == 1
-
-
-def test_a_page_is_seen_after_each_event_and_again(benchmark) -> None:
-    part = benchmark("pages_views")
-    first, again = part.rows(probes=PROBES, first_views=2, batch=720)
-    assert (first["views"], again["views"]) == (2, 2 * part.AGAIN)
-    assert first["probes"] == PROBES
-    assert 0 < first["gzip_bytes"] < first["bytes"]
-    assert min(first["median_ms"], again["median_ms"]) > 0
-
-
 # -- viewers ----------------------------------------------------------------------------------
 
 
@@ -90,15 +60,6 @@ def test_a_hundred_viewers_cost_the_database_what_one_does(benchmark) -> None:
     assert many["events"] == one["events"] == 3
     assert one["statements_per_event"] > 0
     assert missed(part, [one, many]) == []
-
-
-def test_growing_statements_and_viewers_left_alone_are_seen(benchmark) -> None:
-    part = benchmark("pages_viewers")
-    one = {"viewers": 1, "told_the_end": 1, "statements_per_event": 8.0}
-    many = {"viewers": 100, "told_the_end": 100, "statements_per_event": 8.0}
-    assert missed(part, [one, many]) == []
-    assert len(missed(part, [one, {**many, "statements_per_event": 8.1}])) == 1
-    assert len(missed(part, [one, {**many, "told_the_end": 99}])) == 1
 
 
 # -- size -------------------------------------------------------------------------------------

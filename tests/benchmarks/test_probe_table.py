@@ -4,6 +4,8 @@ import pytest
 
 from tuner.core.quantity import Provenance, Quantity
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def module(benchmark):
@@ -51,34 +53,12 @@ def test_what_was_measured_meets_all_goals(module) -> None:
     assert missed(module.goals(rows(module))) == []
 
 
-def test_a_prediction_within_a_block_misses_the_stricter_goal_alone(module) -> None:
-    bad = {"arithmetic": told(module, 1.015e6, 50_000)}
-    goals = module.goals(rows(module, bad))
-    assert missed(goals) == ["CPU probes: share with arithmetic within 1%"]
-    assert next(goal.value for goal in goals if not goal.met) == pytest.approx(39 / 40)
-
-
 def test_a_row_without_a_dry_run_misses(module) -> None:
     assert missed(module.goals(rows(module, {"dry_run": None}))) == [
         "CPU probes: share with dry run within 1% or one gathered block",
         "CPU probes: share with dry run within 1%",
         "CPU probes: share answered unknown",
     ]
-
-
-def test_the_profiler_is_judged_by_itself(module) -> None:
-    goals = module.goals(rows(module, {"dry_run_by_profiler": told(module, 2e6)}))
-    assert {name.split(":")[0] for name in missed(goals)} == {
-        "CPU probes, by the profiler's events"
-    }
-    assert "CPU probes, by the profiler's events: settings" in missed(
-        module.goals(rows(module, profiled=5))
-    )
-
-
-def test_no_profiled_row_is_no_success(module) -> None:
-    goals = module.goals(rows(module, profiled=0))
-    assert [g.value for g in goals if g.name.startswith("CPU probes, by the pro")] == [0, 0, 0]
 
 
 def test_the_committed_measurements_are_all_of_known_cases(module) -> None:

@@ -1,9 +1,7 @@
 """A replay reveals a row only when it is probed, and predicts from what it may know."""
 
 from dataclasses import replace
-from math import isinf, log
 
-import numpy as np
 import pytest
 
 from tuner.core.framework import Framework, FrameworkName
@@ -20,6 +18,8 @@ from tuner.core.study import (
 from tuner.cost.constants import default_costs
 from tuner.planner.similar import past_of
 from tuner.search.trials import Result
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -77,67 +77,10 @@ def test_nothing_is_probed_twice_or_beyond_the_length(replay, case) -> None:
         search.probe(2)
 
 
-def test_a_search_that_ended_keeps_its_regret(replay, case) -> None:
-    search = replay.Replay(case, length=5)
-    assert search.curve(2) == [1.0, 1.0]
-    search.probe(next(i for i, run in enumerate(case.runs) if run.ok))
-    assert search.curve(4) == search.regrets * 4
-
-
-def test_rows_of_another_global_batch_are_left_out(replay, rows) -> None:
-    other = replace(rows[0], workload=replace(rows[0].workload, global_batch_size=512))
-    found = replay.workloads([*rows, other], least=5)
-    assert {run.workload.global_batch_size for run in found["8B, 8 GPUs"]} == {256}
-    assert len(found["8B, 8 GPUs"]) == len(rows)
-
-
-def test_workloads_of_too_few_successes_are_left_out(replay, rows) -> None:
-    ran = sum(run.ok for run in rows)
-    assert replay.workloads(rows, least=ran)
-    assert not replay.workloads(rows, least=ran + 1)
-
-
-def test_memory_is_told_as_far_off_as_the_first_stage_is(replay, rows, case) -> None:
-    index = next(i for i, run in enumerate(case.runs) if run.memory_gib)
-    doubled = [replace(r, memory_gib=2 * r.memory_gib) if r.memory_gib else r for r in rows]
-    other = replay.case_of("w", doubled, default_costs(), rules=True)
-    assert other.need_off[index] - case.need_off[index] == pytest.approx(log(2))
-    need, told = case.trial(index).need_bytes, other.trial(index).need_bytes
-    assert told == pytest.approx(2 * need)
-    assert need == pytest.approx(np.exp(case.prior.log_need[index] + case.need_off[index]))
-
-
 def test_what_the_rules_refuse_is_not_legal_where_they_hold(replay, rows, case) -> None:
     assert not case.legal.all()
     assert not any(run.ok for run, legal in zip(case.runs, case.legal, strict=True) if not legal)
     assert replay.case_of("w", rows, default_costs(), rules=False).legal.all()
-
-
-def test_without_memory_figures_everything_is_taken_to_fit(replay, benchmark) -> None:
-    runs = benchmark("sweep").vtrain_runs()
-    own = [run for run in runs if run.name == runs[0].name]
-    case = replay.case_of("w", own, default_costs(), rules=False)
-    assert isinf(case.prior.log_limit)
-    assert case.trial(0).need_bytes is None
-
-
-def test_a_part_is_of_the_same_candidates(replay, case) -> None:
-    rows = np.array([i for i, run in enumerate(case.runs) if run.ok][:3])
-    part = case.take(rows)
-    assert part.prior.settings == [case.prior.settings[i] for i in rows]
-    assert part.prior.log_seconds.tolist() == case.prior.log_seconds[rows].tolist()
-    assert part.best_tokens_per_s == max(case.runs[i].tokens_per_s for i in rows)
-
-
-def test_a_past_holds_what_other_workloads_are_off_by(replay, case) -> None:
-    past = replay.past_of([case, case])
-    n = past.size // 2
-    assert past.study.tolist() == [0.0] * n + [1.0] * n
-    legal_and_ran = [i for i, run in enumerate(case.runs) if run.ok and case.legal[i]]
-    assert int(past.ran[:n].sum()) == len(legal_and_ran)
-    assert np.isnan(past.log_excess[:n]).tolist() == (past.ran[:n] == 0).tolist()
-    off = log(case.runs[legal_and_ran[0]].step_time_s) - case.prior.log_seconds[legal_and_ran[0]]
-    assert past.log_excess[:n][past.ran[:n] == 1][0] == pytest.approx(off)
 
 
 def test_a_past_is_what_the_product_makes_of_such_a_study(benchmark, replay) -> None:

@@ -1,26 +1,11 @@
 """Small forms of what ``make bench-scale`` measures."""
 
+import pytest
+
 from tuner.core.study import StudyState
 from tuner.store import open_store
 
-
-def test_planning_has_a_row_for_each_question(benchmark, monkeypatch) -> None:
-    planning = benchmark("scale_planning")
-    monkeypatch.setattr(planning, "QUESTIONS", ((16, 64, False), (8, 64, True)))
-    fewer, more = planning.rows()
-    assert (fewer["gpus"], more["gpus"]) == (16, 8), "by the number of settings"
-    assert fewer["settings"] < more["settings"]
-    assert more["first_plan_s"] > 0
-
-
-def test_the_questions_are_legal_and_grow(benchmark) -> None:
-    planning = benchmark("scale_planning")
-    sizes = [
-        len(planning.enumerate_space(planning.study(*question).question).legal)
-        for question in planning.QUESTIONS
-    ]
-    assert min(sizes) < 300
-    assert max(sizes) > 13_000
+pytestmark = pytest.mark.long
 
 
 def test_copies_of_a_study_are_studies(benchmark, monkeypatch, tmp_path) -> None:

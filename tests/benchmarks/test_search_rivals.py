@@ -5,6 +5,8 @@ import pytest
 
 from tuner.cost.constants import default_costs
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def rivals(benchmark):
@@ -25,11 +27,6 @@ def play(benchmark):
     return run
 
 
-def test_random_depends_on_the_seed_alone(rivals, play) -> None:
-    assert play(rivals.at_random, seed=1)[1] == play(rivals.at_random, seed=1)[1]
-    assert play(rivals.at_random, seed=1)[1] != play(rivals.at_random, seed=2)[1]
-
-
 def test_legal_settings_alone_are_drawn_where_asked(rivals, play) -> None:
     one, _ = play(rivals.legal_at_random, length=1000)
     assert {t.index for t in one.trials} == set(np.flatnonzero(one.case.legal).tolist())
@@ -41,19 +38,6 @@ def test_the_grid_goes_from_small_to_large(rivals, play) -> None:
     assert settings[0].micro_batch_size == 1
 
 
-def test_largest_micro_batch_first(rivals, play) -> None:
-    one, settings = play(rivals.largest_micro_batch)
-    largest = sorted((s.micro_batch_size for s in one.case.prior.settings), reverse=True)
-    assert [s.micro_batch_size for s in settings] == largest[: len(settings)]
-
-
-def test_least_model_parallelism_first_and_then_the_largest_micro_batch(rivals, play) -> None:
-    _, settings = play(rivals.least_parallel)
-    keys = [(s.tp_size * s.pp_size, -s.micro_batch_size) for s in settings]
-    assert keys == sorted(keys)
-    assert settings[0].tp_size == settings[0].pp_size == 1
-
-
 @pytest.mark.parametrize("name", ["tpe", "helped_tpe"])
 def test_optuna_probes_candidates_once_each_to_the_end(rivals, play, name) -> None:
     one, settings = play(getattr(rivals, name), length=15)
@@ -61,18 +45,8 @@ def test_optuna_probes_candidates_once_each_to_the_end(rivals, play, name) -> No
     assert not one.going
 
 
-def test_optuna_as_it_comes_is_random_at_first(rivals, play) -> None:
-    assert play(rivals.tpe, length=8)[1] == play(rivals.gp, length=8)[1]
-
-
 def test_a_taught_sampler_is_told_of_other_workloads_first(rivals, play) -> None:
     one, _ = play(rivals.at_random, length=1)
     taught = rivals.taught_tpe([one.case])
     assert len(set(play(taught, length=5)[1])) == 5
     assert play(taught)[1] != play(rivals.helped_tpe)[1]
-
-
-def test_a_place_is_where_suggestions_are_taken_from(rivals, play) -> None:
-    one, _ = play(rivals.grid, length=1)
-    places = {rivals._place(settings) for settings in one.case.prior.settings}
-    assert len(places) == len(one.case.prior.settings)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def table(benchmark):
@@ -26,14 +28,6 @@ def all_played(table):
         played(table, names[True], True, 0.002, "vTrain"),
         played(table, names[False], False, 0.002, "vTrain"),
     ]
-
-
-def test_a_line_holds_mean_median_and_the_largest(table, all_played) -> None:
-    line = table.line(all_played[0])
-    assert line["mean@1"] == pytest.approx(0.11)
-    assert line["median@5"] == pytest.approx(0.10)
-    assert line["largest@8"] == pytest.approx(0.14)
-    assert line["knows"] == "no history"
 
 
 def test_goals_are_all_those_of_both_tables(table, all_played) -> None:
@@ -63,26 +57,3 @@ def test_an_interval_holds_what_chance_makes_of_the_mean(table) -> None:
     assert low < off.mean() < high
     assert high - low == pytest.approx(2 * 1.96 * 2.0 / 20, rel=0.1)
     assert table.interval(np.full(5, 0.25)) == (0.25, 0.25)
-
-
-def test_workloads_have_their_own_lines(table, all_played) -> None:
-    facts = {name: {"rows": 7} for name in "abcd"}
-    first, *_ = table.workload_lines(all_played, "sweep", facts)
-    assert first["workload"] == "a"
-    assert first["rows"] == 7
-    assert first["no history@1"] == pytest.approx(0.14)
-    assert first["history@8"] == pytest.approx(0.05)
-
-
-def test_stability_is_over_parts(table) -> None:
-    curves = np.zeros((2, 3, 8))
-    curves[1] = 0.2
-    line = table.stability_line("sweep", "x", True, curves)
-    assert line["mean@3"] == pytest.approx(0.1)
-    assert line["error@3"] == pytest.approx(0.1)
-
-
-def test_readers_see_percent(table) -> None:
-    row = {"search": "x", "mean@1": 0.1234, "@3": [-0.5, -0.61, 0.02]}
-    (found,) = table.percents([row])
-    assert found == {"search": "x", "mean@1": "12.3%", "@3": "-50.0% (-61.0 to +2.0)"}

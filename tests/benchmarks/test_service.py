@@ -2,13 +2,12 @@
 
 import http.server
 import json
-import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -19,11 +18,6 @@ def posts(benchmark):
 @pytest.fixture
 def streams(benchmark):
     return benchmark("service_streams")
-
-
-@pytest.fixture
-def client(benchmark):
-    return benchmark("service_client")
 
 
 STUDY = {
@@ -46,19 +40,6 @@ def missed(part, rows: list) -> list[str]:
     return [goal.name for goal in part.goals(rows) if not goal.met]
 
 
-def test_every_part_is_run_and_judged(benchmark) -> None:
-    service = benchmark("service")
-    for part in map(benchmark, service.PARTS.values()):
-        assert callable(part.rows)
-        assert callable(part.goals)
-
-
-def test_the_command_of_the_makefile_is_the_benchmark() -> None:
-    makefile = Path(__file__).resolve().parents[2] / "Makefile"
-    recipe = makefile.read_text().split("bench-service: ")[1].split("\n\n")[0]
-    assert "benchmarks/service.py" in recipe
-
-
 # -- posts ------------------------------------------------------------------------------------
 
 
@@ -70,17 +51,6 @@ def post_rows(posts, *, plain: list | None = None, first: float = 0.5, errors: i
     ]
 
 
-def test_quick_answers_meet_all_goals(posts) -> None:
-    assert missed(posts, post_rows(posts)) == []
-
-
-def test_answers_of_all_clients_are_counted_together(posts) -> None:
-    row = posts.row_of(posts.PLAIN, 2, 10.0, [seen(700), seen(800, 0.03, 2)])
-    assert (row["posts"], row["per_s"], row["errors"]) == (1500, 150, 2)
-    assert row["what"] == "status 500"
-    assert row["slowest_ms"] == pytest.approx(30)
-
-
 def test_each_figure_of_posts_is_held_to_its_own_limit(posts) -> None:
     (few,) = missed(posts, post_rows(posts, plain=[seen(1499)]))
     assert few.endswith("answers/s")
@@ -90,30 +60,6 @@ def test_each_figure_of_posts_is_held_to_its_own_limit(posts) -> None:
     assert new.endswith("slowest, s")
     (wrong,) = missed(posts, post_rows(posts, errors=1))
     assert wrong.endswith("errors")
-
-
-def test_one_in_a_hundred_exceeds_the_99th_percentile(posts) -> None:
-    values = [float(n) for n in range(1001)]
-    assert posts.p99(values) == 990
-    assert posts.p99([3.0]) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("status", "answer", "what"),
-    [
-        (202, STUDY, ""),
-        (500, STUDY, "status 500"),
-        (202, {**STUDY, "state": "queued"}, "queued"),
-        (202, {**STUDY, "pending": True}, "done"),
-        (202, {**STUDY, "suggestion": None}, "not a study"),
-        (202, {**STUDY, "suggestion": {"best": {"provenance": "measured"}}}, "not a prediction"),
-        (202, "text", "not a study"),
-    ],
-)
-def test_an_answer_without_a_prediction_is_an_error(client, status, answer, what) -> None:
-    found = client.wrong(status, json.dumps(answer).encode())
-    assert what in found
-    assert bool(found) == bool(what)
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -136,29 +82,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *words: object) -> None:
         pass
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    Answers.keys = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
-def test_a_client_counts_what_is_refused_and_what_breaks_off(client, port: int) -> None:
-    bodies = [{"number": number} for number in range(3)]
-    given = {"port": port, "seconds": 60, "bodies": bodies, "posts": 6, "idempotency": "a"}
-    caller = client.Client(given)
-    found = caller.run()
-    caller.connection.close()
-    assert len(found["latencies_s"]) == 4
-    assert found["count_errors"] == 4
-    assert sum("429" in error for error in found["errors"]) == 2
-    assert len(set(Answers.keys)) == 6
 
 
 # -- streams ----------------------------------------------------------------------------------

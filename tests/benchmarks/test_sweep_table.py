@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.configuration import Sharding
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -47,21 +47,6 @@ def test_memory_off_by_a_factor_is_seen(table, sweep, factor, inside) -> None:
     assert within == pytest.approx(inside, abs=0.1)
 
 
-def test_the_two_stages_are_not_the_same_figure(table, sweep) -> None:
-    pairs = told_exactly(table, sweep, stage="first", of="1B, 64 GPUs")
-    assert max(table.memory_errors(pairs, "first")) < 1e-9
-    assert max(table.memory_errors(pairs, "worst")) > 0.3
-    assert table.inside_memory(pairs, "first") == 1
-    assert table.inside_memory(pairs, "worst") < 0.95  # 6 of 96 need more in another stage
-
-
-@pytest.mark.parametrize(("factor", "inside"), [(0.2, 0), (1.0, 1), (5.0, 0)])
-def test_speed_off_by_a_factor_is_seen(table, sweep, factor, inside) -> None:
-    pairs = told_exactly(table, sweep, speed=factor)
-    assert table.speed_errors(pairs) == pytest.approx([abs(factor - 1)] * len(pairs))
-    assert table.inside_speed(pairs) == pytest.approx(inside, abs=0.2)
-
-
 def test_ranks_the_wrong_way_round_are_seen(table, sweep) -> None:
     pairs = told_exactly(table, sweep)
     upside_down = [
@@ -78,36 +63,6 @@ def test_regret_is_what_the_run_predicted_fastest_loses(table, sweep) -> None:
     run, prediction = pairs[fastest]
     pairs[fastest] = (replace(run, step_time_s=4 * run.step_time_s), prediction)
     assert table.regret(pairs) == pytest.approx(1 - run.tokens_per_s / 4 / second)
-
-
-def test_siblings_conflict_when_zero_alone_makes_more_than_twofold(table, sweep) -> None:
-    (run, prediction), *_ = told_exactly(table, sweep)
-    other = replace(run.settings, sharding=Sharding.ZERO1)
-    one = replace(run, settings=replace(run.settings, sharding=Sharding.DDP))
-    slow = replace(run, settings=other, step_time_s=2.1 * run.step_time_s)
-    near = replace(run, settings=other, step_time_s=1.9 * run.step_time_s)
-    else_ = replace(slow, settings=replace(other, micro_batch_size=64))
-    pairs = [(of, prediction) for of in (one, slow, near, else_)]
-    assert table.conflicting(pairs) == [(pairs[0], pairs[1])]
-    assert table.without_conflicting(pairs) == pairs[2:]
-    assert table.sibling(pairs[0], pairs[1])["other"] == "zero1"
-
-
-def test_whether_settings_fit_is_judged_by_whether_they_ran(table, sweep) -> None:
-    pairs = told_exactly(table, sweep)[:4]
-    fits = [True, True, False, False]
-    told = [
-        (replace(run, ok=ok), replace(prediction, fits=said))
-        for (run, prediction), said, ok in zip(pairs, fits, [True, False, False, True], strict=True)
-    ]
-    assert table.balanced_accuracy(told) == 0.5
-    assert table.balanced_accuracy(told[::2]) == 1
-
-
-def test_workloads_with_few_runs_are_left_out(table, sweep) -> None:
-    pairs = told_exactly(table, sweep)
-    assert list(table.by_workload(pairs[:5])) == ["8B, 64 GPUs"]
-    assert table.by_workload(pairs[:4]) == {}
 
 
 def test_goals_are_of_the_half_that_nothing_was_fitted_on(table, sweep) -> None:
@@ -129,13 +84,3 @@ def test_goals_are_of_the_half_that_nothing_was_fitted_on(table, sweep) -> None:
         ("tokens/s, median Spearman over workloads", "spearman_median"),
     ):
         assert goals[of + name] == pytest.approx(shown[key]), name
-
-
-def test_every_line_of_the_table_says_its_half(table, sweep) -> None:
-    runs = [run for run in sweep.nanotron_runs() if run.ok and run.model == "8B"]
-    lines = {line["runs"]: line for line in table.lines(table.predicted(runs))}
-    held = lines["sweep, <= 64 GPUs, held"]["n"], lines["sweep, <= 64 GPUs, fitted"]["n"]
-    assert sum(held) == lines["sweep, <= 64 GPUs, all"]["n"]
-    named = {name for name in lines if name.startswith(table.WORKLOAD)}
-    assert {name.rsplit(", ")[-1] for name in named} == {"held", "fitted"}
-    assert len(named) == 7

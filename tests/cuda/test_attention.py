@@ -16,7 +16,7 @@ from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.workload import Precision, Workload
-from tuner.cost.attention import Backend, Call, sdpa_backend
+from tuner.cost.memory.attention import Backend, Call, sdpa_backend
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRun, DryRunner, Profile, dry_run_versions, plan_dry_runs
 from tuner.dryrun.plan import rank_spec

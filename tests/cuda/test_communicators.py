@@ -9,7 +9,7 @@ from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, probe_all, spec
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
-from tuner.cost.device_memory import communicator_count
+from tuner.cost.memory.device import communicator_count
 
 CONTEXT_BYTES = 512 * 2**20
 COMMUNICATOR_BYTES = 300 * 2**20

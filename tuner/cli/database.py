@@ -7,16 +7,9 @@ from tuner.store import default_url, migrate
 from tuner.store.engine import parse_url, shown_url
 from tuner.text import size_text
 
-FAILED = 1
-
 
 def upgrade(*, as_json: bool, db: str | None) -> int:
-    """Migrate; the exit code.
-
-    Raises:
-        UsageError: the address is wrong, or it cannot be written.
-        StoreError: it cannot be reached, or is of a newer version.
-    """
+    """Migrate; the exit code."""
     url = db or default_url()
     applied = migrate.upgrade(url)
     shown = shown_url(parse_url(url))
@@ -29,12 +22,7 @@ def upgrade(*, as_json: bool, db: str | None) -> int:
 
 
 def check(*, as_json: bool, db: str | None) -> int:
-    """Look for damage and differences; the exit code, 1 when there are some.
-
-    Raises:
-        UsageError: the address is wrong, or there is no such database.
-        StoreError: it cannot be reached.
-    """
+    """Look for damage and differences; the exit code, 1 when there are some."""
     url = db or default_url()
     problems = migrate.check(url)
     shown = shown_url(parse_url(url))
@@ -43,16 +31,11 @@ def check(*, as_json: bool, db: str | None) -> int:
     else:
         for line in problems or ["in order"]:
             typer.echo(f"{shown}: {line}")
-    return FAILED if problems else 0
+    return 1 if problems else 0
 
 
 def backup(path: str, *, as_json: bool, db: str | None) -> int:
-    """Copy the database, which may be in use, to a new file; the exit code.
-
-    Raises:
-        UsageError: it is PostgreSQL's, or not there, or the file is there already.
-        StoreError: no copy could be made.
-    """
+    """Copy the database, which may be in use, to a new file; the exit code."""
     from tuner.store.backup import backup as copy  # needs what the other commands do not
 
     url = db or default_url()

@@ -13,7 +13,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import Question
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
-from tuner.cost.step_time import missing_link
+from tuner.cost.time.step import missing_link
 from tuner.errors import UsageError
 from tuner.machine import Machine
 from tuner.machine import facts as machine

@@ -20,7 +20,7 @@ from tuner.core.framework import (
     version_notes,
 )
 from tuner.errors import TunerError
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.counts import path_of
 from tuner.guard.faults import Faults, check_of
 from tuner.guard.replica import STACK, stack_of
@@ -40,7 +40,7 @@ CHECKED: Mapping[str, tuple[Any, ...]] = {
     "activation_checkpointing": (Checkpointing.FULL,),
     "cpu_offload": (True,),
 }
-# What twins, which run on CPU processes, cannot show of a knob.
+# What replicas, which run on CPU processes, cannot show of a knob.
 LEFT_OPEN: Mapping[str, str] = {"cpu_offload": "not seen to act on a CPU, only to train the same"}
 # Those that are probed here.
 FRAMEWORKS = (FrameworkName.TORCH, FrameworkName.ACCELERATE, FrameworkName.TRAINER)
@@ -70,12 +70,12 @@ class KnobCheck:
     """Its name."""
     value: str
     """The value."""
-    verdict: Ruling
-    """``failed`` where it is to blame for a failure; else ``passed`` where a twin with it did."""
+    verdict: CheckState
+    """``failed`` where it is to blame for a failure; else ``passed`` where one with it did."""
     passed: int
-    """Twins with it that trained what one process trains."""
+    """Replicas with it that trained what one process trains."""
     failed: int
-    """Twins that did not, and for which it is to blame."""
+    """Replicas that did not, and for which it is to blame."""
     models: tuple[str, ...]
     """Their architectures."""
     date: str | None
@@ -83,7 +83,7 @@ class KnobCheck:
     why: str
     """Of the first failure for which it is to blame."""
     left_open: str = ""
-    """What no twin shows of it."""
+    """What no replica shows of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class Diagnosis:
 
 
 def diagnose(
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[GuardCheck],
     *,
     versions: Mapping[str, str] | None = None,
     cluster: Callable[[], Cluster] = local_cluster,
@@ -223,7 +223,7 @@ def _place(cluster: Callable[[], Cluster]) -> tuple[Cluster | None, str]:
         return None, str(error)
 
 
-def _is_of(versions: Mapping[str, str], verdict: Verdict) -> bool:
+def _is_of(versions: Mapping[str, str], verdict: GuardCheck) -> bool:
     """Tells whether a verdict is on the stack of these versions, and of no script of a user's."""
     if verdict.program:
         return False
@@ -233,28 +233,28 @@ def _is_of(versions: Mapping[str, str], verdict: Verdict) -> bool:
     )
 
 
-def _blamed(verdicts: Sequence[Verdict]) -> Mapping[tuple[str, Any], Sequence[Verdict]]:
+def _blamed(verdicts: Sequence[GuardCheck]) -> Mapping[tuple[str, Any], Sequence[GuardCheck]]:
     """The verdicts that failed by the knob and value that are to blame, as studies take them; by an
     empty name those that blame none."""
-    reached = [v for v in verdicts if v.ruling is not Ruling.NOT_CHECKED and v.settings]
+    reached = [v for v in verdicts if v.ruling is not CheckState.NOT_CHECKED and v.settings]
     by_check = {check_of(verdict, ""): verdict for verdict in reached}
     failures = Faults(by_check).failures
     return {blamed: [by_check[check] for check, _ in ones] for blamed, ones in failures.items()}
 
 
 def _checks(
-    verdicts: Sequence[Verdict], blamed: Mapping[tuple[str, Any], Sequence[Verdict]]
+    verdicts: Sequence[GuardCheck], blamed: Mapping[tuple[str, Any], Sequence[GuardCheck]]
 ) -> Iterator[KnobCheck]:
     for knob, values in CHECKED.items():
         for value in values:
             of_value = [v for v in verdicts if _has(v, knob, value)]
-            passed = [v for v in of_value if v.ruling is Ruling.PASSED]
+            passed = [v for v in of_value if v.ruling is CheckState.PASSED]
             failed = blamed.get((knob, value), ())
-            verdict = Ruling.PASSED if passed else Ruling.NOT_CHECKED
+            verdict = CheckState.PASSED if passed else CheckState.NOT_CHECKED
             yield KnobCheck(
                 knob=knob,
                 value=show(value),
-                verdict=Ruling.FAILED if failed else verdict,
+                verdict=CheckState.FAILED if failed else verdict,
                 passed=len(passed),
                 failed=len(failed),
                 models=tuple(sorted({v.model_type for v in (*passed, *failed)})),
@@ -264,8 +264,8 @@ def _checks(
             )
 
 
-def _has(verdict: Verdict, knob: str, value: object) -> bool:
-    """Tells whether a twin had a knob at a value, where the knob is live."""
+def _has(verdict: GuardCheck, knob: str, value: object) -> bool:
+    """Tells whether a replica had a knob at a value, where the knob is live."""
     if not verdict.settings:
         return False
     acts = dict(path_of(Settings.from_dict(verdict.settings), verdict.ranks))
@@ -324,10 +324,10 @@ def _of_gpus(seen: GpuLook) -> Iterator[Problem]:
 
 
 def _of_guard(
-    checks: Sequence[KnobCheck], unblamed: Sequence[Verdict], missing: Sequence[str]
+    checks: Sequence[KnobCheck], unblamed: Sequence[GuardCheck], missing: Sequence[str]
 ) -> Iterator[Problem]:
     for check in checks:
-        if check.verdict is Ruling.FAILED:
+        if check.verdict is CheckState.FAILED:
             yield Problem(
                 what=f"{check.knob}={check.value} trains wrongly here: {check.why}",
                 mend="it is not suggested in these versions; other versions may be right",
@@ -340,7 +340,9 @@ def _of_guard(
             mend="such settings are not suggested in these versions; other versions may be right",
             serious=True,
         )
-    if not (missing or unblamed) and all(check.verdict is Ruling.NOT_CHECKED for check in checks):
+    if not (missing or unblamed) and all(
+        check.verdict is CheckState.NOT_CHECKED for check in checks
+    ):
         yield Problem(
             what="no knob was checked with the installed versions",
             mend="tuner doctor --run checks them in a minute or two",

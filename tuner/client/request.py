@@ -503,7 +503,7 @@ class TuneRequest(Part):
     framework: FrameworkField = Field(
         default_factory=lambda: TORCH, json_schema_extra={"default": str(FrameworkName.TORCH)}
     )
-    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"tp_size": [1, 2]}])
+    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
     fidelity: Annotated[
         Fidelity | None,
         PlainValidator(
@@ -579,14 +579,14 @@ class TuneRequest(Part):
 
     def _path(self, field: str) -> str:
         """The path in a request of what a rule names."""
-        if field in KNOBS:
-            return f"knobs.{field}"
+        first = field.partition(" x ")[0]  # of a product of sizes
+        if first in KNOBS:
+            return f"knobs.{first}"
         versions = "framework.versions" if self.framework.versions else "framework_version"
         return {
             "knob": "knobs",
             "model": "workload.model",
             "global_batch_size": "workload.global_batch_size",
-            "tp_size x pp_size": "knobs.tp_size",
             "framework_version": versions,
         }.get(field, field)
 
@@ -615,7 +615,7 @@ class TuneRequest(Part):
         batch = question.workload.global_batch_size
         sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
         fewer = replaced(question, knobs={**question.knobs, "micro_batch_size": sizes})
-        less = "allow some values only of tp_size, pp_size, sharding and micro_batch_size"
+        less = f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
         if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
             less = f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
         how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {less}"
@@ -688,7 +688,7 @@ def as_argument(error: UsageError) -> UsageError:
 
 
 def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
-    """Settings from an object of knobs, or from text such as ``sharding=ddp,tp_size=2``; and the
+    """Settings from an object of knobs, or from text such as ``sharding=ddp``; and the
     names of the knobs that were given.
 
     Raises:

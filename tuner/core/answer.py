@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.core.configuration import DeadKnob, Settings
+from tuner.core.configuration import InactiveKnob, Settings
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance, Quantity, weakest
 
@@ -13,11 +13,11 @@ GIB = 2**30
 # Settings that are listed beside the best.
 MOST_ALTERNATIVES = 5
 
-# Verdict of the guard: that the settings train the same as others was not looked into.
+# GuardCheck of the guard: that the settings train the same as others was not looked into.
 NOT_CHECKED = "not_checked"
-# Verdict of the guard: each knob's value was seen to train the same, the settings were not.
+# GuardCheck of the guard: each knob's value was seen to train the same, the settings were not.
 KNOBS_PASSED = "knobs_passed"
-# Verdict of the guard on predicted settings: no step of them has run, and nothing like them was
+# GuardCheck of the guard on predicted settings: no step of them has run, and nothing like them was
 # trained.
 UNCHECKED = "unchecked"
 
@@ -161,7 +161,7 @@ class Suggestion:
     class the largest micro-batch, the simplest class first."""
     pareto: tuple[Candidate, ...] = ()
     """Those that no other beats in both memory and speed, fastest first."""
-    dead_knobs: tuple[DeadKnob, ...] = ()
+    dead_knobs: tuple[InactiveKnob, ...] = ()
     """Knobs that do not act, with the reasons."""
     legal: int = 0
     """Number of legal settings."""
@@ -185,6 +185,7 @@ class Suggestion:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that ``tuner suggest --json`` prints."""
+        inactive = [{"knob": one.knob, "why": one.why} for one in self.dead_knobs]
         return {
             "study_id": self.study_id,
             "state": self.state,
@@ -194,7 +195,8 @@ class Suggestion:
             "best": self.best and self.best.as_dict(),
             "alternatives": [candidate.as_dict() for candidate in self.alternatives],
             "pareto": [candidate.as_point() for candidate in self.pareto],
-            "dead_knobs": [{"knob": dead.knob, "why": dead.why} for dead in self.dead_knobs],
+            "dead_knobs": inactive,
+            "inactive_knobs": inactive,
             "space": {"legal": self.legal, "predicted_to_fit": self.predicted_to_fit},
             "probes": dict(self.probes),
             "cost": {"wall_s": self.wall_s, "gpu_s": self.device_s},
@@ -214,7 +216,7 @@ class Suggestion:
             framework=values["framework"],
             best=None if best is None else Candidate.from_dict(best),
             alternatives=tuple(map(Candidate.from_dict, values["alternatives"])),
-            dead_knobs=tuple(DeadKnob(**dead) for dead in values["dead_knobs"]),
+            dead_knobs=tuple(InactiveKnob(**dead) for dead in values["dead_knobs"]),
             legal=values["space"]["legal"],
             predicted_to_fit=values["space"]["predicted_to_fit"],
             probes=values["probes"],

@@ -93,7 +93,7 @@ class Gpu:
         str, Spelled(r"([1-9][0-9]?\.[0-9])?", 'must look like "8.6"')
     ] = ""
     """Of a user's own NVIDIA GPU, such as ``8.6``. Empty where it is not known, and for GPUs of the
-    catalogue, which has their own (:func:`tuner.cost.attention.capability_of`)."""
+    catalogue, which has their own (:func:`tuner.cost.memory.attention.capability_of`)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -22,7 +22,7 @@ from tuner.model.shape import is_named
 if TYPE_CHECKING:
     from tuner.cost.calibration import Calibration
     from tuner.dryrun import DryRun
-    from tuner.guard.check import Verdict
+    from tuner.guard.check import GuardCheck
 
 
 # Share of a GPU's usable memory that an answer leaves free, unless a limit is given.
@@ -132,7 +132,7 @@ class Question:
     framework: Framework
     """With which stack, in which versions."""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-    """Knobs restricted to some values, such as ``{"tp_size": (1, 2)}``."""
+    """Knobs restricted to some values, such as ``{"micro_batch_size": (1, 2)}``."""
     script: Script | None = None
     """The user's own script, which is run in the place of the probe program's step."""
 
@@ -353,14 +353,14 @@ class Study:
     """All probes, oldest first."""
     dry_runs: "Mapping[str, DryRun]" = field(default_factory=dict)
     """The dry runs that its predicted probes name, by key."""
-    guards: "Mapping[str, Verdict]" = field(default_factory=dict)
-    """What the guard has found of its model's structure in its versions, by the twin's key."""
+    guards: "Mapping[str, GuardCheck]" = field(default_factory=dict)
+    """What the guard has found of its model's structure in its versions, by the replica's key."""
     fruitless_s: float = 0.0
     """Seconds of this asking's attempts that left no result: lost, given back, or tried again."""
     fruitless_before_s: float = 0.0
     """The same of earlier askings, at the fidelity that is asked for now."""
     guard_s: float = 0.0
-    """Seconds in which small twins of its finalists were trained for this asking."""
+    """Seconds in which small replicas of its finalists were trained for this asking."""
     guard_before_s: float = 0.0
     """The same for earlier askings."""
     calibration: "Calibration | None" = None

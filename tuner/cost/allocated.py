@@ -10,45 +10,34 @@ from tuner.core.framework import Framework, FrameworkName, same_release
 from tuner.core.measurement import Basis, Category, Phase
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.workload import Workload
-from tuner.cost.blocks import UNSPLIT, unsplit_bytes
 from tuner.cost.constants import Costs
-from tuner.cost.memory import step_memory
+from tuner.cost.memory.device import UNSPLIT, unsplit_bytes
+from tuner.cost.memory.pipeline import stage_memory
+from tuner.cost.memory.shards import is_fsdp
+from tuner.cost.memory.step import step_memory
 from tuner.cost.script import Script, script_bytes
-from tuner.cost.shards import is_fsdp
-from tuner.cost.stages import stage_memory
 
 
 class Peak(Protocol):
-    """The most memory that a step needs at once."""
+    """The most memory that a step needs at once: in all, by phase, and by category at the peak."""
 
     @property
-    def total_bytes(self) -> int:
-        """All of it."""
+    def phase(self) -> str: ...
 
     @property
-    def phase(self) -> str:
-        """When, as in :class:`~tuner.core.measurement.Phase`."""
+    def by_phase(self) -> Mapping[str, int]: ...
 
     @property
-    def by_phase(self) -> Mapping[str, int]:
-        """Highest allocated bytes of each phase."""
-
-    @property
-    def breakdown(self) -> Mapping[str, int]:
-        """Bytes by category at the peak."""
+    def breakdown(self) -> Mapping[str, int]: ...
 
 
 class Profile(Protocol):
-    """Describes what a profile must offer; the dry runs of one layout have one,
-    ``tuner.dryrun.profile``.
-    """
+    """Describes what the dry runs of one layout must offer: ``tuner.dryrun.profile`` has it."""
 
     @property
-    def versions(self) -> Mapping[str, str]:
-        """Versions of the packages that were run."""
+    def versions(self) -> Mapping[str, str]: ...
 
-    def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
-        """The peak of a step of ``accumulation`` micro-batches."""
+    def peak(self, micro_batch_size: int, accumulation: int) -> Peak: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +55,6 @@ class AllocatedTensors:
     """Freed too late for others to use."""
 
     @property
-    def phase(self) -> str:
-        """The phase of the peak."""
-        return max(self.by_phase, key=lambda phase: self.by_phase[phase])
-
-    @property
     def allocated(self) -> Quantity:
         """The peak."""
         value = sum(self.breakdown.values())
@@ -84,21 +68,38 @@ class AllocatedTensors:
     @property
     def breakdown(self) -> Mapping[str, float]:
         """Bytes by category at the peak; what no category is known of is ``temporaries``."""
-        known = self.breakdowns.get(self.phase)
+        phase = max(self.by_phase, key=lambda phase: self.by_phase[phase])
+        known = self.breakdowns.get(phase)
         if known is not None:
             return known
         (least,) = self.breakdowns.values()
         rest = str(Category.TEMPORARIES)
-        more = self.by_phase[self.phase] - sum(least.values())
+        more = self.by_phase[phase] - sum(least.values())
         return {**least, rest: least.get(rest, 0.0) + more}
 
     def with_more(self, more: Mapping[str, Mapping[str, float]]) -> "AllocatedTensors":
         """The same with bytes by category that each phase holds beside."""
+
+        def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+            names = dict.fromkeys((*one, *other))
+            sizes = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in names}
+            return {name: size for name, size in sizes.items() if size}
+
         return replace(
             self,
             by_phase={p: size + sum(more[p].values()) for p, size in self.by_phase.items()},
-            breakdowns={p: _added(known, more[p]) for p, known in self.breakdowns.items()},
+            breakdowns={p: added(known, more[p]) for p, known in self.breakdowns.items()},
         )
+
+
+def is_piped(framework: Framework | FrameworkName) -> bool:
+    """Tells whether it is nanotron, whose step is its own."""
+    return name_of(framework) is FrameworkName.NANOTRON
+
+
+def name_of(framework: Framework | FrameworkName) -> FrameworkName:
+    """The framework's name, with versions or without."""
+    return framework if isinstance(framework, FrameworkName) else framework.name
 
 
 def allocated_tensors(
@@ -113,32 +114,25 @@ def allocated_tensors(
     """The tensors of legal settings; arguments as of :func:`~tuner.cost.prediction.predict`."""
     if is_piped(framework):
         return _pipeline_bytes(workload, settings, cluster, costs)
-    tensors = _torch_bytes(workload, settings, cluster, framework, costs, profile)
+    if profile is not None:
+        tensors = _profile_bytes(profile, settings, cluster, framework, costs)
+    else:
+        found = step_memory(workload, settings, cluster)
+        tensors = AllocatedTensors(
+            by_phase={str(phase): size for phase, size in found.by_phase.items()},
+            breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
+            basis=Basis.ARITHMETIC,
+            low=costs.memory.arithmetic.low,
+            high=costs.memory.arithmetic.high,
+        )
     extra = script_bytes(workload, settings, framework, script)
-    held = any(size for sizes in extra.values() for size in sizes.values())
-    if held:
+    if any(size for sizes in extra.values() for size in sizes.values()):
         added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
         tensors = tensors.with_more(added)
     unsplit = unsplit_bytes(workload, settings, cluster, tensors.by_phase)
     if not any(unsplit.values()):
         return tensors
     return tensors.with_more({str(phase): {UNSPLIT: size} for phase, size in unsplit.items()})
-
-
-def is_piped(framework: Framework | FrameworkName) -> bool:
-    """Tells whether it is nanotron, whose step is its own."""
-    return name_of(framework) is FrameworkName.NANOTRON
-
-
-def name_of(framework: Framework | FrameworkName) -> FrameworkName:
-    """The framework's name, with versions or without."""
-    return framework if isinstance(framework, FrameworkName) else framework.name
-
-
-def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    names = dict.fromkeys((*one, *other))
-    sizes = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in names}
-    return {name: size for name, size in sizes.items() if size}
 
 
 def _pipeline_bytes(
@@ -167,52 +161,26 @@ def _pipeline_bytes(
     )
 
 
-def _torch_bytes(
-    workload: Workload,
+def _profile_bytes(
+    profile: Profile,
     settings: Settings,
     cluster: Cluster,
     framework: Framework | FrameworkName,
     costs: Costs,
-    profile: Profile | None,
 ) -> AllocatedTensors:
-    """By the dry run of the settings' class, or by arithmetic where there is none."""
-    if profile is not None:
-        stands_in = _is_of_another_stack(profile, settings, cluster, framework)
-        return _profile_bytes(profile, settings, costs, stands_in=stands_in)
-    found = step_memory(workload, settings, cluster)
-    return AllocatedTensors(
-        by_phase={str(phase): size for phase, size in found.by_phase.items()},
-        breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
-        basis=Basis.ARITHMETIC,
-        low=costs.memory.arithmetic.low,
-        high=costs.memory.arithmetic.high,
-    )
-
-
-def _is_of_another_stack(
-    profile: Profile, settings: Settings, cluster: Cluster, framework: Framework | FrameworkName
-) -> bool:
-    """Tells whether what was run is not the code that is asked about.
+    """A dry run's peak; as wide as arithmetic where it stands in for code that was not run.
 
     Dry runs are of the installed releases, and of FSDP2. A framework without versions asks about
     what was run.
     """
-    if isinstance(framework, FrameworkName):
-        return False
-    if framework.fsdp_version == 1 and is_fsdp(settings, cluster):
-        return True
-    ran = profile.versions
-    return any(
-        ran[package] != release and not same_release(ran[package], release)
-        for package, release in framework.versions.items()
-        if package in ran
-    )
-
-
-def _profile_bytes(
-    profile: Profile, settings: Settings, costs: Costs, *, stands_in: bool
-) -> AllocatedTensors:
-    """A dry run's peak; as wide as arithmetic where it stands in for code that was not run."""
+    stands_in = False
+    if isinstance(framework, Framework):
+        ran = profile.versions
+        stands_in = (framework.fsdp_version == 1 and is_fsdp(settings, cluster)) or any(
+            ran[package] != release and not same_release(ran[package], release)
+            for package, release in framework.versions.items()
+            if package in ran
+        )
     peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
     width = costs.memory.arithmetic if stands_in else costs.memory.dry_run
     return AllocatedTensors(

@@ -23,14 +23,12 @@ from tuner.cost.calibration import (
     hardware_key,
     of_kind,
 )
-from tuner.cost.communication import Group, ring_s
-from tuner.cost.compute import stage_compute_s
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.stages import Stage
-from tuner.cost.step_time import update_bytes
+from tuner.cost.memory.pipeline import Stage
+from tuner.cost.time.communication import Group, ring_s
+from tuner.cost.time.compute import stage_compute_s
+from tuner.cost.time.step import ENDS, LAYER, update_bytes
 
-LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
-ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
 # Of one number.
 BYTES = {"bf16": 2, "fp32": 4}
 

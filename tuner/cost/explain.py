@@ -12,8 +12,16 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
-from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
-from tuner.cost.shards import COMPUTE_BYTES, WEIGHT_BYTES, is_fsdp, shard_ranks, shards, state_bytes
+from tuner.cost.allocated import Profile
+from tuner.cost.memory.shards import (
+    COMPUTE_BYTES,
+    WEIGHT_BYTES,
+    is_fsdp,
+    shard_ranks,
+    shards,
+    state_bytes,
+)
+from tuner.cost.prediction import Prediction, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.space import check_settings
 from tuner.text import size_text

@@ -13,14 +13,14 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.workload import Optimizer, Precision, Workload
-from tuner.cost.allocated import AllocatedTensors, Profile, allocated_tensors, is_piped, name_of
+from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.device_memory import WORKSPACES, device_terms, workspaces
+from tuner.cost.memory.device import WORKSPACES, device_terms, workspaces
+from tuner.cost.memory.pipeline import refused
+from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.script import PLAIN, Script
-from tuner.cost.shards import axis_sizes
-from tuner.cost.stages import refused
-from tuner.cost.step_time import step_notes, step_time
+from tuner.cost.time.step import step_notes, step_time
 from tuner.text import size_text
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
@@ -33,7 +33,16 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
     """
-    return _uncovered_nanotron(workload) if framework.name is FrameworkName.NANOTRON else ""
+    if framework.name is not FrameworkName.NANOTRON:
+        return ""
+    model_type = workload.model.model_type
+    if model_type not in NANOTRON_MODEL_TYPES:
+        covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
+        return f"nanotron is covered for {covered}, and not for {model_type}"
+    if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
+        asked = f"{workload.precision} with {workload.optimizer}"
+        return f"nanotron is covered in bf16 with adamw, and not for {asked}"
+    return ""
 
 
 def uncovered_settings(
@@ -57,19 +66,6 @@ def uncovered_settings(
         )
     return ""
 
-
-def _uncovered_nanotron(workload: Workload) -> str:
-    model_type = workload.model.model_type
-    if model_type not in NANOTRON_MODEL_TYPES:
-        covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
-        return f"nanotron is covered for {covered}, and not for {model_type}"
-    if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
-        asked = f"{workload.precision} with {workload.optimizer}"
-        return f"nanotron is covered in bf16 with adamw, and not for {asked}"
-    return ""
-
-
-__all__ = ["HEADROOM", "Prediction", "Profile", "predict", "unknown_prediction", "with_overhead"]
 
 # Share of the device's memory that is left free, unless the caller says otherwise.
 HEADROOM = 0.05
@@ -114,23 +110,10 @@ class Prediction:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "breakdown": dict(self.breakdown),
-            "by_phase": dict(self.by_phase),
-            "basis": str(self.basis),
-            "context_bytes": self.context_bytes,
-            "communicator_bytes": self.communicator_bytes,
-            "allocated_bytes": self.allocated_bytes.as_dict(),
-            "reserved_bytes": self.reserved_bytes.as_dict(),
-            "device_bytes": self.device_bytes.as_dict(),
-            "needed_bytes": self.needed_bytes.as_dict(),
-            "limit_bytes": self.limit_bytes,
-            "fits": self.fits,
-            "why": self.why,
-            "notes": list(self.notes),
-            "step_time_s": self.step_time_s.as_dict(),
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu.as_dict(),
-        }
+        found = {name: getattr(self, name) for name in self.__slots__}
+        plain = {n: v.as_dict() if isinstance(v, Quantity) else v for n, v in found.items()}
+        maps = {"breakdown": dict(self.breakdown), "by_phase": dict(self.by_phase)}
+        return {**plain, **maps, "basis": str(self.basis), "notes": list(self.notes)}
 
 
 def predict(
@@ -151,11 +134,11 @@ def predict(
     Args:
         workload: what is trained.
         cluster: where.
-        framework: with which stack.
+        framework: with which stack; a bare name means versions that are covered.
         settings: the candidate.
         headroom: share of the device's memory that is left free.
         limit_bytes: what may be used, in the place of memory and headroom.
-        profile: dry runs of the settings' class; allocated memory is then theirs.
+        profile: dry runs of the settings' layout; allocated memory is then theirs.
         script: what the user's loop keeps beside the step.
         calibration: rates measured on such devices; nanotron's constants, which are of runs of its
             own, stay as they are.
@@ -166,44 +149,38 @@ def predict(
     """
     costs = default_costs() if costs is None else costs
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
-    if reason := _uncovered(workload, framework, cluster, settings):
+    if isinstance(framework, Framework) and (
+        reason := uncovered_settings(workload, framework, cluster, settings)
+    ):
         return unknown_prediction(limit, reason)
-    tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
-    rates = None if is_piped(framework) else calibration
-    return _predicted(workload, cluster, framework, settings, tensors, rates, costs, limit)
-
-
-def _predicted(
-    workload: Workload,
-    cluster: Cluster,
-    framework: Framework | FrameworkName,
-    settings: Settings,
-    tensors: AllocatedTensors,
-    rates: Calibration | None,
-    costs: Costs,
-    limit: float,
-) -> Prediction:
-    """Adds what lies beside the tensors, whether all of it fits, and how long a step takes."""
     name, piped = name_of(framework), is_piped(framework)
+    tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
     # what nanotron's fitted constants are of holds them already
-    cublas = _of(0.0, 1.0, 1.0) if piped else workspaces(cluster.gpu)
+    cublas = _NOTHING if piped else workspaces(cluster.gpu)
+    cublas_bytes = cublas.value or 0.0
     allocated = _sum(tensors.allocated, cublas)
     held = allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
-    where, priced = _priced(rates, workload, cluster, costs)
-    seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
-    stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     outside = _sum(terms.context, terms.communicators)
     needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
     why = never or _too_large(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
-    free = _of(tensors.late_bytes, 1.0, 1.0) if piped else terms.reserved_free
+    late = tensors.late_bytes
+    free = _predicted(late, late, late) if piped else terms.reserved_free
+
+    where, priced = cluster, costs
+    rates_note: tuple[str, ...] = ()
+    if calibration is not None and not piped:
+        where, priced = calibrated(calibration, workload.precision, cluster, costs)
+        rates_note = (calibrated_text(calibration, cluster),)
+    seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
+    stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     return Prediction(
-        breakdown=MappingProxyType({**tensors.breakdown, **_named(cublas)}),
-        by_phase=MappingProxyType(
-            {name: size + (cublas.value or 0.0) for name, size in tensors.by_phase.items()}
+        breakdown=MappingProxyType(
+            {**tensors.breakdown, **({WORKSPACES: cublas_bytes} if cublas_bytes else {})}
         ),
+        by_phase=MappingProxyType({p: size + cublas_bytes for p, size in tensors.by_phase.items()}),
         basis=tensors.basis,
         context_bytes=terms.context.value or 0.0,
         communicator_bytes=terms.communicators.value or 0.0,
@@ -214,7 +191,7 @@ def _predicted(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(*_border(needed, limit), *stalls, *_rates_note(rates, cluster)),
+        notes=(*_border(needed, limit), *stalls, *rates_note),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
     )
@@ -251,32 +228,6 @@ def with_overhead(found: Prediction, overhead_bytes: int) -> Prediction:
             f" {size_text(overhead_bytes)}",
         ),
     )
-
-
-def _uncovered(
-    workload: Workload,
-    framework: Framework | FrameworkName,
-    cluster: Cluster,
-    settings: Settings,
-) -> str:
-    """Why nothing is known of the settings; a bare name means versions that are covered."""
-    if isinstance(framework, FrameworkName):
-        return ""
-    return uncovered_settings(workload, framework, cluster, settings)
-
-
-def _priced(
-    rates: Calibration | None, workload: Workload, cluster: Cluster, costs: Costs
-) -> tuple[Cluster, Costs]:
-    """Cluster and constants by which time is priced: with measured rates, where there are any."""
-    if rates is None:
-        return cluster, costs
-    return calibrated(rates, workload.precision, cluster, costs)
-
-
-def _rates_note(rates: Calibration | None, cluster: Cluster) -> tuple[str, ...]:
-    """Says that rates were measured, where they were and are used."""
-    return () if rates is None else (calibrated_text(rates, cluster),)
 
 
 def unknown_prediction(limit: float, why: str) -> Prediction:
@@ -335,10 +286,11 @@ def _within(size: Quantity, room: float) -> Quantity:
     return replace(size, value=value, low=low, high=high)
 
 
-def _of(value: float, low: float, high: float) -> Quantity:
-    return Quantity(
-        value=value, low=low * value, high=high * value, provenance=Provenance.PREDICTED
-    )
+def _predicted(value: float, low: float, high: float) -> Quantity:
+    return Quantity(value=value, low=low, high=high, provenance=Provenance.PREDICTED)
+
+
+_NOTHING = _predicted(0.0, 0.0, 0.0)
 
 
 def _shifted(size: Quantity, more: float) -> Quantity:
@@ -347,16 +299,7 @@ def _shifted(size: Quantity, more: float) -> Quantity:
     return replace(size, value=value, low=low, high=high)
 
 
-def _named(cublas: Quantity) -> dict[str, float]:
-    """Workspaces as a category of memory, where there are any."""
-    return {WORKSPACES: cublas.value} if cublas.value else {}
-
-
 def _sum(*parts: Quantity) -> Quantity:
     """Sums known quantities; the ends are added, as if all were wrong the same way."""
-    return Quantity(
-        value=sum(part.value or 0.0 for part in parts),
-        low=sum(part.low or 0.0 for part in parts),
-        high=sum(part.high or 0.0 for part in parts),
-        provenance=Provenance.PREDICTED,
-    )
+    known = [(part.value or 0.0, part.low or 0.0, part.high or 0.0) for part in parts]
+    return _predicted(*map(sum, zip(*known, strict=True)))

@@ -25,7 +25,7 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Workload
-from tuner.cost.shards import COMPUTE_BYTES
+from tuner.cost.memory.shards import COMPUTE_BYTES
 from tuner.errors import UsageError
 
 # Releases of transformers whose models return fp32 logits.

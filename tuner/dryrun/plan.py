@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,8 +11,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, releases_of
 from tuner.core.workload import Optimizer, Workload
-from tuner.cost.attention import attention_of
-from tuner.cost.shards import COMPUTE_BYTES
+from tuner.cost.memory.attention import attention_of
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.model import ModelConfig
 from tuner.model.shape import SLIDING, LayerKind, layer_kinds
 
@@ -71,7 +71,7 @@ def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
     assert pattern is not None, "only models with a pattern have shallow copies"
     kept = kinds[: pattern.lead] + kinds[pattern.lead + model.layers - depth :]
     config["num_hidden_layers"] = depth
-    if "layer_types" in config and _any_sliding(kinds):
+    if "layer_types" in config and any(kind.attention == SLIDING for kind in kinds):
         config["layer_types"] = [kind.attention for kind in kept]
     if "no_rope_layers" in config:
         config["no_rope_layers"] = [int(kind.rotates) for kind in kept]
@@ -79,10 +79,6 @@ def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
         config["decoder_sparse_step"] = 1
         config["mlp_only_layers"] = [i for i, kind in enumerate(kept) if not kind.sparse]
     return config
-
-
-def _any_sliding(kinds: Sequence[LayerKind]) -> bool:
-    return any(kind.attention == SLIDING for kind in kinds)
 
 
 @lru_cache(maxsize=8)  # a thousand layers take a fifth of a second, and each class asks again
@@ -224,23 +220,36 @@ def plan_dry_runs(
         NotDryRunError: no dry run shows these settings, with the reason.
     """
     known = settings.settings_class
-    _check_framework(framework, known)
-    _check_class(cluster, known)
-    if missing := missing_package(workload, versions):
-        raise NotDryRunError(missing)
+    if why := _refusal(cluster, framework, known) or missing_package(workload, versions):
+        raise NotDryRunError(why)
     key = _key(workload, cluster, known, versions)
     depths = depths_of(workload.model)
-    spec = _spec(workload, cluster, known)
+    counts = list(ACCUMULATION_COUNTS)
+    # Fields that say how long to measure, and with which batch, are of no meaning in a dry run.
+    spec: dict[str, Any] = {
+        **rank_spec(workload, replace(known, gradient_accumulation_steps=counts[-1]), cluster),
+        "global_batch_size": known.data_parallel_size(cluster.world_size) * counts[-1],
+        "memory_limit_bytes": None,
+        "seed": 0,
+        "accumulation_counts": counts,
+        "warmup_steps": 1,
+        "tracked_steps": 1,
+        "measured_steps": 0,
+        "minimum_steps": 0,
+        "time_budget_s": 0.0,
+    }
     requests = tuple(
         {
             "id": f"{key}:{depth}:{sizes[0]}",
             "class": key,
-            "spec": {**spec, "model": at_depth(workload.model, depth)},
+            "spec": spec | {"model": at_depth(workload.model, depth)},
             "micro_batch_sizes": list(sizes),
-            "accumulation_counts": spec["accumulation_counts"],
+            "accumulation_counts": counts,
         }
         for depth in depths
-        for sizes in (TENSOR_PARALLEL_SIZES if known.tp_size > 1 else MICRO_BATCH_SIZES)
+        for sizes in (
+            TENSOR_PARALLEL_SIZES if axis_sizes(known, cluster).tp > 1 else MICRO_BATCH_SIZES
+        )
     )
     layers = workload.model.layers
     return DryRunPlan(
@@ -248,27 +257,25 @@ def plan_dry_runs(
     )
 
 
-def _check_framework(framework: Framework, settings: Settings) -> None:
+def _refusal(cluster: Cluster, framework: Framework, settings: Settings) -> str:
+    """Why no dry run shows settings; empty where one does."""
     if framework.name is FrameworkName.NANOTRON:
-        raise NotDryRunError("nanotron's step is not one that the dry-run program runs")
-    sharded = settings.sharding is not Sharding.DDP
-    if sharded and framework.fsdp_version == 1:
-        raise NotDryRunError(
+        return "nanotron's step is not one that the dry-run program runs"
+    if settings.sharding is not Sharding.DDP and framework.fsdp_version == 1:
+        return (
             f"{framework.name} shards with FSDP1 in these versions, and the dry-run program"
             " with FSDP2"
         )
-
-
-def _check_class(cluster: Cluster, settings: Settings) -> None:
     if settings.sharding is Sharding.ZERO1:
-        raise NotDryRunError("the dry-run program has no zero1: FSDP2 shards gradients too")
+        return "the dry-run program has no zero1: FSDP2 shards gradients too"
     if settings.pp_size > 1:
-        raise NotDryRunError("the dry-run program runs one pipeline stage")
+        return "the dry-run program runs one pipeline stage"
+    if settings.cpu_offload and cluster.gpu.device is Device.CPU:
+        return "cpu_offload is not dry-run: on CPUs there is nothing to offload to"
     if settings.cpu_offload:
         where = "host and device memory cannot be told apart on fake tensors"
-        if cluster.gpu.device is Device.CPU:
-            where = "on CPUs there is nothing to offload to"
-        raise NotDryRunError(f"cpu_offload is not dry-run: {where}")
+        return f"cpu_offload is not dry-run: {where}"
+    return ""
 
 
 def _packages(workload: Workload) -> tuple[str, ...]:
@@ -299,26 +306,6 @@ def _key(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _spec(workload: Workload, cluster: Cluster, settings: Settings) -> dict[str, Any]:
-    """The ``spec.json`` of the class, with the whole model.
-
-    Fields that say how long to measure, and with which batch, are of no meaning in a dry run.
-    """
-    counts = ACCUMULATION_COUNTS
-    return {
-        **rank_spec(workload, replace(settings, gradient_accumulation_steps=counts[-1]), cluster),
-        "global_batch_size": settings.data_parallel_size(cluster.world_size) * counts[-1],
-        "memory_limit_bytes": None,
-        "seed": 0,
-        "accumulation_counts": list(counts),
-        "warmup_steps": 1,
-        "tracked_steps": 1,
-        "measured_steps": 0,
-        "minimum_steps": 0,
-        "time_budget_s": 0.0,
-    }
-
-
 # Part of a note that all dry runs for GPUs have; it is how they work.
 OF_EVERY_ONE = "followed on fake CPU tensors"
 # Part of a note that each part of a step may have, of which there are some for each layer.
@@ -331,14 +318,11 @@ def told(notes: Sequence[str]) -> tuple[str, ...]:
     Args:
         notes: as the dry-run program wrote them (:attr:`tuner.dryrun.Profile.notes`).
     """
-    return tuple(_told(notes))
-
-
-def _told(notes: Sequence[str]) -> Iterator[str]:
-    yield from (note for note in notes if OF_EVERY_ONE not in note and OF_A_PART not in note)
+    found = [note for note in notes if OF_EVERY_ONE not in note and OF_A_PART not in note]
     if parts := sum(OF_A_PART in note for note in notes):
         where = "one part" if parts == 1 else f"{parts} parts"
-        yield (
+        found.append(
             f"in {where} of the step the order of allocations depends on the micro-batch size, so"
             " only the peaks there are followed, from the sizes that were run to others"
         )
+    return tuple(found)

@@ -20,9 +20,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
 from tuner.dryrun.process import LIMIT_S
 from tuner.dryrun.trace import (
+    Calls,
     Line,
     ProfileStep,
-    Stretch,
     Trace,
     by_sizes,
     check_depths,
@@ -125,7 +125,23 @@ class Profile:
         Raises:
             ValueError: fewer micro-batches than were dry-run.
         """
-        return _collectives(self, micro_batch_size, accumulation)
+        steps = self._steps(micro_batch_size, accumulation)
+        here = _counted(self, steps[-1], micro_batch_size)
+        more = accumulation - steps[-1].accumulation
+        before = _counted(self, steps[-2], micro_batch_size) if more and len(steps) > 1 else here
+        found = []
+        for (op, axis, phase, overlap), (calls, sent) in here.items():
+            calls_before, sent_before = before.get((op, axis, phase, overlap), (0.0, 0.0))
+            one = ProfileCollective(
+                op=op,
+                axis=axis,
+                phase=phase,
+                overlap=overlap,
+                count=round(calls + more * (calls - calls_before)),
+                bytes=round(sent + more * (sent - sent_before)),
+            )
+            found.append(one)
+        return tuple(found)
 
     def _steps(self, size: int, accumulation: int) -> list[ProfileStep]:
         """The steps that were run for a micro-batch size, up to ``accumulation`` micro-batches."""
@@ -142,52 +158,40 @@ class Profile:
 
 @lru_cache(maxsize=4096)
 def _peak(profile: Profile, size: int, step: ProfileStep) -> Peak:
-    by_phase: dict[str, float] = {}
-    top, highest = None, -1.0
-    for stretch in step.stretches:
-        moment, value = _highest(profile, step, stretch, size)
-        phase = stretch.place[1]
-        by_phase[phase] = max(by_phase.get(phase, 0.0), value)
-        if value > highest:
-            top, highest = (phase, moment), value
-    assert top is not None, "a step has segments"
-    return Peak(
-        total_bytes=round(highest),
-        phase=top[0],
-        by_phase={phase: round(value) for phase, value in by_phase.items()},
-        breakdown=_balanced(_categories(profile, step, top[1], size), round(highest)),
-    )
-
-
-def _highest(
-    profile: Profile, step: ProfileStep, stretch: Stretch, size: int
-) -> tuple[Sequence[Line], float]:
-    """The highest moment of a stretch in the whole model, at each depth, and its bytes.
+    """The highest of all stretches in the whole model.
 
     Where the moments of two depths are not known to be the same ones, the highest are taken
     for it.
     """
+    by_phase: dict[str, float] = {}
+    top: tuple[str, Sequence[Line]] | None = None
+    highest = -1.0
 
     def at(line: Line) -> float:
-        return _at(step, line.bytes, size)
+        return _straight(step.micro_batch_sizes, line.bytes, size)
 
-    moments = list(zip(*stretch.lines, strict=True)) if stretch.matches else []
-    moments = moments or [tuple(max(lines, key=at) for lines in stretch.lines)]
-    values = [_whole(profile, [at(line) for line in moment]) for moment in moments]
-    best = max(range(len(values)), key=values.__getitem__)
-    return moments[best], values[best]
-
-
-def _categories(
-    profile: Profile, step: ProfileStep, moments: Sequence[Line], size: int
-) -> dict[str, int]:
-    """Bytes by category of a moment that is known at each depth."""
+    for stretch in step.stretches:
+        moments = list(zip(*stretch.lines, strict=True)) if stretch.matches else []
+        moments = moments or [tuple(max(lines, key=at) for lines in stretch.lines)]
+        values = [_whole(profile, [at(line) for line in moment]) for moment in moments]
+        best = max(range(len(values)), key=values.__getitem__)
+        phase = stretch.place[1]
+        by_phase[phase] = max(by_phase.get(phase, 0.0), values[best])
+        if values[best] > highest:
+            top, highest = (phase, moments[best]), values[best]
+    assert top is not None, "a step has segments"
     none = (0.0,) * len(step.micro_batch_sizes)
-    found = {}
-    for name in dict.fromkeys(name for line in moments for name in line.categories):
-        values = [_at(step, line.categories.get(name, none), size) for line in moments]
-        found[name] = round(_whole(profile, values))
-    return found
+    breakdown = {}
+    for name in dict.fromkeys(name for line in top[1] for name in line.categories):
+        of_depths = [line.categories.get(name, none) for line in top[1]]
+        figures = [_straight(step.micro_batch_sizes, pair, size) for pair in of_depths]
+        breakdown[name] = round(_whole(profile, figures))
+    return Peak(
+        total_bytes=round(highest),
+        phase=top[0],
+        by_phase={phase: round(value) for phase, value in by_phase.items()},
+        breakdown=_balanced(breakdown, round(highest)),
+    )
 
 
 def _balanced(found: dict[str, int], total: int) -> dict[str, int]:
@@ -207,44 +211,15 @@ def _balanced(found: dict[str, int], total: int) -> dict[str, int]:
     return kept
 
 
-@lru_cache(maxsize=4096)
-def _collectives(profile: Profile, size: int, accumulation: int) -> tuple[ProfileCollective, ...]:
-    steps = profile._steps(size, accumulation)
-    here = _counted(profile, steps[-1], size)
-    more = accumulation - steps[-1].accumulation
-    before = _counted(profile, steps[-2], size) if more and len(steps) > 1 else here
-    found = []
-    for kind, (calls, sent) in here.items():
-        calls_before, sent_before = before.get(kind, (0.0, 0.0))
-        op, axis, phase, overlap = kind
-        one = ProfileCollective(
-            op=op,
-            axis=axis,
-            phase=phase,
-            overlap=overlap,
-            count=round(calls + more * (calls - calls_before)),
-            bytes=round(sent + more * (sent - sent_before)),
-        )
-        found.append(one)
-    return tuple(found)
-
-
 def _counted(
     profile: Profile, step: ProfileStep, size: int
 ) -> dict[tuple[str, str, str, str], tuple[float, float]]:
     """Calls and bytes of each kind of collective in a step."""
-    return {
-        calls.kind: (
-            _whole(profile, calls.counts),
-            _whole(profile, [_at(step, pair, size) for pair in calls.bytes]),
-        )
-        for calls in step.calls
-    }
 
+    def sent(calls: Calls) -> float:
+        return _whole(profile, [_straight(step.micro_batch_sizes, p, size) for p in calls.bytes])
 
-def _at(step: ProfileStep, values: Sequence[float], size: int) -> float:
-    """A figure at a micro-batch size."""
-    return _straight(step.micro_batch_sizes, values, size)
+    return {calls.kind: (_whole(profile, calls.counts), sent(calls)) for calls in step.calls}
 
 
 def _whole(profile: Profile, values: Sequence[float]) -> float:
@@ -333,7 +308,8 @@ class DryRun:
         """
         by_id = {answer.get("id"): answer for answer in answers}
         of_plan = [by_id.get(request["id"], {}) for request in plan.requests]
-        failed = [_error_of(answer) for answer in of_plan if "trace" not in answer]
+        none = {"type": "none", "message": "no answer came"}
+        failed = [one.get("error") or none for one in of_plan if "trace" not in one]
         failed.sort(key=_is_refusal, reverse=True)
         error, is_refusal = (_text(failed[0]), _is_refusal(failed[0])) if failed else ("", False)
         limit_s = float(failed[0].get("limit_s", 0.0)) if is_refusal else 0.0
@@ -363,17 +339,11 @@ class DryRun:
         """Plain JSON values."""
         return {
             "format": FORMAT,
-            "key": self.key,
+            **{name: getattr(self, name) for name in self.__slots__},
             "class_settings": self.class_settings.as_dict(),
-            "layers": self.layers,
             "depths": list(self.depths),
             "traces": [trace.as_dict() for trace in self.traces],
-            "error": self.error,
-            "is_refusal": self.is_refusal,
-            "limit_s": self.limit_s,
-            "machine": self.machine,
             "versions": dict(self.versions),
-            "created_at": self.created_at,
         }
 
     @classmethod
@@ -395,11 +365,6 @@ class DryRun:
 @lru_cache(maxsize=256)
 def _profile(dry_run: DryRun) -> Profile:
     return Profile.from_traces(dry_run.traces, dry_run.layers)
-
-
-def _error_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The error of an answer that has no trace."""
-    return answer.get("error") or {"type": "none", "message": "no answer came"}
 
 
 def _is_refusal(error: Mapping[str, Any]) -> bool:

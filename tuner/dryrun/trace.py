@@ -1,14 +1,13 @@
-"""Reads strictly what the dry-run program answers for one model.
+"""Reads strictly what the dry-run program answers for one model, and matches it between depths.
 
 All bytes are of rank 0, each allocation rounded as the device's allocator rounds it. A pair of
 figures belongs to the trace's micro-batch sizes; between and beyond them it is a straight line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, get_args, get_origin, get_type_hints
 
 # The form of a trace that is read here.
 FORMAT = 2
@@ -26,19 +25,6 @@ class Line:
     categories: Mapping[str, Bytes]
     """What it is for; together they are ``bytes``."""
 
-    @classmethod
-    def from_dict(cls, values: object) -> "Line":
-        """Read a line. Raises ValueError where it is none."""
-        known = _fields(cls, values)
-        of = _mapping("categories", known["categories"])
-        categories = {str(name): _bytes(value) for name, value in of.items()}
-        return cls(bytes=_bytes(known["bytes"]), categories=categories)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        of = {name: list(value) for name, value in self.categories.items()}
-        return {"bytes": list(self.bytes), "categories": of}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -52,23 +38,6 @@ class Segment:
     """``before`` the layers, ``layer 0`` and so on, or ``after`` them."""
     lines: tuple[Line, ...]
     """Its highest moments, for micro-batches of one sequence and more."""
-
-    @classmethod
-    def from_dict(cls, values: object) -> "Segment":
-        """Read a segment. Raises ValueError where it is none."""
-        known = _fields(cls, values)
-        return cls(
-            micro_batch=_whole("micro_batch", known["micro_batch"]),
-            phase=_text("phase", known["phase"]),
-            part=_text("part", known["part"]),
-            lines=tuple(Line.from_dict(line) for line in _list("lines", known["lines"])),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        lines = [line.as_dict() for line in self.lines]
-        place = {"micro_batch": self.micro_batch, "phase": self.phase, "part": self.part}
-        return {**place, "lines": lines}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +57,6 @@ class TraceCollective:
     bytes: Bytes
     """Of their whole (gathered or unreduced) tensors, summed over the calls."""
 
-    @classmethod
-    def from_dict(cls, values: object) -> "TraceCollective":
-        """Read collectives. Raises ValueError where they are none."""
-        known = _fields(cls, values)
-        words = {name: _text(name, known[name]) for name in ("op", "axis", "phase", "overlap")}
-        count = _whole("count", known["count"])
-        return cls(**words, count=count, bytes=_bytes(known["bytes"]))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**values, "bytes": list(self.bytes)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -113,29 +69,14 @@ class Step:
     collectives: tuple[TraceCollective, ...]
     """All of the step."""
 
-    @classmethod
-    def from_dict(cls, values: object) -> "Step":
-        """Read a step. Raises ValueError where it is none."""
-        known = _fields(cls, values)
-        calls = _list("collectives", known["collectives"])
-        return cls(
-            accumulation=_whole("accumulation", known["accumulation"], least=1),
-            segments=tuple(Segment.from_dict(one) for one in _list("segments", known["segments"])),
-            collectives=tuple(TraceCollective.from_dict(one) for one in calls),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "accumulation": self.accumulation,
-            "segments": [one.as_dict() for one in self.segments],
-            "collectives": [one.as_dict() for one in self.collectives],
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A dry run of one model at one depth."""
+    """A dry run of one model at one depth.
+
+    Raises:
+        ValueError: sizes that are not one or two, ascending, or a figure without one for each.
+    """
 
     device: str
     """cpu or cuda: whose allocator's rounding, and whose optimizer, was followed."""
@@ -154,6 +95,22 @@ class Trace:
     seconds: float
     """That the dry run took."""
 
+    def __post_init__(self) -> None:
+        sizes = self.micro_batch_sizes
+        if not 1 <= len(sizes) <= 2 or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
+            raise ValueError(f"micro_batch_sizes: got {sizes}; must be one or two, ascending")
+        if self.layers < 1 or not self.steps or any(step.accumulation < 1 for step in self.steps):
+            raise ValueError("a trace has layers, and steps of one micro-batch or more")
+        for step in self.steps:
+            pairs = [call.bytes for call in step.collectives]
+            for segment in step.segments:
+                if not segment.lines:
+                    raise ValueError(f"lines: {segment.phase}, {segment.part} has none")
+                for line in segment.lines:
+                    pairs += [line.bytes, *line.categories.values()]
+            if any(len(pair) != len(sizes) for pair in pairs):
+                raise ValueError(f"bytes: must have {len(sizes)} figures, one a micro-batch size")
+
     @classmethod
     def from_dict(cls, values: object) -> "Trace":
         """Read a trace.
@@ -161,101 +118,50 @@ class Trace:
         Raises:
             ValueError: another format, an unknown or missing field, or a value of another kind.
         """
-        known = dict(_mapping("trace", values))
-        if (form := known.pop("format", None)) != FORMAT:
-            raise ValueError(f"format: got {form!r}; traces of format {FORMAT} are read")
-        known = _fields(cls, known)
-        sizes = _list("micro_batch_sizes", known["micro_batch_sizes"])
-        trace = cls(
-            device=_text("device", known["device"]),
-            layers=_whole("layers", known["layers"], least=1),
-            micro_batch_sizes=tuple(_whole("micro_batch_sizes", s, least=1) for s in sizes),
-            steps=tuple(Step.from_dict(step) for step in _list("steps", known["steps"])),
-            block_bytes=_whole("block_bytes", known["block_bytes"]),
-            notes=tuple(_text("notes", note) for note in _list("notes", known["notes"])),
-            versions={
-                str(name): _text("versions", version)
-                for name, version in _mapping("versions", known["versions"]).items()
-            },
-            seconds=_number("seconds", known["seconds"]),
-        )
-        _check_sizes(trace)
+        if not isinstance(values, Mapping) or values.get("format") != FORMAT:
+            raise ValueError(f"traces of format {FORMAT} are read")
+        known = {name: value for name, value in values.items() if name != "format"}
+        trace = _read(cls, "trace", known)
+        assert isinstance(trace, cls)
         return trace
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, as the program gives them."""
-        return {
-            "format": FORMAT,
-            "device": self.device,
-            "layers": self.layers,
-            "micro_batch_sizes": list(self.micro_batch_sizes),
-            "steps": [step.as_dict() for step in self.steps],
-            "block_bytes": self.block_bytes,
-            "notes": list(self.notes),
-            "versions": dict(self.versions),
-            "seconds": self.seconds,
-        }
+        return {"format": FORMAT, **_plain(self)}
 
 
-def _check_sizes(trace: Trace) -> None:
-    """Every pair has a figure for each size, and every segment a moment."""
-    sizes = trace.micro_batch_sizes
-    if not 1 <= len(sizes) <= 2 or sorted(set(sizes)) != list(sizes):
-        raise ValueError(f"micro_batch_sizes: got {sizes}; must be one or two, ascending")
-    if not trace.steps:
-        raise ValueError("steps: must name at least one")
-    for step in trace.steps:
-        pairs = [call.bytes for call in step.collectives]
-        for segment in step.segments:
-            if not segment.lines:
-                raise ValueError(f"lines: {segment.phase}, {segment.part} has none")
-            for line in segment.lines:
-                pairs += [line.bytes, *line.categories.values()]
-        if any(len(pair) != len(sizes) for pair in pairs):
-            raise ValueError(f"bytes: must have {len(sizes)} figures, one a micro-batch size")
+def _read(kind: Any, name: str, value: Any) -> Any:
+    """A JSON value as ``kind``: a dataclass with all its fields and no other, a tuple, a mapping by
+    name, a text, or a number of 0 or more."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        odd = set(hints) ^ set(value) if isinstance(value, Mapping) else {type(value).__name__}
+        if odd:
+            raise ValueError(f"{name}: unknown or missing fields {sorted(odd)}")
+        return kind(**{field: _read(hint, field, value[field]) for field, hint in hints.items()})
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(_read(get_args(kind)[0], name, one) for one in value)
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        return {str(key): _read(get_args(kind)[1], name, one) for key, one in value.items()}
+    if kind is str and isinstance(value, str):
+        return value
+    numbers = {int: (int,), float: (int, float)}.get(kind, ())
+    if isinstance(value, numbers) and not isinstance(value, bool) and value >= 0:  # and no NaN
+        return value
+    raise ValueError(f"{name}: got {value!r:.80}; must be {getattr(kind, '__name__', kind)}")
 
 
-def _fields(kind: type[T], values: object) -> dict[str, Any]:
-    """The fields of a dataclass in a JSON object, no more and no fewer."""
-    known = _mapping(kind.__name__, values)
-    wanted = set(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    if odd := wanted.symmetric_difference(known):
-        raise ValueError(f"{kind.__name__}: unknown or missing fields {sorted(odd)}")
-    return dict(known)
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
-def _mapping(name: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: got {type(value).__name__}; must be an object")
-    return value
-
-
-def _list(name: str, value: object) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{name}: got {type(value).__name__}; must be a list")
-    return list(value)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: got {type(value).__name__}; must be a string")
-    return value
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ValueError(f"{name}: got {value!r}; must be a number of 0 or more")
-    return value
-
-
-def _whole(name: str, value: object, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: got {value!r}; must be an integer of {least} or more")
-    return value
-
-
-def _bytes(value: Iterable[object]) -> Bytes:
-    return tuple(_number("bytes", one) for one in _list("bytes", value))
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 # Parts of a model that are no decoder layers.
@@ -338,19 +244,14 @@ def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
     Raises:
         ValueError: they have other accumulation counts, or other segments.
     """
-    return [_step(steps, traces) for steps in _by_accumulation(traces)]
-
-
-def _by_accumulation(traces: Sequence[Trace]) -> list[list[Step]]:
-    """The steps of each accumulation count, at every depth."""
     found = [sorted(trace.steps, key=lambda step: step.accumulation) for trace in traces]
     counts = [[step.accumulation for step in steps] for steps in found]
     if any(one != counts[0] or len(set(one)) != len(one) for one in counts):
         raise ValueError(f"traces: accumulation counts differ between depths: {counts}")
-    return [list(steps) for steps in zip(*found, strict=True)]
+    return [_matched_step(steps, traces) for steps in zip(*found, strict=True)]
 
 
-def _step(steps: Sequence[Step], traces: Sequence[Trace]) -> ProfileStep:
+def _matched_step(steps: Sequence[Step], traces: Sequence[Trace]) -> ProfileStep:
     head = traces[0].layers // 2
     tail = traces[0].layers - head
     by_place = [
@@ -359,59 +260,44 @@ def _step(steps: Sequence[Step], traces: Sequence[Trace]) -> ProfileStep:
     ]
     if any(set(places) != set(by_place[0]) for places in by_place):
         raise ValueError("traces: the segments of the depths differ")
+    stretches = []
+    for place in by_place[0]:
+        lines = [places[place] for places in by_place]
+        # outside layers all moments are told: as many of the same kinds are the same ones
+        kinds = [[frozenset(line.categories) for line in of_depth] for of_depth in lines]
+        matches = place[2] in OUTSIDE and all(one == kinds[0] for one in kinds)
+        stretches.append(Stretch(place=place, lines=tuple(map(tuple, lines)), matches=matches))
+    calls: dict[tuple[str, str, str, str], list[TraceCollective | None]] = {}
+    for i, step in enumerate(steps):
+        for call in step.collectives:
+            kind = call.op, call.axis, call.phase, call.overlap
+            calls.setdefault(kind, [None] * len(steps))[i] = call
+    none = (0.0,) * len(traces[0].micro_batch_sizes)
     return ProfileStep(
         accumulation=steps[0].accumulation,
         micro_batch_sizes=traces[0].micro_batch_sizes,
-        stretches=tuple(
-            _stretch(place, [places[place] for places in by_place]) for place in by_place[0]
+        stretches=tuple(stretches),
+        calls=tuple(
+            Calls(
+                kind=kind,
+                counts=tuple(call.count if call else 0 for call in of_depths),
+                bytes=tuple(call.bytes if call else none for call in of_depths),
+            )
+            for kind, of_depths in calls.items()
         ),
-        calls=_matched_calls([step.collectives for step in steps], traces),
     )
-
-
-def _stretch(place: Place, lines: Sequence[Sequence[Line]]) -> Stretch:
-    """Outside layers all moments are told: as many of the same kinds are the same ones."""
-    kinds = [[frozenset(line.categories) for line in of_depth] for of_depth in lines]
-    matches = place[2] in OUTSIDE and all(one == kinds[0] for one in kinds)
-    return Stretch(place=place, lines=tuple(map(tuple, lines)), matches=matches)
 
 
 def _by_place(segments: Iterable[Segment], head: int, tail: int) -> dict[Place, list[Line]]:
-    """Lines by place; layers from ``head`` up to ``tail`` are left out."""
+    """Lines by place: ``layer 0``, ... at the start, ``last 0``, ... at the end; layers from
+    ``head`` up to ``tail`` are left out."""
     found: dict[Place, list[Line]] = {}
     for segment in segments:
-        part = _place_of(segment.part, head, tail)
-        if part:
-            place = (segment.micro_batch, segment.phase, part)
-            found.setdefault(place, []).extend(segment.lines)
+        part = segment.part
+        name, _, number = part.partition(" ")
+        if name == "layer" and int(number) >= head:
+            if int(number) < tail:
+                continue
+            part = f"last {int(number) - tail}"
+        found.setdefault((segment.micro_batch, segment.phase, part), []).extend(segment.lines)
     return found
-
-
-def _place_of(part: str, head: int, tail: int) -> str:
-    """``layer 0``, ``layer 1``, ... at the start, ``last 0``, ... at the end; empty between."""
-    name, _, number = part.partition(" ")
-    if name != "layer":
-        return part
-    index = int(number)
-    if index < head:
-        return part
-    return f"last {index - tail}" if index >= tail else ""
-
-
-def _matched_calls(
-    depths: Sequence[Sequence[TraceCollective]], traces: Sequence[Trace]
-) -> tuple[Calls, ...]:
-    found: dict[tuple[str, str, str, str], list[TraceCollective | None]] = {}
-    for i, calls in enumerate(depths):
-        for call in calls:
-            kind = call.op, call.axis, call.phase, call.overlap
-            found.setdefault(kind, [None] * len(depths))[i] = call
-    none = (0.0,) * len(traces[0].micro_batch_sizes)
-    return tuple(
-        Calls(
-            kind=kind,
-            counts=tuple(call.count if call else 0 for call in of_depths),
-            bytes=tuple(call.bytes if call else none for call in of_depths),
-        )
-        for kind, of_depths in found.items()
-    )

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.workload import Precision
 from tuner.guard.counts import caused, counted, difference, inactive_knob
-from tuner.guard.replica import GUARD_FORMAT, STEPS, Twin
+from tuner.guard.replica import GUARD_FORMAT, STEPS, Replica
 from tuner.space.inactive import show
 
 
-class Ruling(StrEnum):
+class CheckState(StrEnum):
     """States of knowledge about a configuration's training."""
 
     PASSED = "passed"  # they train what one process trains
@@ -27,15 +27,15 @@ class Ruling(StrEnum):
 # classes of two ranks (three shardings with gradients put off and not, tensor parallelism with
 # recomputation and not; torch 2.13, accelerate 1.15, transformers 5.23, on a CPU):
 #
-# ======================  =======  =======  ========== twin of                 fp32     bf16
+# ======================  =======  =======  ========== replica of                 fp32     bf16
 # bf16_mixed ======================  =======  =======  ========== tinyllama-1.1b, AdamW   1.7e-07
 # 1.0e-03  1.2e-03 mixtral-8x7b, AdamW     2.0e-07  2.2e-03  1.3e-03 tinyllama-1.1b, SGD     1.6e-07
 # 5.4e-04  7.5e-04 mixtral-8x7b, SGD       9.8e-08  1.3e-03  1.8e-03 ======================  =======
 # =======  ==========
 #
-# Against a reference that accumulated as the twins do it was 3.7e-3 at most. So bf16 shows faults
-# of casting, and of other kinds the large ones only: fp32 decides. Under SGD the faults of buffers
-# that the tests plant are off by 0.2 and more.
+# Against a reference that accumulated as the replicas do it was 3.7e-3 at most. So bf16 shows
+# faults of casting, and of other kinds the large ones only: fp32 decides. Under SGD the faults of
+# buffers that the tests plant are off by 0.2 and more.
 TOLERANCE: Mapping[Precision, float] = {
     Precision.FP32: 1e-5,
     Precision.BF16: 1e-2,
@@ -45,7 +45,7 @@ TOLERANCE: Mapping[Precision, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """How far a twin is from its reference."""
+    """How far a replica is from its reference."""
 
     relative: float
     """Of the worst loss or gradient norm of the step."""
@@ -56,17 +56,17 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GuardCheck:
     """Result of training a replica."""
 
     key: str
-    """Of the twin in these versions (:meth:`tuner.guard.replica.Twin.key`)."""
+    """Of the replica in these versions (:meth:`tuner.guard.replica.Replica.key`)."""
     family: str
     """Of the model's structure and versions (:func:`tuner.guard.replica.family_of`)."""
-    ruling: Ruling
-    """The verdict."""
+    ruling: CheckState
+    """The check."""
     outcome: Outcome
-    """Of the twin, as a probe has one: ``ok``, ``wrong_result``, ``knob_inactive``, ..."""
+    """Of the replica, as a probe has one: ``ok``, ``wrong_result``, ``knob_inactive``, ..."""
     model_type: str = ""
     """The architecture, as transformers spells it."""
     detail: str = ""
@@ -74,23 +74,23 @@ class Verdict:
     structure: str = ""
     """What was trained, in words."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The twin's (``Settings.as_dict``)."""
+    """The replica's (``Settings.as_dict``)."""
     ranks: int = 1
     """That trained."""
     precision: str = ""
-    """Number format of the twin; empty of a probe, whose counts do not depend on it."""
+    """Number format of the replica; empty of a probe, whose counts do not depend on it."""
     knob: str = ""
     """The knob that is to blame by what was counted; empty where counts show none."""
     program: str = ""
     """What was run, as :attr:`tuner.core.study.Question.program` has it."""
     study: str = ""
-    """The study whose probe it is of, in the place of a twin."""
+    """The study whose probe it is of, in the place of a replica."""
     worst: float | None = None
     """The largest relative difference of all compared steps; ``None`` where none was compared."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the stack that trained."""
     notes: tuple[str, ...] = ()
-    """What the twin leaves out."""
+    """What the replica leaves out."""
     date: str | None = None
     """When it was kept, UTC in ISO 8601."""
 
@@ -101,7 +101,7 @@ class Verdict:
         return {"format": GUARD_FORMAT, **values, **named, "notes": list(self.notes)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
+    def from_dict(cls, values: Mapping[str, Any]) -> "GuardCheck":
         """The reverse of :meth:`as_dict`.
 
         Raises:
@@ -109,8 +109,8 @@ class Verdict:
         """
         known = dict(values)
         if known.pop("format", None) != GUARD_FORMAT:
-            raise ValueError("a verdict of another format")
-        known["ruling"], known["outcome"] = Ruling(known["ruling"]), Outcome(known["outcome"])
+            raise ValueError("a check of another format")
+        known["ruling"], known["outcome"] = CheckState(known["ruling"]), Outcome(known["outcome"])
         return cls(**{**known, "notes": tuple(known["notes"])})
 
 
@@ -125,23 +125,23 @@ class Judgement(NamedTuple):
     """The knob that is to blame by what was counted; empty where counts show none."""
 
 
-def judge(twin: Twin, found: Measurement, reference: Measurement) -> Judgement:
-    """The outcome of a twin, and why.
+def judge(replica: Replica, found: Measurement, reference: Measurement) -> Judgement:
+    """The outcome of a replica, and why.
 
     Collectives that differ from the list and that no other value of a knob explains are told and
     fail nothing: a release may communicate otherwise and train the same.
 
     Args:
-        twin: what was trained.
+        replica: what was trained.
         found: what its ranks found.
         reference: what one process found.
     """
     if found.outcome is not Outcome.OK:
         return Judgement(found.outcome, found.detail)
-    workload, settings, cluster = twin.workload, twin.settings, twin.cluster
-    if dead := inactive_knob(workload, settings, cluster, found):
-        detail = f"{dead.knob} acts as {show(dead.value)}: {dead.why}"
-        return Judgement(Outcome.KNOB_INACTIVE, detail, dead.knob)
+    workload, settings, cluster = replica.workload, replica.settings, replica.cluster
+    if inactive := inactive_knob(workload, settings, cluster, found):
+        detail = f"{inactive.knob} acts as {show(inactive.value)}: {inactive.why}"
+        return Judgement(Outcome.KNOB_INACTIVE, detail, inactive.knob)
     other = difference(caused(workload, settings, cluster), counted(found.collectives))
     tolerance = TOLERANCE[workload.precision]
     worst = first_deviation(found, reference, tolerance)
@@ -178,12 +178,12 @@ def deviations(found: Measurement, reference: Measurement) -> list[Deviation]:
     ]
 
 
-def ruling_of(outcome: Outcome) -> Ruling:
+def check_state_of(outcome: Outcome) -> CheckState:
     """Derives the ruling from an outcome; accidents say nothing."""
     if outcome is Outcome.OK:
-        return Ruling.PASSED
+        return CheckState.PASSED
     wrong = (Outcome.WRONG_RESULT, Outcome.KNOB_INACTIVE, Outcome.NON_FINITE)
-    return Ruling.FAILED if outcome in wrong else Ruling.NOT_CHECKED
+    return CheckState.FAILED if outcome in wrong else CheckState.NOT_CHECKED
 
 
 def _relative(found: Sequence[float], wanted: Sequence[float]) -> list[float]:

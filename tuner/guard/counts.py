@@ -9,9 +9,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Collective, Measurement, Outcome, Phase
 from tuner.core.workload import Workload
-from tuner.cost.collectives import step_collectives
-from tuner.cost.memory import WEIGHT_BYTES
-from tuner.cost.shards import shards
+from tuner.cost.memory.shards import WEIGHT_BYTES, shards
+from tuner.cost.time.collectives import step_collectives
 from tuner.guard.replica import smallest_factor
 from tuner.text import size_text
 
@@ -32,7 +31,7 @@ _RESHARDS = {
 
 
 def caused(workload: Workload, settings: Settings, cluster: Cluster) -> Counts:
-    """Counts what :func:`tuner.cost.collectives.step_collectives` lists, by kind."""
+    """Counts what :func:`tuner.cost.time.collectives.step_collectives` lists, by kind."""
     counts: Counts = Counter()
     for one in step_collectives(workload, settings, cluster):
         phase = _SEEN_IN.get(one.phase, one.phase)
@@ -63,7 +62,7 @@ class Acted:
 def path_of(settings: Settings, ranks: int) -> Path:
     """The knobs that act in settings on so many ranks, with their values.
 
-    Tensor parallelism is told by its smallest prime factor, as twins have it. Wherever gradients
+    Tensor parallelism is told by its smallest prime factor, as replicas have it. Wherever gradients
     accumulate, ``sync_each_batch`` is told to the stack, which steps by it: also on one
     data-parallel rank, where there is nothing to be reduced.
     """

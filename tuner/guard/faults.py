@@ -1,9 +1,9 @@
 """Knob values that were seen to train something else, and in which settings that holds.
 
-A check is a twin's verdict or a probe's counts. One that failed blames the knob that its counts
-show, or the one in which alone it differs from a twin that passed. The value is then wrong in that
-layout, and taken to be wrong in all others until it is seen to be right in one of them: then only
-those where it failed are closed.
+A check is of a replica's training or of a probe's counts. One that failed blames the knob that its
+counts show, or the one in which alone it differs from a replica that passed. The value is then
+wrong in that layout, and taken to be wrong in all others until it is seen to be right in one of
+them: then only those where it failed are closed.
 """
 
 from collections import defaultdict
@@ -17,14 +17,14 @@ from tuner.core.framework import FrameworkName, same_release
 from tuner.core.measurement import Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.counts import Path, path_of
 from tuner.guard.replica import STACK, family_of, stack_of
 from tuner.space.inactive import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class PathCheck:
     """Evidence of training a configuration, with any model of the same program and versions."""
 
     path: Path
@@ -40,7 +40,7 @@ class Check:
     is_own: bool = False
     """Whether it is of the question's own model, or of its own study's probes."""
     compared: str = ""
-    """What losses were compared of: a twin's family and number format; empty of a probe, whose
+    """What losses were compared of: a replica's family and number format; empty of a probe, whose
     losses have nothing to be held against."""
 
     @property
@@ -50,7 +50,7 @@ class Check:
 
     @property
     def is_probe(self) -> bool:
-        """Tells whether it is of a probe: what that has counted, no model's twin clears."""
+        """Tells whether it is of a probe: what that has counted, no model's replica clears."""
         return not self.compared
 
 
@@ -81,48 +81,48 @@ def layout_of(path: Path, knob: str) -> str:
     return f"sharding={values.get('sharding', 'none')}"
 
 
-def bears_on(question: Question, verdict: Verdict) -> bool:
-    """Says if a verdict says something of a question's settings: the program that was run is the
+def bears_on(question: Question, check: GuardCheck) -> bool:
+    """Says if a check says something of a question's settings: the program that was run is the
     same, in the same versions, in a number format that the question has, or in fp32."""
     versions = stack_of(question.framework.versions)
-    theirs = stack_of(verdict.versions)
+    theirs = stack_of(check.versions)
     return (
         question.framework.name is not FrameworkName.NANOTRON
-        and verdict.program == question.program
+        and check.program == question.program
         and len(versions) == len(STACK) == len(theirs)
         and all(same_release(versions[package], theirs[package]) for package in STACK)
-        and verdict.precision in ("", Precision.FP32, question.workload.precision)
-        and bool(verdict.settings)
+        and check.precision in ("", Precision.FP32, question.workload.precision)
+        and bool(check.settings)
     )
 
 
-def check_of(verdict: Verdict, own_family: str) -> Check:
-    """A verdict that was kept, as a check."""
-    passed = verdict.ruling is Ruling.PASSED
-    twin = f"a small {verdict.model_type or 'model'} on {verdict.ranks} ranks"
-    return Check(
-        path=path_of(Settings.from_dict(verdict.settings), verdict.ranks),
-        outcome=Outcome.OK if passed else verdict.outcome,
-        detail=verdict.detail,
-        knob=verdict.knob,
-        source=f"a probe of {verdict.study}" if verdict.study else twin,
-        is_own=not verdict.study and verdict.family == own_family,
-        compared="" if verdict.study else f"{verdict.family} {verdict.precision}",
+def check_of(check: GuardCheck, own_family: str) -> PathCheck:
+    """A check that was kept, as evidence on a path."""
+    passed = check.ruling is CheckState.PASSED
+    replica = f"a small {check.model_type or 'model'} on {check.ranks} ranks"
+    return PathCheck(
+        path=path_of(Settings.from_dict(check.settings), check.ranks),
+        outcome=Outcome.OK if passed else check.outcome,
+        detail=check.detail,
+        knob=check.knob,
+        source=f"a probe of {check.study}" if check.study else replica,
+        is_own=not check.study and check.family == own_family,
+        compared="" if check.study else f"{check.family} {check.precision}",
     )
 
 
-def checks_of(question: Question, verdicts: Iterable[Verdict]) -> Iterator[Check]:
-    """The verdicts that bear on a question, and that were reached, as checks."""
+def checks_of(question: Question, checks: Iterable[GuardCheck]) -> Iterator[PathCheck]:
+    """The checks that bear on a question, and that were reached, as checks."""
     family = family_of(question)
-    for verdict in verdicts:
-        if verdict.ruling is not Ruling.NOT_CHECKED and bears_on(question, verdict):
-            yield check_of(verdict, family)
+    for check in checks:
+        if check.ruling is not CheckState.NOT_CHECKED and bears_on(question, check):
+            yield check_of(check, family)
 
 
 class Faults:
     """Looks up what checks have shown, by the path of a configuration."""
 
-    def __init__(self, checks: Iterable[Check]) -> None:
+    def __init__(self, checks: Iterable[PathCheck]) -> None:
         self._checks = tuple(dict.fromkeys(checks))
         self._wrong: dict[Path, Wrong | None] = {}
         self._compared: dict[Path, bool] = {}
@@ -161,7 +161,7 @@ class Faults:
         return right
 
     @cached_property
-    def failures(self) -> Mapping[tuple[str, Any], Sequence[tuple[Check, bool]]]:
+    def failures(self) -> Mapping[tuple[str, Any], Sequence[tuple[PathCheck, bool]]]:
         """Failed checks by knob and value that are to blame, each with whether its losses show it.
 
         Those that blame none are kept by an empty name and their path.
@@ -178,7 +178,7 @@ class Faults:
                 found["", check.path].append((check, bool(check.compared)))
         return found
 
-    def _differs(self, failed: Check) -> str:
+    def _differs(self, failed: PathCheck) -> str:
         """The knob in which alone a failed check differs from one that passed, whose losses were
         compared with those of the same process; empty where there is none.
 

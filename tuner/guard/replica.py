@@ -40,7 +40,7 @@ ROUND = 8
 _WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
-class NoTwinError(TunerError):
+class NoReplicaError(TunerError):
     """There is no small model or no few ranks that stand for these."""
 
 
@@ -57,20 +57,20 @@ def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str,
         parts: what heads and the MLP must be divisible by: ranks of tensor parallelism.
 
     Raises:
-        NoTwinError: its layers follow no pattern, or no small shape is allowed.
+        NoReplicaError: its layers follow no pattern, or no small shape is allowed.
     """
     depth = depths_of(model)[0]
     if depth > MOST_LAYERS:
-        raise NoTwinError(f"{model.name} has {depth} layers that follow no pattern")
+        raise NoReplicaError(f"{model.name} has {depth} layers that follow no pattern")
     config = at_depth(model, depth)
     notes = _leave_out(config)
     error: TunerError | None = None
     for fields in _shapes(model, config, parts):
         try:
-            return read_model_config(fields, name=f"twin of {model.name}"), notes
+            return read_model_config(fields, name=f"replica of {model.name}"), notes
         except TunerError as refused:
             error = refused
-    raise NoTwinError(f"no small {model.model_type} of its kind is allowed: {error}")
+    raise NoReplicaError(f"no small {model.model_type} of its kind is allowed: {error}")
 
 
 def _leave_out(config: dict[str, Any]) -> tuple[str, ...]:
@@ -162,34 +162,34 @@ def _multiple(number: int, of: int) -> int:
     return max(1, -(-number // of)) * of
 
 
-# Of what a twin is, of the program that trains it and of how it is judged.
+# Of what a replica is, of the program that trains it and of how it is judged.
 #
-# Verdicts of another are of no use. A test holds the digest of all these sources beside it, and
+# Checks of another are of no use. A test holds the digest of all these sources beside it, and
 # says when to raise it.
 GUARD_FORMAT = 3
-# Of every twin: sequences of a step, micro-batches where there are several, tokens.
+# Of every replica: sequences of a step, micro-batches where there are several, tokens.
 GLOBAL_BATCH, ACCUMULATION, SEQUENCE = 24, 3, 32
 # Optimizer steps that are compared. A reused buffer was seen at the second, not at the first.
 STEPS = 4
 # Data-parallel ranks of a shard group, and replicas of it under ``hybrid_shard``.
 DATA_RANKS = 2
-# Processes of a twin.
+# Processes of a replica.
 MOST_RANKS = 8
 # Of weights and tokens.
 SEED = 11
-# The packages that a verdict is about.
+# The packages that a check is about.
 STACK = ("torch", "accelerate", "transformers")
-# What a twin is trained with in the place of an optimizer that it cannot have.
+# What a replica is trained with in the place of an optimizer that it cannot have.
 #
 # AdamW has the same states and updates as torchao's, in more bits. That is compiled in every rank,
 # in bf16 not at all where parameters are sharded, and its version is not one of those that a
-# question states. In fp32 two of its twins agreed within 1.3e-7; they took 80 s, and 32 s with what
-# was compiled at hand, where eight with AdamW took 32 s (torchao 0.18, torch 2.13, two cores).
+# question states. In fp32 two of its replicas agreed within 1.3e-7; they took 80 s, and 32 s with
+# what was compiled at hand, where eight with AdamW took 32 s (torchao 0.18, torch 2.13, two cores).
 STANDS_FOR = {Optimizer.ADAMW_8BIT: Optimizer.ADAMW}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Twin:
+class Replica:
     """A small model, the few ranks that train it, and their settings."""
 
     workload: Workload
@@ -197,12 +197,12 @@ class Twin:
     cluster: Cluster
     """CPU processes; nodes stand for the groups of ``hybrid_shard``."""
     settings: Settings
-    """The knobs under test, with the twin's own sizes."""
+    """The knobs under test, with the replica's own sizes."""
     notes: tuple[str, ...] = ()
-    """What the twin leaves out."""
+    """What the replica leaves out."""
 
     @property
-    def reference(self) -> "Twin":
+    def reference(self) -> "Replica":
         """One process that trains the same, every knob off, with all sequences in one batch.
 
         It accumulates nothing: a fault of accumulation must not be in what shows it.
@@ -232,12 +232,14 @@ class Twin:
         }
 
     def key(self, versions: Mapping[str, str]) -> str:
-        """SHA-256, in hex, of all that the twin's verdict depends on."""
+        """SHA-256, in hex, of all that the replica's check depends on."""
         return _hash([GUARD_FORMAT, self.spec(), stack_of(versions)])
 
 
-def twin_of(question: Question, settings: Settings, precision: Precision | None = None) -> Twin:
-    """The twin of settings.
+def replica_of(
+    question: Question, settings: Settings, precision: Precision | None = None
+) -> Replica:
+    """The replica of settings.
 
     It has the workload's optimizer, or what stands for it (:data:`STANDS_FOR`), and the settings'
     class: sharding, whether gradients accumulate and when they are synchronized, recomputation and
@@ -250,22 +252,24 @@ def twin_of(question: Question, settings: Settings, precision: Precision | None 
         precision: number format; fp32 unless given, in which nothing hides a fault.
 
     Raises:
-        NoTwinError: the probe program does not run these settings, or no small model has the
+        NoReplicaError: the probe program does not run these settings, or no small model has the
             model's structure.
     """
     if question.framework.name is FrameworkName.NANOTRON or settings.pp_size > 1:
-        raise NoTwinError("nanotron is not run here, so nothing of it is trained")
+        raise NoReplicaError("nanotron is not run here, so nothing of it is trained")
     world_size = question.cluster.world_size
     tp = smallest_factor(settings.tp_size)
     parallel = settings.data_parallel_size(world_size) > 1
     nodes = DATA_RANKS if settings.sharding is Sharding.HYBRID_SHARD else 1
     cluster = _processes(nodes, tp * (DATA_RANKS if parallel else 1))
     if cluster.world_size > MOST_RANKS:
-        raise NoTwinError(f"its twin would take {cluster.world_size} ranks, {MOST_RANKS} at most")
+        raise NoReplicaError(
+            f"its replica would take {cluster.world_size} ranks, {MOST_RANKS} at most"
+        )
     model, notes = small_model(question.workload.model, tp)
     count = ACCUMULATION if settings.gradient_accumulation_steps > 1 else 1
     replicas = cluster.world_size // tp
-    return Twin(
+    return Replica(
         workload=Workload(
             model=model,
             sequence_length=_sequence(tp),
@@ -289,7 +293,7 @@ def key_of_probe(
     study_id: str, program: str, settings: Settings, versions: Mapping[str, str]
 ) -> str:
     """SHA-256, in hex, of what a study's probes of a class have in common, which is kept as the
-    verdict on a twin is."""
+    check of a replica is."""
     accumulates = settings.gradient_accumulation_steps > 1
     settings_class = settings.settings_class.as_dict()
     probed = [study_id, program, settings_class, accumulates, stack_of(versions)]
@@ -301,7 +305,7 @@ def family_of(question: Question) -> str:
 
     That is the small model's structure, without tensor parallelism, the optimizer, and the stack's
     versions.
-    Empty where there are no such verdicts: a version of the stack is not known, or there is no
+    Empty where there are no such checks: a version of the stack is not known, or there is no
     small model.
     """
     versions = question.framework.versions
@@ -309,7 +313,7 @@ def family_of(question: Question) -> str:
         return ""
     try:
         model, _ = small_model(question.workload.model, 1)
-    except NoTwinError:
+    except NoReplicaError:
         return ""
     optimizer = str(_optimizer(question.workload))
     return _hash([GUARD_FORMAT, model.fingerprint, optimizer, stack_of(versions)])
@@ -328,14 +332,14 @@ def _processes(nodes: int, ranks_per_node: int) -> Cluster:
 
 
 def _optimizer(workload: Workload) -> Optimizer:
-    """The one that twins are trained with."""
+    """The one that replicas are trained with."""
     return STANDS_FOR.get(workload.optimizer, workload.optimizer)
 
 
 def _left_out(workload: Workload, settings: Settings) -> Iterator[str]:
     """Says what a replica of these shows nothing of."""
     if (own := workload.optimizer) is not (used := _optimizer(workload)):
-        yield f"the twin was trained with {used} in the place of {own}"
+        yield f"the replica was trained with {used} in the place of {own}"
     if settings.cpu_offload:
         yield "on a CPU cpu_offload is not seen to act, only to train the same"
 

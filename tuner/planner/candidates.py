@@ -15,11 +15,13 @@ from tuner.core.cluster import Cluster, Device, Link
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Question
+from tuner.cost.allocated import Profile
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
-from tuner.cost.memory import memory_bound
-from tuner.cost.prediction import Profile, predict
-from tuner.cost.step_time import step_time
+from tuner.cost.memory.shards import axis_sizes
+from tuner.cost.memory.step import memory_bound
+from tuner.cost.prediction import predict
+from tuner.cost.time.step import step_time
 from tuner.model.shape import is_named
 from tuner.planner.ranking import complexity
 from tuner.search.trials import Prior, settings_features, workload_features
@@ -36,7 +38,7 @@ def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
     share = SHARE * settings.micro_batch_size**0.5
     share *= 0.5 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     share *= 0.5 if settings.sharding in FSDP else 1.0
-    share /= settings.tp_size**0.5
+    share /= axis_sizes(settings, question.cluster).tp ** 0.5
     return log(share * question.cluster.gpu.memory_bytes), UNSURE
 
 
@@ -47,7 +49,7 @@ def step_by_rule(settings: Settings) -> Quantity:
     length *= 1.3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     length *= 1.1 if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1.0
     length *= 1.05 if settings.sync_each_batch and count > 1 else 1.0
-    length *= 1 + 0.1 * log2(settings.tp_size * settings.pp_size)
+    length *= 1 + 0.1 * log2(settings.model_parallel_size)
     length *= 2.0 if settings.cpu_offload else 1.0
     return Quantity(value=length, low=length / 2, high=length * 2, provenance=Provenance.PREDICTED)
 

@@ -15,7 +15,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeState, Study
 from tuner.cost.constants import default_costs
-from tuner.cost.device_memory import communicator_count
+from tuner.cost.memory.device import communicator_count
 from tuner.dryrun import Profile
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned
@@ -49,7 +49,7 @@ class Overheads:
         """Bytes of one communicator."""
         least, most = min(self.by_count), max(self.by_count)
         if least == most:
-            return default_costs().device.communicator_bytes
+            return default_costs().device.communicator_bytes.value
         return max(0.0, (self.by_count[most] - self.by_count[least]) / (most - least))
 
 

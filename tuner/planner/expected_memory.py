@@ -8,7 +8,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, TRAINS_WRONGLY
 from tuner.core.words import describe
 from tuner.core.workload import Workload
-from tuner.cost.memory import MemoryBound, memory_bound
+from tuner.cost.memory.step import MemoryBound, memory_bound
 from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.text import size_text
 

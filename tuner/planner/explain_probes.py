@@ -9,7 +9,7 @@ from tuner.core.words import MOST_NAMED, describe, probes_text, seconds_text
 from tuner.planner.estimates import Estimate, Forecast, forecast
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import Knowledge, learned, outcome_of
-from tuner.planner.verdicts import NO_TWIN_OF_A_SCRIPT
+from tuner.planner.verdicts import NO_REPLICA_OF_A_SCRIPT
 from tuner.text import count_text, size_text
 
 _TOLD_ELSEWHERE = frozenset({Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY})
@@ -203,9 +203,9 @@ def script_guard(study: Study, finding: Finding) -> Guard:
     last = finding.probes[-1]
     found = last.measurement
     if found is None:
-        return Guard(why=NO_TWIN_OF_A_SCRIPT)
+        return Guard(why=NO_REPLICA_OF_A_SCRIPT)
     seen = "; ".join(
-        (NO_TWIN_OF_A_SCRIPT, *_scripts_counted(finding, found), *_losses(study, finding))
+        (NO_REPLICA_OF_A_SCRIPT, *_scripts_counted(finding, found), *_losses(study, finding))
     )
     return Guard(versions=dict(found.versions), date=last.finished_at, why=seen)
 

@@ -107,7 +107,7 @@ def rule_of_thumb(outlook: SpeedOutlook) -> Settings | None:
     """
     return min(
         outlook.expected,
-        key=lambda s: (s.tp_size * s.pp_size, complexity(s), -s.micro_batch_size, str(s)),
+        key=lambda s: (s.model_parallel_size, complexity(s), -s.micro_batch_size, str(s)),
         default=None,
     )
 

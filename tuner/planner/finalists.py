@@ -6,12 +6,12 @@ from tuner.core.answer import KNOBS_PASSED, Guard
 from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import ProbeRequest, Study
-from tuner.guard.check import Ruling, Verdict
-from tuner.guard.replica import STACK, NoTwinError, stack_of
+from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.replica import STACK, NoReplicaError, stack_of
 from tuner.planner.findings import Finding
 from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.ranking import choose, indistinguishable
-from tuner.planner.verdicts import is_checked, known_verdicts, twins_of
+from tuner.planner.verdicts import is_checked, known_verdicts, replicas_of
 
 # Probes that must be allowed before some are kept for repeating finalists.
 REPEAT_FROM = 6
@@ -98,17 +98,17 @@ def guard_of(
     if why:
         return Guard(versions=dict(versions), date=date, why=why)
     worst = max(found, key=lambda verdict: _ORDER.index(verdict.ruling))
-    if worst.ruling is Ruling.NOT_CHECKED:
+    if worst.ruling is CheckState.NOT_CHECKED:
         return Guard(versions=dict(versions), date=date, why=worst.detail)
     why = "; ".join(filter(None, (worst.detail, *_notes(study, settings))))
     return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
 
 
 def to_guard(known: Knowledge) -> list[Settings]:
-    """The finalists without a verdict on each of their twins: the answer, what ties with it, and
+    """The finalists without a verdict on each of their replicas: the answer, what ties with it, and
     what would be it if a knob's value were right that failed in another layout.
 
-    Settings that have no twin are left out.
+    Settings that have no replica are left out.
     """
     study, tolerance = known.study, known.study.terms.tolerance
     choice = choose(known.fitting, tolerance)
@@ -137,45 +137,45 @@ def _to_confirm(known: Knowledge) -> list[Finding]:
 def _by_knob(study: Study) -> Guard:
     """Says that other small models were trained with each of the knobs, and none with all."""
     stack = stack_of(study.question.framework.versions)
-    passed = [v.date for v in study.guards.values() if v.ruling is Ruling.PASSED and v.date]
+    passed = [v.date for v in study.guards.values() if v.ruling is CheckState.PASSED and v.date]
     return Guard(
         verdict=KNOBS_PASSED,
         versions=stack,
         date=max(passed, default=None),
-        why="small twins with each of these values train what one process trains; one of these"
+        why="small replicas with each of these values train what one process trains; one of these"
         " settings and this model was not trained yet",
     )
 
 
-_ORDER = (Ruling.PASSED, Ruling.NOT_CHECKED, Ruling.FAILED)
+_ORDER = (CheckState.PASSED, CheckState.NOT_CHECKED, CheckState.FAILED)
 
 
 def _is_open(study: Study, settings: Settings) -> bool:
     try:
-        count = len(twins_of(study.question, settings))
-    except NoTwinError:
+        count = len(replicas_of(study.question, settings))
+    except NoReplicaError:
         return False
-    decided = [v for v in known_verdicts(study, settings) if v.ruling is not Ruling.NOT_CHECKED]
+    decided = [v for v in known_verdicts(study, settings) if v.ruling is not CheckState.NOT_CHECKED]
     return len(decided) < count
 
 
 def _notes(study: Study, settings: Settings) -> tuple[str, ...]:
     """Says what the replicas leave out: a result may be of another study's equal replica."""
-    notes = (note for twin in twins_of(study.question, settings) for note in twin.notes)
+    notes = (note for replica in replicas_of(study.question, settings) for note in replica.notes)
     return tuple(dict.fromkeys(notes))
 
 
-def _verdicts(study: Study, settings: Settings) -> tuple[list[Verdict], str]:
-    """The verdicts on all twins, or why there are none."""
+def _verdicts(study: Study, settings: Settings) -> tuple[list[GuardCheck], str]:
+    """The verdicts on all replicas, or why there are none."""
     versions = study.question.framework.versions
     if missing := [package for package in STACK if package not in versions]:
         return [], f"the version of {' and '.join(missing)} is not known"
     try:
-        count = len(twins_of(study.question, settings))
-    except NoTwinError as error:
+        count = len(replicas_of(study.question, settings))
+    except NoReplicaError as error:
         return [], str(error)
     found = list(known_verdicts(study, settings))
-    wrong = any(verdict.ruling is Ruling.FAILED for verdict in found)
+    wrong = any(verdict.ruling is CheckState.FAILED for verdict in found)
     if len(found) < count and not wrong:
-        return [], "no small twin of these settings was trained with these versions yet"
+        return [], "no small replica of these settings was trained with these versions yet"
     return found, ""

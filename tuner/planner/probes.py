@@ -10,10 +10,10 @@ from tuner.core.cluster import Device
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Probe, Study
-from tuner.cost.compute import layer_backends
-from tuner.cost.emulated import priced, rates_of
 from tuner.cost.prediction import predict
-from tuner.cost.step_time import missing_link
+from tuner.cost.time.compute import layer_backends
+from tuner.cost.time.emulated import priced, rates_of
+from tuner.cost.time.step import missing_link
 from tuner.planner.timing import speed_of, step_time
 from tuner.text import Same
 

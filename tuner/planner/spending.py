@@ -22,7 +22,7 @@ class Cost:
     wall_s: float
     """Seconds by the clock."""
     device_s: float
-    """Seconds times the devices held for them; dry runs and small twins hold none."""
+    """Seconds times the devices held for them; dry runs and small replicas hold none."""
 
 
 def cost(study: Study) -> Cost:

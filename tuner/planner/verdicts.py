@@ -11,27 +11,27 @@ from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY
 from tuner.core.study import Question, Study
 from tuner.core.words import describe
 from tuner.core.workload import Precision
-from tuner.guard.check import Verdict
+from tuner.guard.check import GuardCheck
 from tuner.guard.counts import blamed_by_counts, path_of
-from tuner.guard.faults import Check, Faults, Wrong, checks_of
-from tuner.guard.replica import NoTwinError, Twin, twin_of
+from tuner.guard.faults import Faults, PathCheck, Wrong, checks_of
+from tuner.guard.replica import NoReplicaError, Replica, replica_of
 from tuner.text import Same
 
 # Why settings of a script are not checked as those of the probe program are.
-NO_TWIN_OF_A_SCRIPT = "a twin shows nothing of a script of one's own"
+NO_REPLICA_OF_A_SCRIPT = "a replica shows nothing of a script of one's own"
 
 
-def twins_of(question: Question, settings: Settings) -> tuple[Twin, ...]:
-    """The twins whose verdicts settings need: in fp32, and in the workload's number format.
+def replicas_of(question: Question, settings: Settings) -> tuple[Replica, ...]:
+    """The replicas whose verdicts settings need: in fp32, and in the workload's number format.
 
     Raises:
-        NoTwinError: as in :func:`tuner.guard.replica.twin_of`; or they are of a user's script.
+        NoReplicaError: as in :func:`tuner.guard.replica.replica_of`; or of a user's script.
     """
     if question.script is not None:
-        raise NoTwinError(NO_TWIN_OF_A_SCRIPT)
+        raise NoReplicaError(NO_REPLICA_OF_A_SCRIPT)
     precision = question.workload.precision
     formats = dict.fromkeys((Precision.FP32, precision))
-    return tuple(twin_of(question, settings, one) for one in formats)
+    return tuple(replica_of(question, settings, one) for one in formats)
 
 
 def faults_of(study: Study) -> Faults:
@@ -50,7 +50,7 @@ def _faults(key: Same[Study]) -> Faults:
     return Faults((*_probed(study), *checks_of(study.question, others)))
 
 
-def _probed(study: Study) -> Iterator[Check]:
+def _probed(study: Study) -> Iterator[PathCheck]:
     """Collects what was counted in the study's own probes."""
     ranks = study.question.cluster.world_size
     for probe in sorted(study.probes, key=lambda p: p.id):
@@ -58,7 +58,7 @@ def _probed(study: Study) -> Iterator[Check]:
         if found is None or probe.request.fidelity not in PROBED:
             continue
         if found.outcome in RAN | TRAINS_WRONGLY:
-            yield Check(
+            yield PathCheck(
                 path=path_of(settings, ranks),
                 outcome=found.outcome,
                 detail=found.detail,
@@ -83,15 +83,15 @@ def wrong_of(study: Study, settings: Iterable[Settings]) -> dict[Settings, Wrong
     return {one: wrong for one, wrong in found if wrong is not None}
 
 
-def known_verdicts(study: Study, settings: Settings) -> Iterator[Verdict]:
-    """The verdicts on the settings' twins, as far as there are some."""
+def known_verdicts(study: Study, settings: Settings) -> Iterator[GuardCheck]:
+    """The verdicts on the settings' replicas, as far as there are some."""
     versions = study.question.framework.versions
     try:
-        twins = twins_of(study.question, settings)
-    except NoTwinError:
+        replicas = replicas_of(study.question, settings)
+    except NoReplicaError:
         return
-    for twin in twins:
-        if (verdict := study.guards.get(twin.key(versions))) is not None:
+    for replica in replicas:
+        if (verdict := study.guards.get(replica.key(versions))) is not None:
             yield verdict
 
 

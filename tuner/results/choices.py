@@ -7,7 +7,7 @@ from functools import cached_property
 from math import log
 from typing import Any
 
-from tuner.core.configuration import ACCUMULATION, KNOBS, DeadKnob, Settings
+from tuner.core.configuration import ACCUMULATION, KNOBS, InactiveKnob, Settings
 from tuner.core.study import Question, Study
 from tuner.errors import UsageError
 from tuner.planner.explain_knobs import CHOSEN, MICRO
@@ -61,7 +61,7 @@ class Choices:
     """All knobs, in their order."""
     legal: tuple[Settings, ...]
     """All legal settings, in the space's order."""
-    dead_knobs: tuple[DeadKnob, ...]
+    dead_knobs: tuple[InactiveKnob, ...]
     """Knobs that do not act, with the reasons."""
 
     def __contains__(self, settings: object) -> bool:
@@ -157,7 +157,7 @@ def choices(study: Study) -> Choices:
 
 
 def _choice(
-    question: Question, knob: str, legal: Sequence[Settings], dead: Sequence[DeadKnob]
+    question: Question, knob: str, legal: Sequence[Settings], dead: Sequence[InactiveKnob]
 ) -> KnobChoice:
     values = sorted({getattr(settings, knob) for settings in legal}, key=_place(knob))
     return KnobChoice(
@@ -174,7 +174,9 @@ def _place(knob: str) -> Callable[[Any], int]:
     return list(kind).index if issubclass(kind, StrEnum) else int
 
 
-def _why_one(question: Question, knob: str, value: Any, dead: Sequence[DeadKnob]) -> Iterator[str]:
+def _why_one(
+    question: Question, knob: str, value: Any, dead: Sequence[InactiveKnob]
+) -> Iterator[str]:
     reasons = [one.why for one in dead if one.knob == knob]
     if reasons:
         yield from reasons

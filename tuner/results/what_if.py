@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tuner.core.answer import GIB
-from tuner.core.configuration import DeadKnob, Settings
+from tuner.core.configuration import InactiveKnob, Settings
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance, Quantity, weakest
 from tuner.core.study import Study
@@ -33,7 +33,7 @@ class WhatIf:
     """What they are, dead knobs at their canonical value."""
     words: str
     """The same, as people read it."""
-    collapsed: tuple[DeadKnob, ...]
+    collapsed: tuple[InactiveKnob, ...]
     """Knobs that were asked for at other values, with the reasons why they have not got them."""
     global_batch_size: int
     """Sequences of one optimizer step: always the study's."""
@@ -156,7 +156,7 @@ def _what_if(
     evidence: Evidence,
     settings: Settings,
     prediction: Prediction,
-    collapsed: tuple[DeadKnob, ...],
+    collapsed: tuple[InactiveKnob, ...],
     notes: Iterable[str],
 ) -> WhatIf:
     is_known = prediction.needed_bytes.value is not None

@@ -1,8 +1,8 @@
-"""The space of legal settings: what the knobs can be, which of them are dead, and why.
+"""The space of legal settings: what the knobs can be, which of them are inactive, and why.
 
 A knob that cannot act is collapsed to one canonical value, so that equal settings train alike
 and nothing is probed twice. Three things can hold of a value: it acts; it does not act, and
-the knob is *dead* there; or it is refused, because the stack would fail or train wrongly.
+the knob is *inactive* there; or it is refused, because the stack would fail or train wrongly.
 """
 
 from tuner.space.enumeration import Space, count_settings, enumerate_space

@@ -1,4 +1,4 @@
-"""Enumerates the legal settings, and says which knobs are dead in them."""
+"""Enumerates the legal settings, and says which knobs are inactive in them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
-from tuner.core.configuration import KNOBS, Checkpointing, DeadKnob, Settings, Sharding
+from tuner.core.configuration import KNOBS, Checkpointing, InactiveKnob, Settings, Sharding
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.inactive import (
@@ -44,11 +44,11 @@ _Ledger = dict[Fixed, Counter[Sharding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """All legal settings of a question, dead knobs collapsed."""
+    """All legal settings of a question, inactive knobs collapsed."""
 
     legal: tuple[Settings, ...]
     """In a fixed order, each once; never empty."""
-    dead_knobs: tuple[DeadKnob, ...]
+    dead_knobs: tuple[InactiveKnob, ...]
     """Knobs that do not act: anywhere, or where versions decide it, or though asked for."""
 
 
@@ -69,7 +69,7 @@ class _SpaceKey:
 def enumerate_space(question: Question) -> Space:
     """Every legal settings of the question, and the knobs that do not act in it.
 
-    A restriction of a knob holds where the knob is live; where it is dead, the knob has its
+    A restriction of a knob holds where the knob is live; where it is inactive, the knob has its
     canonical value, and ``dead_knobs`` says so if that is not what was asked for.
 
     Raises:
@@ -104,7 +104,7 @@ def _space(asked: _SpaceKey) -> Space:
 
 
 def _check_asked(question: Question, legal: list[Settings], ledger: _Ledger) -> None:
-    """Refuse a restriction of a knob that is dead everywhere, at another value."""
+    """Refuse a restriction of a knob that is inactive everywhere, at another value."""
     for knob, asked in question.knobs.items():
         if not any(getattr(settings, knob) in asked for settings in legal):
             reasons = dict.fromkeys(fixed.why for fixed in ledger if fixed.knob == knob)
@@ -123,7 +123,7 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 
 
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
-    """Canonical classes with their dead knobs, in a fixed order."""
+    """Canonical classes with their inactive knobs, in a fixed order."""
     found: dict[Settings, list[Fixed]] = {}
     fixed_sizes = fixed_by_framework(question, "pp_size"), fixed_tp_size(question)
     sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
@@ -178,7 +178,9 @@ def _sync_values(question: Question, settings: Settings, ledger: _Ledger) -> tup
     return (fixed.value,) if keep else ()
 
 
-def _dead_knobs(question: Question, legal: list[Settings], ledger: _Ledger) -> Iterator[DeadKnob]:
+def _dead_knobs(
+    question: Question, legal: list[Settings], ledger: _Ledger
+) -> Iterator[InactiveKnob]:
     shardings = {settings.sharding for settings in legal}
     for knob in KNOBS:
         entries = {fixed: where for fixed, where in ledger.items() if fixed.knob == knob}
@@ -190,16 +192,16 @@ def _dead_knobs(question: Question, legal: list[Settings], ledger: _Ledger) -> I
             if fixed.by_versions or (everywhere and where.total()) or unasked:
                 only = () if set(where) >= shardings else sorted(where)
                 why = sentence(fixed, asked=asked, only=only, apart=apart)
-                yield DeadKnob(knob=knob, why=why)
+                yield InactiveKnob(knob=knob, why=why)
         if not entries and not asked and knob in ("tp_size", "pp_size"):
             yield from _without_choice(question, knob)
 
 
-def _without_choice(question: Question, knob: str) -> Iterator[DeadKnob]:
+def _without_choice(question: Question, knob: str) -> Iterator[InactiveKnob]:
     """A parallel size that could act, but has one possible value only."""
     if _options(question, knob) == (1,):
         sizes = ", ".join(f"{what} ({size})" for what, size in split_by(question, knob))
-        yield DeadKnob(knob=knob, why=f"{knob} is 1: no larger number divides all of {sizes}")
+        yield InactiveKnob(knob=knob, why=f"{knob} is 1: no larger number divides all of {sizes}")
 
 
 def _nothing_legal(question: Question) -> UsageError:

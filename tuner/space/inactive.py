@@ -79,7 +79,7 @@ def fixed_tp_size(question: Question) -> Fixed | None:
 
 
 def canonical_class(question: Question, settings: Settings) -> tuple[Settings, list[Fixed]]:
-    """Settings with each dead knob but ``sync_each_batch`` at its value, and what was dead."""
+    """Settings with each inactive knob but ``sync_each_batch`` at its value, and these knobs."""
     sizes = [f for f in (fixed_by_framework(question, "pp_size"), fixed_tp_size(question)) if f]
     settings = replace(settings, **{f.knob: f.value for f in sizes})
     later = []
@@ -100,19 +100,19 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
 
 
 def _as_the_script_has_it(
-    question: Question, settings: Settings, dead: Collection[str]
+    question: Question, settings: Settings, inactive: Collection[str]
 ) -> tuple[Settings, list[Fixed]]:
-    """Settings with what the script is not told, of the knobs that are not dead anyway."""
+    """Settings with what the script is not told, of the knobs that are not inactive anyway."""
     told = []
     for knob in ("sharding", "tp_recompute_allgather", "activation_checkpointing"):
-        if knob not in dead and (fixed := fixed_by_script(question, knob, settings)):
+        if knob not in inactive and (fixed := fixed_by_script(question, knob, settings)):
             settings = replace(settings, **{knob: fixed.value})
             told.append(fixed)
     return settings, told
 
 
 def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
-    """Tells whether ``sync_each_batch`` is dead or refused in these settings (``None``: live)."""
+    """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
     knob = "sync_each_batch"
     if found := fixed_by_framework(question, knob):
         return found

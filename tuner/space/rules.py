@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.core.cluster import Device
-from tuner.core.configuration import FSDP, DeadKnob, Settings, Sharding
+from tuner.core.configuration import FSDP, InactiveKnob, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.errors import UsageError
@@ -86,7 +86,7 @@ def split_by(question: Question, knob: str) -> tuple[tuple[str, int], ...]:
 
 
 def check_has(question: Question, value: Sharding) -> None:
-    """Refuse a sharding that the framework does not have, also where sharding is dead.
+    """Refuse a sharding that the framework does not have, also where sharding is inactive.
 
     Raises:
         UsageError: with those that it has.
@@ -130,7 +130,7 @@ def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
     return accumulation >= settings.pp_size - 1
 
 
-# Knobs that are refused where they are dead: without them these are other settings.
+# Knobs that are refused where they are inactive: without them these are other settings.
 SIZES = ("tp_size", "pp_size")
 
 
@@ -154,7 +154,7 @@ def check_settings(
 
 def settings_notes(
     question: Question, settings: Settings, *, given: Collection[str]
-) -> tuple[DeadKnob, ...]:
+) -> tuple[InactiveKnob, ...]:
     """The knobs that :func:`check_settings` changes, with the reasons.
 
     Args:
@@ -168,7 +168,7 @@ def settings_notes(
     """
     _, fixed = _checked(question, settings, given)
     return tuple(
-        DeadKnob(knob=one.knob, why=sentence(one, asked=_asked(one, settings)))
+        InactiveKnob(knob=one.knob, why=sentence(one, asked=_asked(one, settings)))
         for one in fixed
         if getattr(settings, one.knob) != one.value and (one.knob in given or one.refused)
     )
@@ -182,7 +182,7 @@ def _asked(fixed: Fixed, settings: Settings) -> tuple[object, ...]:
 def _checked(
     question: Question, settings: Settings, given: Collection[str]
 ) -> tuple[Settings, list[Fixed]]:
-    """The canonical form, and the knobs that are dead in it."""
+    """The canonical form, and the knobs that are inactive in it."""
     check_has(question, settings.sharding)
     checked, fixed = canonical_class(question, settings)
     for one in fixed:
@@ -200,7 +200,7 @@ def _checked(
         _check_sync(sync, checked, given)
         fixed = [*fixed, sync]
         checked = replace(checked, sync_each_batch=sync.value)
-    _check_restrictions(question, checked, dead={one.knob for one in fixed if not one.refused})
+    _check_restrictions(question, checked, inactive={one.knob for one in fixed if not one.refused})
     return checked, fixed
 
 
@@ -236,8 +236,8 @@ def _accumulation(question: Question, settings: Settings, *, strict: bool) -> in
     return derived
 
 
-def _check_restrictions(question: Question, settings: Settings, dead: Collection[str]) -> None:
+def _check_restrictions(question: Question, settings: Settings, inactive: Collection[str]) -> None:
     for knob, values in question.knobs.items():
         value = getattr(settings, knob)
-        if knob not in dead and value not in values:
+        if knob not in inactive and value not in values:
             raise UsageError(knob, show(value), f"is restricted to {show_all(values)}")

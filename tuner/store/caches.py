@@ -20,7 +20,7 @@ from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import PROBED, Measurement, Outcome
 from tuner.core.study import Question
 from tuner.cost.calibration import Calibration, hardware_key
-from tuner.guard.check import Ruling
+from tuner.guard.check import CheckState
 from tuner.store.engine import Transactions
 from tuner.store.tables import (
     Base,
@@ -35,7 +35,7 @@ from tuner.store.tables import (
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
-    from tuner.guard.check import Verdict
+    from tuner.guard.check import GuardCheck
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,9 @@ class StoredSummary:
     """The answer of a study in one line, as plain values."""
 
     content: Mapping[str, Any]
-    """Plain JSON values, as they were put."""
     newest_event: int
     """Id of the study's newest event before it was made; newer ones may have changed it."""
     made_at: str
-    """Time, UTC in ISO 8601, by the database's clock."""
 
 
 class Caches:
@@ -79,18 +77,18 @@ class Caches:
             elif not read_dry_runs(session, [row.key]) or row.record.get("error"):
                 row.record, row.created_at = record, now
 
-    def verdicts(self, family: str | None = None) -> "dict[str, Verdict]":
+    def verdicts(self, family: str | None = None) -> "dict[str, GuardCheck]":
         """The checks of one family, or all, by key, oldest first."""
         where = [] if family is None else [CheckRow.family == family]
         with self.transactions.read() as session:
             return _read_checks(session, *where)
 
-    def guards(self, question: Question) -> "dict[str, Verdict]":
+    def guards(self, question: Question) -> "dict[str, GuardCheck]":
         """The checks that bear on a question's configurations, by key."""
         with self.transactions.read() as session:
             return read_checks_for(session, question)
 
-    def keep_verdict(self, verdict: "Verdict") -> None:
+    def keep_verdict(self, verdict: "GuardCheck") -> None:
         """Keeps a check; one without a result replaces none that has one."""
         with self.transactions.write() as session:
             _keep_check(session, verdict)
@@ -99,10 +97,6 @@ class Caches:
         """The newest rates that were measured on devices like the cluster's.
 
         Those of a cluster of the same size go before newer ones of another.
-
-        Args:
-            cluster: the devices.
-            versions: of packages; rates are of a release of torch, where it is stated.
         """
         with self.transactions.read() as session:
             return read_calibration(session, cluster, versions)
@@ -137,8 +131,6 @@ class Caches:
         """Keeps a study's answer in one line in the place of an earlier one.
 
         Args:
-            study_id: the whole id.
-            content: plain JSON values.
             newest_event: id of the study's newest event before the answer was computed.
 
         Returns:
@@ -188,7 +180,7 @@ def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]
     return found
 
 
-def read_checks_for(session: Session, question: Question) -> "dict[str, Verdict]":
+def read_checks_for(session: Session, question: Question) -> "dict[str, GuardCheck]":
     """The checks that bear on a question's configurations, by key.
 
     They are those of its own model's replicas, and all others in these versions that failed, with
@@ -200,12 +192,12 @@ def read_checks_for(session: Session, question: Question) -> "dict[str, Verdict]
 
     family = family_of(question)
     found = _read_checks(session, CheckRow.family == family) if family else {}
-    failed = _read_checks(session, CheckRow.result == Ruling.FAILED)
+    failed = _read_checks(session, CheckRow.result == CheckState.FAILED)
     failed = {key: one for key, one in failed.items() if bears_on(question, one)}
     others = dict(failed)
     if beside := {one.family for one in failed.values()} - {family, ""}:
         others |= _read_checks(session, CheckRow.family.in_(sorted(beside)))
-    others |= _read_checks(session, CheckRow.result == Ruling.PASSED, most=MOST_PASSED)
+    others |= _read_checks(session, CheckRow.result == CheckState.PASSED, most=MOST_PASSED)
     found |= {key: one for key, one in others.items() if bears_on(question, one)}
     return found | {one.key: one for one in _good_probes(session, failed.values())}
 
@@ -214,16 +206,16 @@ def keep_failure(
     session: Session, study_id: str, question: Question, settings: Settings, found: Measurement
 ) -> None:
     """Keeps, for all studies, that a probe of one trained something else."""
-    from tuner.guard.check import Verdict
+    from tuner.guard.check import GuardCheck
     from tuner.guard.counts import blamed_by_counts
     from tuner.guard.replica import key_of_probe, stack_of
 
     ranks = question.cluster.world_size
     versions = stack_of({**question.framework.versions, **found.versions})
-    verdict = Verdict(
+    verdict = GuardCheck(
         key=key_of_probe(study_id, question.program, settings, versions),
         family="",
-        ruling=Ruling.FAILED,
+        ruling=CheckState.FAILED,
         outcome=found.outcome,
         model_type=question.workload.model.model_type,
         detail=found.detail,
@@ -267,9 +259,9 @@ def _warn_once(name: str) -> None:
     )
 
 
-def _keep_check(session: Session, verdict: "Verdict") -> None:
+def _keep_check(session: Session, verdict: "GuardCheck") -> None:
     row = session.get(CheckRow, verdict.key, with_for_update=True)
-    if row is not None and verdict.ruling is Ruling.NOT_CHECKED is not row.result:
+    if row is not None and verdict.ruling is CheckState.NOT_CHECKED is not row.result:
         return
     now, record = clock(session), verdict.as_dict()
     if row is not None:
@@ -287,20 +279,20 @@ def _keep_check(session: Session, verdict: "Verdict") -> None:
 
 def _read_checks(
     session: Session, *where: ColumnElement[bool], most: int | None = None
-) -> "dict[str, Verdict]":
+) -> "dict[str, GuardCheck]":
     """Checks by key, oldest first; with ``most``, the newest of them."""
-    from tuner.guard.check import Verdict
+    from tuner.guard.check import GuardCheck
 
     newest = (CheckRow.created_at.desc(), CheckRow.key.desc())
     rows = session.scalars(select(CheckRow).where(*where).order_by(*newest).limit(most)).all()
     found = {}
     for row in reversed(rows):
         with suppress(ValueError, KeyError, TypeError):  # another version's
-            found[row.key] = replace(Verdict.from_dict(row.record), date=iso(row.created_at))
+            found[row.key] = replace(GuardCheck.from_dict(row.record), date=iso(row.created_at))
     return found
 
 
-def _good_probes(session: Session, verdicts: "Iterable[Verdict]") -> "Iterator[Verdict]":
+def _good_probes(session: Session, verdicts: "Iterable[GuardCheck]") -> "Iterator[GuardCheck]":
     """Probes that passed in the studies whose probes failed: they tell a knob from a layout."""
     failed = {one.study: one for one in verdicts if one.study}
     latest = list(failed)[-MOST_STUDIES:]
@@ -320,7 +312,7 @@ def _good_probes(session: Session, verdicts: "Iterable[Verdict]") -> "Iterator[V
         yield replace(
             failed[study_id],
             key=f"{study_id} {text}",
-            ruling=Ruling.PASSED,
+            ruling=CheckState.PASSED,
             outcome=Outcome.OK,
             detail="",
             knob="",

@@ -1,10 +1,12 @@
 """Claims: a queued probe, and the devices to run it on, given to one worker."""
 
-# All workers of a study come through here one after another, while its row's lock is held, or
-# SQLite's. So the statements are few, and made once: to put one together takes longer than to run
-# it.
+# All workers of a study come through here one after another: the first statement locks the study's
+# row, SQLite's transaction its file. So each statement does as much as it can, and is made once:
+# to put one together takes longer than to run it. Locked, a worker and a server say five things to
+# each other: study, probe, attempt (with its devices, if there are any), event, commit.
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +15,6 @@ from sqlalchemy import Connection, Row, bindparam, exists, func, insert, or_, se
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, ProbeState, StudyState
-from tuner.store.rows import probe_of
 from tuner.store.tables import AttemptState, Base, UtcNow
 from tuner.store.workers import WorkerIdentity
 
@@ -22,78 +23,88 @@ STUDIES, PROBES, ATTEMPTS = TABLES["studies"], TABLES["probes"], TABLES["attempt
 DEVICES = TABLES["devices"]
 
 # The time is read once the lock is had, not when it was asked for.
-_LOCKED = select(STUDIES.c.state).where(STUDIES.c.id == bindparam("study")).with_for_update()
-LOCK_STUDY = select(_LOCKED.subquery().c.state, UtcNow().label("now"))
-
-_TRIED = select(func.count()).where(ATTEMPTS.c.probe_id == PROBES.c.id).correlate(PROBES)
-_LOST = (ATTEMPTS.c.probe_id == PROBES.c.id, ATTEMPTS.c.outcome == Outcome.DEVICE_LOST)
+COME_TO_STUDY = (
+    update(STUDIES)
+    .where(STUDIES.c.id == bindparam("study"), STUDIES.c.state.in_(OPEN))
+    .values(worker=bindparam("by"), worker_seen_at=UtcNow())
+    .returning(STUDIES.c.state, UtcNow().label("now"))
+)
 _QUEUED = (
-    select(PROBES, _TRIED.scalar_subquery().label("tried"))
-    .where(PROBES.c.study_id == bindparam("study"), PROBES.c.state == ProbeState.QUEUED)
-    .where(or_(bindparam("any_fidelity"), PROBES.c.fidelity == bindparam("fidelity")))
+    PROBES.c.study_id == bindparam("study"),
+    PROBES.c.state == ProbeState.QUEUED,
+    or_(bindparam("any_fidelity"), PROBES.c.fidelity == bindparam("of_fidelity")),
+)
+_LOST = (ATTEMPTS.c.probe_id == PROBES.c.id, ATTEMPTS.c.outcome == Outcome.DEVICE_LOST)
+_OLDEST = select(PROBES.c.id).where(*_QUEUED, ~exists().where(*_LOST)).order_by(PROBES.c.id)
+_RUN = update(PROBES).values(state=ProbeState.RUNNING).returning(PROBES)
+RUN_OLDEST = _RUN.where(PROBES.c.id == _OLDEST.limit(1).scalar_subquery())
+RUN_PROBE = _RUN.where(PROBES.c.id == bindparam("probe"))
+# Queued probes that lost a device, oldest first, with each attempt in which they did.
+LOSSES = (
+    select(PROBES.c.id, ATTEMPTS.c.id.label("attempt"), ATTEMPTS.c.devices, ATTEMPTS.c.ended_at)
+    .where(*_QUEUED, *_LOST)
     .order_by(PROBES.c.id)
 )
-# The oldest queued probe that never lost a device.
-OLDEST_QUEUED = _QUEUED.where(~exists().where(*_LOST)).limit(1)
-# Queued probes that lost a device, oldest first, with each attempt in which they did.
-LOSSES = _QUEUED.where(*_LOST).add_columns(
-    ATTEMPTS.c.id.label("attempt_id"), ATTEMPTS.c.devices, ATTEMPTS.c.ended_at
+_NUMBER = select(func.count() + 1).where(ATTEMPTS.c.probe_id == bindparam("probe"))
+NEW_ATTEMPT = (
+    insert(ATTEMPTS)
+    .values(probe_id=bindparam("probe"), number=_NUMBER.scalar_subquery())
+    .values(state=AttemptState.RUNNING, detail="")
+    .returning(ATTEMPTS.c.id, ATTEMPTS.c.number)
 )
-
-NEW_ATTEMPT = insert(ATTEMPTS).values(state=AttemptState.RUNNING, detail="")
-HOLD_DEVICE = insert(DEVICES)
-RUN_PROBE = update(PROBES).where(PROBES.c.id == bindparam("probe")).values(state=ProbeState.RUNNING)
-NOTE_WORKER = update(STUDIES).where(STUDIES.c.id == bindparam("study"))
+HOLD_DEVICES = insert(DEVICES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """The right to run one probe, until the lease runs out."""
 
-    attempt_id: int
-    """The attempt's row, which fences every write."""
+    attempt_id: int  # the attempt's row, which fences every write
     study_id: str
-    """The probe's study."""
     probe: Probe
-    """The probe to run."""
     worker: WorkerIdentity
-    """The worker that holds it."""
 
 
-def lock_study(connection: Connection, study_id: str) -> tuple[StudyState, datetime] | None:
-    """Locks an open study: its state, and the time; ``None`` when it is at its end, or unknown."""
-    found = connection.execute(LOCK_STUDY, {"study": study_id}).first()
-    return (found.state, found.now) if found and found.state in OPEN else None
+def come_to_study(
+    connection: Connection, study_id: str, worker: WorkerIdentity
+) -> tuple[StudyState, datetime] | None:
+    """Locks an open study and notes its worker: its state, and the time.
+
+    ``None`` when the study is at its end, or unknown.
+    """
+    values = {"study": study_id, "by": worker.as_dict()}
+    found = connection.execute(COME_TO_STUDY, values).first()
+    return (found.state, found.now) if found else None
 
 
-def oldest_queued(
+def run_oldest(
     connection: Connection,
     study_id: str,
     fidelity: Fidelity | None,
-    devices: list[str],
+    devices: Collection[str],
     now: datetime,
 ) -> tuple[Row[Any] | None, int | None]:
-    """The oldest queued probe of a locked study that may run on these devices.
+    """Takes the oldest queued probe of a locked study that may run on these devices.
 
     Those that lost a device come after all others. If there are only such as lost one of these
     devices, and workers with others had a lease's time to take the oldest, it is to be closed:
     these would lose it in the same way.
 
     Returns:
-        The probe's row, with the count of its attempts as ``tried``; or the id of the attempt
-        whose probe is to be closed; or neither.
+        The probe's row, running now; or the id of the attempt whose probe is to be closed; or
+        neither.
     """
-    values = {"study": study_id, "any_fidelity": fidelity is None, "fidelity": fidelity}
-    if probe := connection.execute(OLDEST_QUEUED, values).first():
+    values = {"study": study_id, "any_fidelity": fidelity is None, "of_fidelity": fidelity}
+    if probe := connection.execute(RUN_OLDEST, values).first():
         return probe, None
     losses = connection.execute(LOSSES, values).all()
     refused = {loss.id for loss in losses if set(loss.devices) & set(devices)}
     for loss in losses:
         if loss.id not in refused:
-            return loss, None
+            return connection.execute(RUN_PROBE, {"probe": loss.id}).one(), None
     for loss in losses:
         if loss.ended_at + timedelta(seconds=lease.LEASE_S) <= now:
-            return None, loss.attempt_id
+            return None, loss.attempt
     return None, None
 
 
@@ -101,29 +112,23 @@ def start_attempt(
     connection: Connection,
     probe: Row[Any],
     worker: WorkerIdentity,
-    devices: list[str],
+    devices: Collection[str],
     now: datetime,
-) -> Claim:
-    """Gives a probe to a worker: writes the attempt and its devices, and who is at the study.
+) -> Row[tuple[int, int]]:
+    """Writes the attempt of a probe that was taken, and its devices: its ``id`` and ``number``.
 
     Raises:
         IntegrityError: another attempt has one of the devices.
     """
     values = {
-        "probe_id": probe.id,
-        "number": probe.tried + 1,
+        "probe": probe.id,
         "worker": worker.as_dict(),
-        "devices": devices,
+        "devices": list(devices),
         "started_at": now,
         "lease_until": now + timedelta(seconds=lease.LEASE_S),
     }
-    made = connection.execute(NEW_ATTEMPT, values).inserted_primary_key
-    assert made is not None
+    made = connection.execute(NEW_ATTEMPT, values).one()
     if devices:  # sorted, so that no two claims wait for each other
         rows = [{"device": device, "attempt_id": made.id} for device in sorted(devices)]
-        connection.execute(HOLD_DEVICE, rows)
-    connection.execute(RUN_PROBE, {"probe": probe.id})
-    at_it = {"worker": worker.as_dict(), "worker_seen_at": now}
-    connection.execute(NOTE_WORKER, {"study": probe.study_id, **at_it})
-    running = replace(probe_of(probe, None), state=ProbeState.RUNNING)
-    return Claim(attempt_id=made.id, study_id=probe.study_id, probe=running, worker=worker)
+        connection.execute(HOLD_DEVICES, rows)
+    return made

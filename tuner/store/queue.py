@@ -38,7 +38,7 @@ from tuner.core.study import (
     StudyState,
 )
 from tuner.store.caches import keep_failure
-from tuner.store.claims import Claim, lock_study, oldest_queued, start_attempt
+from tuner.store.claims import Claim, come_to_study, run_oldest, start_attempt
 from tuner.store.engine import Transactions, one_line
 from tuner.store.events import add_event
 from tuner.store.rows import locked_study, measurement_row, probe_of
@@ -74,10 +74,6 @@ class Queue:
         """Enters a probe that was planned at ``revision``; ``None`` when the study moved on.
 
         Args:
-            study_id: the whole id.
-            revision: of the study for which the probe was planned.
-            request: the probe, which the study must not have yet.
-            memory_limit_bytes: the limit of the study.
             measurement: its result, if a kept dry run has it: it is done at once then.
 
         Raises:
@@ -118,9 +114,6 @@ class Queue:
         """Claims the study's oldest queued probe, and the devices to run it on.
 
         Args:
-            study_id: the whole id.
-            worker: its new owner.
-            fidelity: of the probe; any unless given.
             devices: names of what it will run on, unique in the world: UUIDs of GPUs, or the id
                 of a machine's boot before ``/cpu``. No other claim has any of them until this one
                 ends. A probe that lost one of them is left to workers with none of those that were
@@ -130,34 +123,49 @@ class Queue:
         Returns:
             ``None`` when none is queued, or the study is at its end, or a device is held.
         """
+        wanted = sorted(set(devices))
         try:
             # Not durable: a power cut ends the worker too.
             with self.transactions.write(durable=False) as session:
                 connection = session.connection()
                 # The lock comes first: whoever ends the study finds each probe claimed, or queued.
-                locked = lock_study(connection, study_id)
-                if locked is None:
+                found = come_to_study(connection, study_id, worker)
+                if found is None:
                     return None
-                state, now = locked
-                wanted = sorted(set(devices))
-                probe, lost_id = oldest_queued(connection, study_id, fidelity, wanted, now)
-                if lost_id is not None:
-                    _close_unwanted(session, session.get_one(AttemptRow, lost_id), now)
+                state, now = found
+                probe, lost_id = run_oldest(connection, study_id, fidelity, wanted, now)
                 if probe is None:
-                    return None
-                if state is not StudyState.RUNNING:
-                    study = session.get_one(StudyRow, study_id)
-                    move_study(session, study, StudyState.RUNNING, "", now)
-                    session.flush()
-                claim = start_attempt(connection, probe, worker, wanted, now)
-                attempt = {"attempt": probe.tried + 1, "worker": worker.name}
-                _tell(session, probe, now, {"state": str(ProbeState.RUNNING), **attempt})
-                return claim
+                    session.rollback()  # the worker is not at this study
+                else:
+                    if state is not StudyState.RUNNING:
+                        study = session.get_one(StudyRow, study_id)
+                        move_study(session, study, StudyState.RUNNING, "", now)
+                        session.flush()
+                    made = start_attempt(connection, probe, worker, wanted, now)
+                    _tell(session, probe, now, {"attempt": made.number, "worker": worker.name})
         except IntegrityError:
             # The study is locked, so only a device can be another's: its row is there already.
             if not devices:
                 raise
             return None
+        if probe is not None:
+            running = probe_of(probe, None)
+            return Claim(attempt_id=made.id, study_id=study_id, probe=running, worker=worker)
+        if lost_id is not None:
+            self._close_unwanted(lost_id)
+        return None
+
+    def _close_unwanted(self, attempt_id: int) -> None:
+        """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it."""
+        with self.transactions.write() as session:
+            attempt = _locked(session, attempt_id)
+            assert attempt is not None, attempt_id
+            probe, study = _probe_and_study(session, attempt)
+            if probe.state is ProbeState.QUEUED:
+                found = Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
+                study.revision += 1
+                now = clock(session)
+                _finish(session, study, probe, found, now, attempt, is_its_result=False)
 
     def beat(self, claim: Claim) -> bool:
         """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""
@@ -356,14 +364,6 @@ def _queue_again(
         return
     # The result is of no attempt, as what this one has cost came to nothing.
     found = Measurement(outcome=Outcome.CANCELLED, detail=one_line(why))
-    _finish(session, study, probe, found, now, attempt, is_its_result=False)
-
-
-def _close_unwanted(session: Session, attempt: AttemptRow, now: datetime) -> None:
-    """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it."""
-    probe, study = _probe_and_study(session, attempt)
-    found = Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
-    study.revision += 1
     _finish(session, study, probe, found, now, attempt, is_its_result=False)
 
 

@@ -9,8 +9,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Emulation, Measurement, Memory
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.device_memory import device_terms
-from tuner.cost.emulated import Rates, priced
+from tuner.cost.memory.device import device_terms
+from tuner.cost.time.emulated import Rates, priced
 from workers.measuring.records import RankEmulation
 from workers.probe.giving_up import computing
 
@@ -31,12 +31,6 @@ def with_communication(
     overhead are the buffers of the communicators that are not there.
 
     Args:
-        measurement: of rank 0 alone.
-        found: what it noted beside.
-        settings: what was tried.
-        cluster: what is emulated.
-        stands_in: whether the device is not of the cluster's kind.
-        costs: constants of communication, if not the catalogue's.
         at: when cluster and constants were calibrated, where they are.
     """
     if measurement.outcome not in RAN or found is None or measurement.memory is None:

@@ -26,11 +26,7 @@ LEAST_BYTES = 2**20
 
 
 class StepClock:
-    """Seconds of each phase of one step, by marks on the device that nothing waits for.
-
-    Args:
-        device: that computes.
-    """
+    """Seconds of each phase of one step, by marks on the device that nothing waits for."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

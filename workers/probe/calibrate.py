@@ -75,13 +75,7 @@ def read_calibration_spec(path: Path) -> CalibrationSpec:
 
 
 def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    """Time all cases on this process's rank, and write its record.
-
-    Args:
-        spec_path: the calibration's ``spec.json``.
-        out: the folder for ``rank-NNNNN.json``.
-        init_method: of ``torch.distributed.init_process_group``.
-    """
+    """Time all cases on this process's rank, and write its record."""
     started = time.monotonic()
     with recording() as own:
         spec = read_calibration_spec(spec_path)
@@ -98,15 +92,7 @@ def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
 def time_cases(
     spec: CalibrationSpec, rank: int, device: Device, phase: Phase, *, until: float
 ) -> list[dict[str, Any]]:
-    """The cases that there is time for, each with the seconds of its calls.
-
-    Args:
-        spec: the cases.
-        rank: this rank's number.
-        device: of this rank.
-        phase: told each case as it begins.
-        until: monotonic seconds after which none is begun, on the slowest rank.
-    """
+    """The cases that are begun by ``until`` on the slowest rank, each with its calls' seconds."""
     # this rank's neighbors in its node, and its like in the other nodes; all at it at once
     per_node, world = spec.gpus_per_node, spec.world_size
     nodes = [list(range(first, first + per_node)) for first in range(0, world, per_node)]
@@ -135,10 +121,6 @@ class Stopwatch:
     A batch of calls is queued and then waited for, by the host's clock: what the device does alone
     takes the device's time, what the host cannot launch quickly enough takes the host's, as in a
     training step.
-
-    Args:
-        device: that computes.
-        case_s: seconds for one case's repetitions, about.
     """
 
     def __init__(self, device: Device, case_s: float) -> None:
@@ -182,13 +164,7 @@ class Stopwatch:
 def work_of(
     case: Case, device: torch.device, groups: Mapping[str, dist.ProcessGroup] | None = None
 ) -> Work:
-    """The work of one call of a case; making it is not timed.
-
-    Args:
-        case: its ``kind``, ``dtype``, and sizes.
-        device: this rank's.
-        groups: ranks to communicate with, ``intra`` and ``inter`` node, as far as there are any.
-    """
+    """The work of one call of a case; making it is not timed."""
     kind, dtype = case["kind"], DTYPES[case["dtype"]]
 
     def numbers(*shape: int) -> torch.Tensor:

@@ -62,11 +62,6 @@ class UnusableError(RuntimeError):
 def check(device_type: str, place: Path, meeting: Meeting) -> tuple[Record, Device | None]:
     """Finds out whether this process can use its device, and talk to the other ranks.
 
-    Args:
-        device_type: cpu or cuda.
-        place: the order's folder, where the record is written when the ranks do not meet in time.
-        meeting: where the ranks meet.
-
     Returns:
         The record, whose outcome is ok or anything else, and the device, if it was opened.
     """
@@ -112,11 +107,7 @@ def check(device_type: str, place: Path, meeting: Meeting) -> tuple[Record, Devi
 
 
 def driver_version(root: Path = Path("/")) -> str:
-    """The version of NVIDIA's driver, such as 580.65.06; empty where it is not told.
-
-    Args:
-        root: where ``proc`` is found.
-    """
+    """The version of NVIDIA's driver, such as 580.65.06; empty where it is not told."""
     try:
         text = (root / "proc" / "driver" / "nvidia" / "version").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -146,13 +137,7 @@ def _why_closed(error: Exception) -> str:
 
 
 def why_too_old(driver: str, cuda: str, build: str) -> str:
-    """The reason why a driver cannot run a build of torch, and what to do; empty if it can.
-
-    Args:
-        driver: its version; empty where it is not known.
-        cuda: the version of CUDA that torch is built for.
-        build: the name of this build.
-    """
+    """The reason why a driver cannot run a build of torch, and what to do; empty if it can."""
 
     def parts(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split("."))

@@ -105,12 +105,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def overlaps(calls: Sequence[Call], axes: Mapping[str, str]) -> list[Overlap]:
-    """The work that hides each call of a step, in the order of the calls.
-
-    Args:
-        calls: of one step, in their order.
-        axes: name of the mesh axis of each process group.
-    """
+    """The work that hides each call of a step, in the order of the calls."""
     # calls of one kind in one pass of one micro-batch; groups are told apart
     passes = [(call.op, call.group, call.phase, call.micro_batch) for call in calls]
     first = {which: index for index, which in reversed(list(enumerate(passes)))}
@@ -138,13 +133,7 @@ def overlaps(calls: Sequence[Call], axes: Mapping[str, str]) -> list[Overlap]:
 def summarize(
     calls: Sequence[Call], axes: Mapping[str, str], overlaps: Sequence[str] | None = None
 ) -> list[dict[str, object]]:
-    """Calls of one step by operator, mesh axis and phase, and by overlap where it is known.
-
-    Args:
-        calls: in any order.
-        axes: name of the mesh axis of each process group.
-        overlaps: for each call what hides it.
-    """
+    """Calls of one step by operator, mesh axis and phase, and by overlap where it is known."""
     count: Counter[tuple[str, ...]] = Counter()
     size: Counter[tuple[str, ...]] = Counter()
     for index, call in enumerate(calls):

@@ -72,23 +72,31 @@ class TensorPlace(Protocol):
         """Under this, new tensors are of this place."""
 
 
-class CpuDevice:
+class _RealDevice:
+    """A place for tensors with values."""
+
+    is_fake = False
+    foreach: bool | None = None
+
+    def __init__(self) -> None:
+        self.peaks = Peaks()
+
+    def memory(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class CpuDevice(_RealDevice):
     """A CPU process: memory is what the tracker counts, and its limit is the tracker's."""
 
     type = "cpu"
     backend = "gloo"
-    is_fake = False
-    foreach: bool | None = None
 
     def __init__(
         self, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
     ) -> None:
+        super().__init__()
         self.torch_device = torch.device("cpu")
-        self.peaks = Peaks()
         self.tracker = StorageTracker(phase, limit_bytes=limit_bytes, over_gloo=alone)
-
-    def memory(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Nothing runs behind the caller's back on a CPU."""
@@ -150,17 +158,16 @@ class CpuDevice:
         return {"device": "cpu", "threads": torch.get_num_threads()}
 
 
-class CudaDevice:
+class CudaDevice(_RealDevice):
     """A CUDA device: memory is the allocator's, and so is its limit."""
 
     type = "cuda"
     backend = "nccl"
-    is_fake = False
-    foreach: bool | None = None
 
     def __init__(
         self, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
     ) -> None:
+        super().__init__()
         self.torch_device = torch.device("cuda", local_rank)
         if local_rank not in _HELD_BEFORE:
             has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009  (CUDA builds)
@@ -173,7 +180,6 @@ class CudaDevice:
         self._held_by_others = _HELD_BEFORE[local_rank]
         torch.cuda.set_device(self.torch_device)  # makes the context
         self.uuid = _uuid(local_rank)
-        self.peaks = Peaks()
         self.tracker = StorageTracker(phase, count_storages=False)
         self._phase = phase
         self._step_by_phase: Counter[str] = Counter()
@@ -194,9 +200,6 @@ class CudaDevice:
         observe: Any = getattr(torch._C, "_cuda_attach_out_of_memory_observer")  # noqa: B009
         with contextlib.suppress(RuntimeError):  # cudaMallocAsync has none
             observe(_while_alive(self._note_shortage))
-
-    def memory(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
@@ -323,13 +326,6 @@ def open_device(
     kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
 ) -> Device:
     """The device of a rank.
-
-    Args:
-        kind: cpu or cuda.
-        phase: kept current by the step.
-        local_rank: number of the device on its machine.
-        limit_bytes: that may be allocated.
-        alone: whether the rank's peers are not there.
 
     Raises:
         RuntimeError: there is no such CUDA device.

@@ -46,12 +46,7 @@ class OptimizerUnavailableError(ImportError):
 
 
 def outcome_of(error: BaseException, phase: str) -> str:
-    """The record's outcome for any error but a device's out of memory.
-
-    Args:
-        error: that ended the rank.
-        phase: in which it was raised.
-    """
+    """The record's outcome for any error but a device's out of memory."""
     if isinstance(error, MemoryError):
         return "host_oom"
     if isinstance(error, NonFiniteLossError):

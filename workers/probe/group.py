@@ -102,15 +102,7 @@ def address_of(interface: str) -> str:
 def join(
     world_size: int, rank: int, backend: str, meeting: Meeting, device: torch.device | None = None
 ) -> None:
-    """Join the process group of the probe's ranks, and meet them all over it.
-
-    Args:
-        world_size: how many there are.
-        rank: this one's number.
-        backend: gloo or nccl.
-        meeting: where they meet.
-        device: of this rank, for nccl.
-    """
+    """Join the process group of the probe's ranks, and meet them all over it."""
     for name, value in MASTER.items():
         os.environ.setdefault(name, value)
     where: dict[str, Any] = (
@@ -149,13 +141,10 @@ def heed_peer_access(device: torch.device) -> dict[str, str]:
 
 
 def meet(device: torch.device | None = None) -> None:
-    """Wait for all ranks; one alone waits for none, and has no communicator.
-
-    Args:
-        device: of this rank, for nccl, which would guess it otherwise.
-    """
+    """Wait for all ranks; one alone waits for none, and has no communicator."""
     if dist.get_world_size() == 1:
         return
+    # NCCL would guess the device otherwise
     is_nccl = dist.get_backend() == "nccl"
     dist.barrier(device_ids=[device.index] if is_nccl and device is not None else None)
 
@@ -163,13 +152,8 @@ def meet(device: torch.device | None = None) -> None:
 def of_first_on_node(name: str, rank: int, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer that the first rank of this rank's node gets, on all ranks of the node.
 
-    Args:
-        name: of the question, once in a process group's life.
-        rank: this one's number.
-        ask: called on the node's first rank alone; its answer passes through JSON.
-
-    Returns:
-        The answer; empty where it did not come in time.
+    It passes through JSON, and is empty where it did not come in time. A name is asked once in a
+    process group's life.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     if is_fake_group() or dist.get_world_size() == 1:

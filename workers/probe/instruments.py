@@ -19,10 +19,8 @@ def total_gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
 
     ``torch.nn.utils.clip_grad_norm_`` needs all gradients on one mesh and rounds to their
     dtype; this takes each gradient's own mesh and placements, squares in float32 and sums
-    in float64. One all-reduce of a scalar for each mesh axis of each kind of split.
-
-    Args:
-        parameters: of the model, each once. Plain tensors count as the same on all ranks.
+    in float64. Plain tensors count as the same on all ranks. One all-reduce of a scalar for each
+    mesh axis of each kind of split.
 
     Returns:
         A float64 scalar on the gradients' device; zero if no parameter has a gradient.
@@ -78,10 +76,6 @@ def recomputing(layers: Sequence[nn.Module], phase: Phase) -> Iterator[Recompute
     """Count, under this, the layers whose forward is run in backward: activation checkpointing.
 
     No collective shows it where nothing is split.
-
-    Args:
-        layers: the model's blocks. Hooks are in them only under this: timed steps have none.
-        phase: kept current by the step.
     """
     found, hooks = Recomputed(), []
     for layer in layers:

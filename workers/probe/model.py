@@ -20,10 +20,6 @@ WEIGHTS_STD = 0.02
 def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device and real buffers (rotary frequencies).
 
-    Args:
-        config: fields of the configuration, ``model_type`` among them.
-        dtype: of the parameters.
-
     Raises:
         ValueError: transformers refuses the configuration.
     """
@@ -50,10 +46,6 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Refuse packed experts that transformers' default, a grouped product, cannot multiply.
-
-    Args:
-        model: with its parameters whole.
-        dtype: that experts are computed in.
 
     Raises:
         ValueError: a row of an expert's weight, or of what it is multiplied with, is not a

@@ -80,12 +80,7 @@ def clocks(uuids: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def rows(*query: str, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Asks for a table: its lines, with neither names nor units; none where it fails.
-
-    Args:
-        query: arguments that name the table.
-        timeout_s: seconds to wait.
-    """
+    """Asks for a table: its lines, with neither names nor units; none where it fails."""
     try:
         answer = subprocess.run(
             ["nvidia-smi", *query, "--format=csv,noheader,nounits"],

@@ -1,5 +1,6 @@
 """A whole probe on one rank: join, build, track, time, record."""
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable
@@ -38,13 +39,7 @@ REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    """Run this process's rank of the probe and write its record.
-
-    Args:
-        spec_path: the probe's ``spec.json``.
-        out: the folder for ``rank-NNNNN.json``.
-        init_method: of ``torch.distributed.init_process_group``.
-    """
+    """Run this process's rank of the probe and write its record."""
     record, _ = run_probe(spec_path, init_method)
     record.write(out)
     return record
@@ -52,10 +47,6 @@ def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
 
 def run_probe(spec_path: Path, meeting: Meeting) -> tuple[Record, Device | None]:
     """Run this process's rank of the probe; the process group it has joined is left as it is.
-
-    Args:
-        spec_path: the probe's ``spec.json``.
-        meeting: where its ranks meet.
 
     Returns:
         The record, and the device; ``None`` if it could not be opened.
@@ -105,13 +96,13 @@ class Rank:
             if self.spec.is_emulated:
                 self._alone = Alone(device=self.device, axes=stack.axis_names())
             self._track(stack)
-        if self._alone is None:
+        with one_copy_gathers() if self._alone is not None else contextlib.nullcontext():
             self._time(stack)
-            self._note_retries()
-        else:
-            with one_copy_gathers():
-                self._time(stack)
-                self._note_retries()
+            # near misses of the timed steps too; not of the copies that are timed beside them
+            assert self.record.memory is not None
+            retries = self.device.allocation_retries() - self._retries_of_copies
+            self.record.memory["allocation_retries"] = retries
+            if self._alone is not None:
                 self.record.emulation = self._alone.values()
         self.phase.name = self.record.phase = "finish"
         self.record.optimizer_steps = stack.optimizer_steps
@@ -221,7 +212,10 @@ class Rank:
                 seconds = self._timed_step(stack, count, losses)
             if self._alone is not None:
                 self._alone.seconds[count].clear()
-            steps = self._affordable(seconds)
+            # as many as the time budget allows, the same number on every rank
+            (slowest_s,) = self._of_slowest_rank([seconds])
+            affordable = int(self.spec.time_budget_s / len(counts) / max(slowest_s, 1e-9))
+            steps = max(self.spec.minimum_steps, min(self.spec.measured_steps, affordable))
             now = steps if self.spec.give_up_above_s is None else min(LOOK_STEPS, steps)
             self._take(stack, count, now, losses)
             left[count] = steps - now
@@ -255,13 +249,6 @@ class Rank:
         self._step += 1
         return time.perf_counter() - started
 
-    def _affordable(self, step_s: float) -> int:
-        """Measured steps that the time budget allows: the same number on every rank."""
-        (slowest_s,) = self._of_slowest_rank([step_s])
-        budget_s = self.spec.time_budget_s / len(self.spec.accumulation_counts)
-        affordable = int(budget_s / max(slowest_s, 1e-9))
-        return max(self.spec.minimum_steps, min(self.spec.measured_steps, affordable))
-
     def _is_too_slow(self) -> bool:
         """True, on every rank alike, if a step is longer than the limit, by what was timed."""
         limit_s = self.spec.give_up_above_s
@@ -285,12 +272,6 @@ class Rank:
         if self.spec.world_size > 1:
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return [float(value) for value in slowest.tolist()]
-
-    def _note_retries(self) -> None:
-        """Near misses of the timed steps too; not of the copies that are timed beside them."""
-        assert self.record.memory is not None
-        retries = self.device.allocation_retries() - self._retries_of_copies
-        self.record.memory["allocation_retries"] = retries
 
     def _note_clocks(self) -> None:
         """Note what this rank's GPU runs at; to be called right after the last timed step."""

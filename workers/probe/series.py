@@ -38,10 +38,6 @@ def run_series(out: Path, how: str = "file") -> Record:
     that fails is the last, since other ranks may hang then; nothing is returned after it. The
     last record is in ``out`` too.
 
-    Args:
-        out: the folder, as in :mod:`workers.probe.orders`.
-        how: the ranks find each other, as of :func:`workers.probe.group.rendezvous`.
-
     Returns:
         The last record.
     """
@@ -85,9 +81,6 @@ class Between:
 
     def clean_up(self, device: Device) -> int:
         """Return what the last probe took; to be called when nothing of it is in use any more.
-
-        Args:
-            device: the probe's.
 
         Returns:
             Bytes that did not come back.

@@ -29,6 +29,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 
 from workers.probe import tensor_parallel
+from workers.probe.ddp import DdpAlone
 from workers.probe.device import TensorPlace
 from workers.probe.group import is_fake_group
 from workers.probe.model import (
@@ -39,7 +40,6 @@ from workers.probe.model import (
     move_buffers,
 )
 from workers.probe.optimizers import make_optimizer
-from workers.probe.replica import Replica
 from workers.probe.spec import Spec
 
 # Mesh axes whose ranks see different data.
@@ -107,10 +107,6 @@ class Stack:
 
 def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     """Build, shard, fill and wrap the model and its optimizer.
-
-    Args:
-        spec: the probe.
-        place: where its tensors go. A fake place has no values to fill in and no peers.
 
     Raises:
         ValueError, NotImplementedError, ImportError: the stack refuses the configuration.
@@ -278,7 +274,7 @@ def _replicated(
         _set_distributed_type(accelerator, before)
     if place.is_fake or spec.data_parallel_size == 1:
         return wrapped
-    return Replica(wrapped, _DTYPES[spec.reduce_dtype])
+    return DdpAlone(wrapped, _DTYPES[spec.reduce_dtype])
 
 
 def _set_distributed_type(accelerator: Accelerator, kind: DistributedType) -> None:

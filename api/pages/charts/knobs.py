@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from api.pages.charts.frame import legend, line_key, plot_svg, symbol_key, whiskers
 from api.pages.charts.scales import (
     TEXT_PX,
     Interval,
@@ -20,7 +19,19 @@ from api.pages.charts.scales import (
     shortened,
     width_px,
 )
-from api.pages.charts.svg import element, line, percent, symbol, text, use
+from api.pages.charts.svg import (
+    element,
+    legend,
+    line,
+    line_key,
+    percent,
+    plot_svg,
+    symbol_key,
+    symbols,
+    text,
+    use,
+    whiskers,
+)
 from tuner.core.answer import GIB
 from tuner.core.quantity import Provenance
 from tuner.results import KnobEffect, KnobValue
@@ -74,11 +85,6 @@ class _Row:
     """Pixels from the panel's top."""
 
     @property
-    def middle(self) -> float:
-        """The height at which its mark and its numbers lie."""
-        return self.top + _ROW_PX / 2
-
-    @property
     def end(self) -> float:
         """The beginning of the next row."""
         return self.top + _ROW_PX + (_NOTE_PX if self.note and self.speed else 0.0)
@@ -87,20 +93,24 @@ class _Row:
 def small_multiples(effects: Sequence[KnobEffect], *, per: str, prefix: str = "knobs") -> Markup:
     """One panel for each knob: a row for each value, with its speed and its memory.
 
-    Args:
-        effects: the knobs, in order.
-        per: what a rank is to its user.
-        prefix: what element ids start with; unique in a page.
+    ``per`` is the word for a rank; ids of elements start with ``prefix``, unique in a page.
     """
     values = [value for effect in effects for value in effect.values]
     speeds = [found.value for v in values if (found := interval_of(v.tokens_per_s_per_gpu))]
     most_gib = max((v.memory_gib.value or 0.0 for v in values), default=1.0)
     unit, divisor = size_unit(most_gib * GIB)
     scale = scale_for(speeds)
+
+    def fit(ticks: tuple[float, ...]) -> bool:
+        at = [scale.at(tick) * _LEAST_PLOT_EM * TEXT_PX for tick in ticks]
+        half = [width_px(short_tick_words(tick)) / 2 for tick in ticks]
+        ends = list(zip(at, half, strict=True))
+        return all(a + h + TEXT_PX / 2 <= b - g for (a, h), (b, g) in pairwise(ends))
+
     panels = _Panels(
         prefix=prefix,
         speed=scale,
-        ticks=_ticks(scale) if speeds else (),
+        ticks=scale.fitting(3, fit) if speeds else (),
         gib=GIB / divisor,
         most_memory=most_gib * GIB / divisor or 1.0,
         speed_label=f"tokens/s per {per}",
@@ -109,21 +119,9 @@ def small_multiples(effects: Sequence[KnobEffect], *, per: str, prefix: str = "k
     drawn = [_panel(panels, number, effect) for number, effect in enumerate(effects, start=1)]
     empty = element("p", "No knob has been tried yet.", class_="chart-nothing")
     grid = element("div", *drawn, class_="chart-panels") if drawn else empty
-    keys = _legend(panels, values)
     named = {"role": "group", "aria_label": _TITLE}
+    keys = _legend(panels, values)
     return element("div", keys, grid, class_="chart chart-knobs", **named)
-
-
-def _ticks(speed: Scale) -> tuple[float, ...]:
-    """About three; fewer where their labels would touch in the narrowest plot."""
-
-    def fit(ticks: tuple[float, ...]) -> bool:
-        at = [speed.at(tick) * _LEAST_PLOT_EM * TEXT_PX for tick in ticks]
-        half = [width_px(short_tick_words(tick)) / 2 for tick in ticks]
-        ends = list(zip(at, half, strict=True))
-        return all(a + h + TEXT_PX / 2 <= b - g for (a, h), (b, g) in pairwise(ends))
-
-    return speed.fitting(3, fit)
 
 
 def _legend(panels: _Panels, values: Sequence[KnobValue]) -> Markup:
@@ -137,35 +135,11 @@ def _legend(panels: _Panels, values: Sequence[KnobValue]) -> Markup:
         for shape in shapes
     ]
     keys.append((line_key("chart-memory-line"), panels.memory_label))
-    symbols = [symbol(panels.prefix, name) for name in shapes]
-    drawn = element("defs", *symbols) if symbols else Markup()
     hidden = {"width": 0, "height": 0, "class_": "chart-defs", "aria_hidden": "true"}
-    return element("svg", drawn, **hidden) + legend(keys)
+    return element("svg", symbols(panels.prefix, shapes), **hidden) + legend(keys)
 
 
 def _panel(panels: _Panels, number: int, effect: KnobEffect) -> Markup:
-    rows = _rows(panels, effect)
-    height = rows[-1].end if rows else _ROW_PX
-    knob = effect.knob.replace("_", " ")
-    at = panels.speed.at
-    content = [
-        text(shortened(knob, _NARROW_EM * TEXT_PX), f"-{_LEFT_EM}em", -10, class_="chart-name")
-    ]
-    for tick in panels.ticks:
-        x = percent(at(tick))
-        place = {"dy": "1.2em", "text_anchor": "middle", "class_": "chart-tick"}
-        content.append(line(x, 0, x, height, "chart-grid"))
-        content.append(text(short_tick_words(tick), x, height, **place))
-    speeds = [(row.middle, row.speed) for row in rows if row.speed]
-    crossed = [(at(s.low), y, at(s.high), y) for y, s in speeds if s.low < s.high]
-    content.append(whiskers(crossed, height))
-    content += [_drawn(panels, row) for row in rows]
-    said = "; ".join(_said(panels, row) for row in rows) + "."
-    name = f"{panels.prefix}-{number}"
-    return plot_svg(name, knob, said, height, content, class_="chart-plot chart-panel")
-
-
-def _rows(panels: _Panels, effect: KnobEffect) -> list[_Row]:
     memory = [interval_of(v.memory_gib, panels.gib) for v in effect.values]
     written = iter(column([found.value for found in memory if found]))
     rows: list[_Row] = []
@@ -182,43 +156,60 @@ def _rows(panels: _Panels, effect: KnobEffect) -> list[_Row]:
                 top=rows[-1].end if rows else 0.0,
             )
         )
-    return rows
+    height = rows[-1].end if rows else _ROW_PX
+    knob = effect.knob.replace("_", " ")
+    at = panels.speed.at
+    content = [
+        text(shortened(knob, _NARROW_EM * TEXT_PX), f"-{_LEFT_EM}em", -10, class_="chart-name")
+    ]
+    for tick in panels.ticks:
+        x = percent(at(tick))
+        place = {"dy": "1.2em", "text_anchor": "middle", "class_": "chart-tick"}
+        content.append(line(x, 0, x, height, "chart-grid"))
+        content.append(text(short_tick_words(tick), x, height, **place))
+    speeds = [(row.top + _ROW_PX / 2, row.speed) for row in rows if row.speed]
+    crossed = [(at(s.low), y, at(s.high), y) for y, s in speeds if s.low < s.high]
+    content.append(whiskers(crossed, height))
+    content += [_drawn(panels, row) for row in rows]
+    said = "; ".join(_said(panels, row) for row in rows) + "."
+    name = f"{panels.prefix}-{number}"
+    return plot_svg(name, knob, said, height, content, class_="chart-plot chart-panel")
 
 
 def _drawn(panels: _Panels, row: _Row) -> Markup:
+    middle = row.top + _ROW_PX / 2
+
+    def beside(right_em: float, y: float, words: str, class_: str = "chart-figure") -> Markup:
+        """Words that end so far right of the plot."""
+        place = {"dx": f"{right_em:g}em", "dy": ".35em", "text_anchor": "end", "class_": class_}
+        return text(words, "100%", y, **place)
+
     words = shortened(row.shown, (_LEFT_EM - 1) * TEXT_PX)
     place = {"dy": ".35em", "text_anchor": "end", "class_": "chart-value"}
-    content = [text(words, "-1em", row.middle, **place)]
+    content = [text(words, "-1em", middle, **place)]
     if row.speed:
         x = percent(panels.speed.at(row.speed.value))
-        content.append(use(f"{panels.prefix}-{row.provenance}", x, row.middle))
-        content.append(_beside(_SPEED_EM, row.middle, figure(row.speed.value)))
+        content.append(use(f"{panels.prefix}-{row.provenance}", x, middle))
+        content.append(beside(_SPEED_EM, middle, figure(row.speed.value)))
     end = _SPEED_EM + _GAP_EM + _MEMORY_EM
     if row.memory is not None:
         # The number stands over a line that is as long as it is large.
-        start, y = end - _MEMORY_EM * max(row.memory, 0.0) / panels.most_memory, row.middle + 9
+        start, y = end - _MEMORY_EM * max(row.memory, 0.0) / panels.most_memory, middle + 9
         below = line(f"{start:.2f}em", y, f"{end:g}em", y, "chart-memory-line")
         content.append(element("svg", below, x="100%", overflow="visible"))
-        content.append(_beside(end, row.middle, row.memory_words))
+        content.append(beside(end, middle, row.memory_words))
     if note := row.note or ("" if row.speed else "unknown"):
         # A remark stands below the numbers, or in the place of those that are missing.
         right = end if row.speed or row.memory is None else _SPEED_EM
-        y = row.end - _NOTE_PX / 2 - 1 if row.speed else row.middle
+        y = row.end - _NOTE_PX / 2 - 1 if row.speed else middle
         short = shortened(note, (_PLOT_EM + right) * TEXT_PX)
-        content.append(_beside(right, y, short, "chart-note"))
+        content.append(beside(right, y, short, "chart-note"))
     return element("g", *content, class_="chart-is-best" if row.is_best else "chart-is-other")
-
-
-def _beside(right_em: float, y: float, words: str, class_: str = "chart-figure") -> Markup:
-    """Words that end so far right of the plot."""
-    place = {"dx": f"{right_em:g}em", "dy": ".35em", "text_anchor": "end", "class_": class_}
-    return text(words, "100%", y, **place)
 
 
 def _said(panels: _Panels, row: _Row) -> str:
     """``full_shard: 9,412 tokens/s per GPU, 43.1 GiB, measured, the answer``."""
-    speed = f"{range_words(row.speed)} {panels.speed_label}" if row.speed else "speed unknown"
-    known = [speed]
+    known = [f"{range_words(row.speed)} {panels.speed_label}" if row.speed else "speed unknown"]
     known += [f"{figure(row.memory)} {panels.memory_label}"] if row.memory is not None else []
     known += [str(row.provenance)] if row.speed else []
     known += [row.note] if row.note else []

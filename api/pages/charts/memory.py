@@ -6,9 +6,20 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from api.pages.charts.frame import area_key, chart, key, label, nothing, plot_svg, x_axis
 from api.pages.charts.scales import Scale, column, cut, figure
-from api.pages.charts.svg import element, line, percent, text
+from api.pages.charts.svg import (
+    area_key,
+    chart,
+    element,
+    key,
+    label,
+    line,
+    nothing,
+    percent,
+    plot_svg,
+    text,
+    x_axis,
+)
 from tuner.core.measurement import Category
 from tuner.core.study import Study
 from tuner.text import size_text, size_unit
@@ -66,14 +77,7 @@ class Part(NamedTuple):
 def memory_bar(
     sizes_bytes: Mapping[str, float], *, label: str, study: Study, prefix: str
 ) -> Markup:
-    """Memory by category, against a study's limit.
-
-    Args:
-        sizes_bytes: by the names of categories.
-        label: what it is the memory of.
-        study: whose limit.
-        prefix: of ids; unique in a page.
-    """
+    """Memory by the names of categories, against a study's limit; ``label`` says of what."""
     terms, cluster = study.terms, study.question.cluster
     limit = terms.limit_bytes(cluster)
     unit, divisor = size_unit(sum(sizes_bytes.values()))
@@ -102,16 +106,8 @@ def stacked_bar(
 ) -> Markup:
     """A stacked bar with its limit and headroom, and a list of its parts with their sizes.
 
-    Parts are told apart by place and letter, too, not by colour alone. All numbers are in ``unit``.
-
-    Args:
-        parts: in the order in which they are stacked.
-        title: what the bar shows, as ``Peak memory of a GPU``.
-        unit: such as ``GiB``.
-        limit: the place of the limit; above 0.
-        limit_label: words at its line.
-        headroom: what lies between the limit and the device's capacity; 0 if nothing does.
-        prefix: what element ids start with; unique in a page.
+    Parts are told apart by place and letter, too, not by colour alone. ``limit``, above 0, and
+    ``headroom``, what lies between it and the device's capacity, are in ``unit``.
     """
     assert limit > 0, limit
     assert headroom >= 0, headroom
@@ -119,11 +115,24 @@ def stacked_bar(
     total = sum(part.value for part in parts)
     scale = Scale(low=0.0, high=max(total, limit + headroom))
     at, end = scale.at(limit), scale.at(limit + headroom)
+    pattern = {"id": f"{prefix}-hatch", "width": 6, "height": 6, "patternUnits": "userSpaceOnUse"}
+    hatch = element("path", d="M-1 1L1-1M0 6L6 0M5 7L7 5", class_="chart-hatch")
     hatched = f"url(#{prefix}-hatch)"
-    content = [_hatch(prefix), _box(0.0, at, "chart-room")]
+    content = [element("defs", element("pattern", hatch, **pattern)), _box(0.0, at, "chart-room")]
     if headroom:
         content.append(_box(at, end, "chart-headroom", fill=hatched))
-    content += _stack(parts, scale) or [nothing("nothing known yet", _HEIGHT_PX)]
+    keys, start = [], 0.0
+    for n, (part, until) in enumerate(zip(parts, accumulate(p.value for p in parts), strict=True)):
+        class_ = f"chart-part chart-tone-{(part.tone or n + 1) % _MOST_TONES or _MOST_TONES}"
+        stop = scale.at(until)
+        content.append(_box(start, stop, class_))
+        if stop - start >= _LETTERED:
+            content.append(_letter(n, percent((start + stop) / 2), _HEIGHT_PX / 2))
+        box = element("rect", width=24, height=16, class_=class_)
+        keys.append((key(24, box, _letter(n, 12, 8)), part.name, part.value))
+        start = stop
+    if not parts:
+        content.append(nothing("nothing known yet", _HEIGHT_PX))
     if total > limit:
         content.append(line(percent(at), -3, percent(scale.at(total)), -3, "chart-over"))
     content += [
@@ -131,23 +140,18 @@ def stacked_bar(
         label(limit_label, percent(at), -13, text_anchor="end" if at > 0.5 else "start"),
         x_axis(scale, _AXIS_PX, is_flush=True),
     ]
-    rows = [(_letter_key(at, part), part.name, part.value) for at, part in enumerate(parts)]
     rest = [
         (element("span", "", class_="chart-key"), "together", total),
         (area_key("chart-room"), "free until the limit", limit - total),
         (area_key("chart-over-area"), "over the limit", total - limit),
         (area_key("chart-headroom", hatched), "headroom beyond the limit", headroom),
     ]
-    rows += [row for row in rest if row[2] > 0]
     named = ", ".join(f"{part.name} {figure(part.value)}" for part in parts)
     of_limit = f"of {figure(limit)} {unit}"
     said = f"{figure(total)} {of_limit}: {named}." if parts else f"Nothing known, {of_limit}."
     plot = plot_svg(prefix, title, said, _AXIS_PX, content)
+    rows = [*keys, *(row for row in rest if row[2] > 0)]
     return chart("memory", plot, _list(rows, unit) if parts else Markup())
-
-
-def _tone(part: Part, position: int) -> str:
-    return f"chart-tone-{(part.tone or position + 1) % _MOST_TONES or _MOST_TONES}"
 
 
 def _letter(position: int, x: object, y: float) -> Markup:
@@ -155,31 +159,9 @@ def _letter(position: int, x: object, y: float) -> Markup:
     return text(letter, x, y, dy=".35em", text_anchor="middle", class_="chart-letter")
 
 
-def _letter_key(position: int, part: Part) -> Markup:
-    box = element("rect", width=24, height=16, class_=f"chart-part {_tone(part, position)}")
-    return key(24, box, _letter(position, 12, 8))
-
-
-def _hatch(prefix: str) -> Markup:
-    drawn = element("path", d="M-1 1L1-1M0 6L6 0M5 7L7 5", class_="chart-hatch")
-    size = {"width": 6, "height": 6, "patternUnits": "userSpaceOnUse"}
-    return element("defs", element("pattern", drawn, id=f"{prefix}-hatch", **size))
-
-
 def _box(start: float, end: float, class_: str, fill: str | None = None) -> Markup:
     place = {"x": percent(start), "y": 0, "width": percent(end - start), "height": _HEIGHT_PX}
     return element("rect", **place, class_=class_, fill=fill)
-
-
-def _stack(parts: Sequence[Part], scale: Scale) -> list[Markup]:
-    ends = [scale.at(end) for end in accumulate((part.value for part in parts), initial=0.0)]
-    drawn = []
-    for position, part in enumerate(parts):
-        start, end = ends[position], ends[position + 1]
-        drawn.append(_box(start, end, f"chart-part {_tone(part, position)}"))
-        if end - start >= _LETTERED:
-            drawn.append(_letter(position, percent((start + end) / 2), _HEIGHT_PX / 2))
-    return drawn
 
 
 def _list(rows: Sequence[tuple[Markup, str, float]], unit: str) -> Markup:

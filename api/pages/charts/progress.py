@@ -1,34 +1,39 @@
 """Best so far against probes: how the search got to its answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from api.pages.charts.frame import (
+from api.pages.charts.scales import (
+    Scale,
+    cut,
+    figure,
+    interval_of,
+    reach,
+    scale_for,
+    short_words,
+)
+from api.pages.charts.svg import (
+    OOM,
     Plot,
     chart,
+    element,
     label,
+    layer,
     legend,
     line_key,
     nothing,
+    number,
+    percent,
     plot_svg,
+    staircase,
     symbol_key,
+    symbols,
+    text,
+    use,
     whiskers,
     x_axis,
     y_axis,
-)
-from api.pages.charts.scales import Scale, cut, figure, interval_of, reach, scale_for
-from api.pages.charts.scatter import short_words
-from api.pages.charts.svg import (
-    OOM,
-    element,
-    layer,
-    number,
-    percent,
-    staircase,
-    symbol,
-    text,
-    use,
 )
 from tuner.core.quantity import Provenance
 from tuner.results import BestSoFar
@@ -43,43 +48,56 @@ _OTHER, _OUT, _BEST = "chart-is-other", "chart-is-out", "chart-is-best"
 def progress(ended: Sequence[BestSoFar], *, per: str, prefix: str = "progress") -> Markup:
     """Each ended probe as a mark, those without a speed as crosses on the axis, the best as a line.
 
-    Args:
-        ended: the probes, in the order of their numbers.
-        per: what a rank is to its user.
-        prefix: what element ids start with; unique in a page.
+    ``per`` is the word for a rank; ids of elements start with ``prefix``, unique in a page.
     """
     y_label = f"tokens/s per {per}"
     last = max((one.number for one in ended), default=1)
     best = next((one.best for one in reversed(ended) if one.best is not None), None)
-    speeds = [speed for one in ended for speed in _speeds(one)]
+    found = [interval_of(one.tokens_per_s_per_gpu) for one in ended]
+    speeds = [one.best for one in ended if one.best is not None]
+    speeds += [end for speed in found if speed for end in reach(speed)]
     x = Scale(low=0.5, high=last + 0.5)
     plot = Plot(x=x, y=scale_for(speeds), height=_HEIGHT_PX)
     is_titled = len(ended) <= _TITLED
     failed = sum(one.tokens_per_s_per_gpu.value is None for one in ended)
     keys = [(str(Provenance.MEASURED), _OTHER, "a probe")] if failed < len(ended) else []
     keys += [(OOM, _OUT, "ended without a speed")] if failed else []
-    size = 1.0 if is_titled else 0.6
-    symbols = [symbol(prefix, key[0], size=size) for key in keys]
-    content = [element("defs", *symbols) if symbols else Markup()]
+    content = [symbols(prefix, [key[0] for key in keys], size=1.0 if is_titled else 0.6)]
     if speeds:
         content.append(y_axis(plot, count=6))
     else:
         empty = "no probe has a speed yet" if ended else "no probe has ended yet"
         content.append(nothing(empty, _HEIGHT_PX))
+    # Whole numbers of probes, the first and the last among them where they have room.
+    ticks = {tick for tick in x.ticks(6) if tick == int(tick) and tick >= 1} | {1.0}
+    ticks |= {float(last)} if x.at(last) - x.at(max(ticks)) > 0.16 else set()
     content += [
-        x_axis(x, _HEIGHT_PX, ticks=_whole_ticks(x, last)),
+        x_axis(x, _HEIGHT_PX, ticks=sorted(ticks)),
         label(y_label, 0, -14, class_="chart-words chart-from-edge"),
         label("probe", "100%", _HEIGHT_PX, dy="3em", text_anchor="end"),
     ]
     if is_titled:
-        content.append(whiskers(list(_whiskers(ended, plot)), _HEIGHT_PX))
+        crosses = [
+            (x.at(one.number), plot.down(s.low), x.at(one.number), plot.down(s.high))
+            for one, s in zip(ended, found, strict=True)
+            if s and s.low < s.high
+        ]
+        content.append(whiskers(crosses, _HEIGHT_PX))
     if best is not None:
-        content.append(_line(ended, plot))
+        steps: list[tuple[float, float]] = []
+        before: float | None = None
+        for one in ended:
+            if one.best is not None and one.best != before:
+                steps.append((x.at(one.number), plot.down(one.best)))
+                before = one.best
+        content.append(layer(_HEIGHT_PX, staircase(steps, 1.0, "chart-best-line")))
     # A group for each kind: those that were the best lie over the others.
-    for kind in (_OUT, _OTHER, _BEST):
-        if these := [one for one in ended if _kind(one) == kind]:
-            marks = (_mark(one, plot, prefix, is_titled=is_titled) for one in these)
-            content.append(element("g", *marks, class_=kind))
+    groups: dict[str, list[Markup]] = {_OUT: [], _OTHER: [], _BEST: []}
+    for one in ended:
+        value = one.tokens_per_s_per_gpu.value
+        kind = _OUT if value is None else _BEST if value == one.best else _OTHER
+        groups[kind].append(_mark(one, plot, prefix, is_titled=is_titled))
+    content += [element("g", *marks, class_=kind) for kind, marks in groups.items() if marks]
     if best is not None:
         place = {"dx": 6, "dy": ".35em", "class_": "chart-end"}
         content.append(text(figure(best), "100%", plot.down(best), **place))
@@ -92,38 +110,6 @@ def progress(ended: Sequence[BestSoFar], *, per: str, prefix: str = "progress") 
     return chart("progress", drawn, legend(shown))
 
 
-def _speeds(one: BestSoFar) -> Iterator[float]:
-    """The numbers of a probe that the axis must show."""
-    if one.best is not None:
-        yield one.best
-    if found := interval_of(one.tokens_per_s_per_gpu):
-        yield from reach(found)
-
-
-def _whole_ticks(x: Scale, last: int) -> tuple[float, ...]:
-    """Probe numbers: whole ones, the first and the last among them where they have room."""
-    wanted = {t for t in x.ticks(6) if t == int(t) and t >= 1} | {1.0}
-    far = max(wanted)
-    return tuple(sorted(wanted | ({float(last)} if x.at(last) - x.at(far) > 0.16 else set())))
-
-
-def _line(ended: Sequence[BestSoFar], plot: Plot) -> Markup:
-    """The best so far: level from probe to probe, a step where it changes."""
-    steps: list[tuple[float, float]] = []
-    before: float | None = None
-    for one in ended:
-        if one.best is not None and one.best != before:
-            steps.append((plot.x.at(one.number), plot.down(one.best)))
-            before = one.best
-    return layer(plot.height, staircase(steps, 1.0, "chart-best-line"))
-
-
-def _kind(one: BestSoFar) -> str:
-    if one.tokens_per_s_per_gpu.value is None:
-        return _OUT
-    return _BEST if one.tokens_per_s_per_gpu.value == one.best else _OTHER
-
-
 def _mark(one: BestSoFar, plot: Plot, prefix: str, *, is_titled: bool) -> Markup:
     value = one.tokens_per_s_per_gpu.value
     down = plot.height if value is None else plot.down(value)
@@ -133,13 +119,3 @@ def _mark(one: BestSoFar, plot: Plot, prefix: str, *, is_titled: bool) -> Markup
     shape = OOM if value is None else Provenance.MEASURED
     x, y = percent(plot.x.at(one.number)), number(round(down, 1))
     return use(f"{prefix}-{shape}", x, y, *title)
-
-
-def _whiskers(
-    ended: Sequence[BestSoFar], plot: Plot
-) -> Iterator[tuple[float, float, float, float]]:
-    for one in ended:
-        speed = interval_of(one.tokens_per_s_per_gpu)
-        if speed and speed.low < speed.high:
-            across = plot.x.at(one.number)
-            yield across, plot.down(speed.low), across, plot.down(speed.high)

@@ -174,6 +174,13 @@ def column(values: Sequence[float]) -> tuple[str, ...]:
     )
 
 
+def short_words(words: str) -> str:
+    """A configuration without what follows from the rest: ``full_shard, micro_batch_size=4``."""
+    sharding, *others = words.split(",")
+    shown = [part for part in others if not part.startswith("gradient_accumulation_steps=")]
+    return ", ".join((sharding.removeprefix("sharding="), *shown))
+
+
 def range_words(found: Interval) -> str:
     """``9,412 (9,370 to 9,455)``, or the number alone where the interval has no width."""
     if found.low == found.high:

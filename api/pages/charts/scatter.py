@@ -5,20 +5,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from api.pages.charts.frame import (
-    Plot,
-    area_key,
-    chart,
-    label,
-    legend,
-    line_key,
-    nothing,
-    plot_svg,
-    symbol_key,
-    whiskers,
-    x_axis,
-    y_axis,
-)
 from api.pages.charts.scales import (
     Interval,
     cut,
@@ -27,27 +13,41 @@ from api.pages.charts.scales import (
     range_words,
     reach,
     scale_for,
+    short_words,
 )
 from api.pages.charts.svg import (
     BEST,
     BEYOND,
     FAILED,
     OOM,
+    Plot,
+    area_key,
+    chart,
     element,
+    label,
     layer,
+    legend,
     line,
+    line_key,
+    nothing,
     number,
     percent,
+    plot_svg,
     staircase,
-    symbol,
+    symbol_key,
+    symbols,
     text,
     use,
+    whiskers,
+    x_axis,
+    y_axis,
 )
 from tuner.core.answer import GIB
 from tuner.core.quantity import Provenance
 from tuner.results import Point, PointKind
 from tuner.text import size_unit
 
+_TITLE = "Memory against speed of the settings that were tried or predicted"
 _HEIGHT_PX = 300.0
 # Height of the rail below the plot that holds what has no speed, and where its marks lie.
 _RAIL_PX = 34.0
@@ -75,15 +75,8 @@ class _Mark:
     """Speed; what has none lies on the rail."""
     across: float
     down: float
-    is_beyond: bool
-    """Whether its memory is beyond the right end of the axis."""
-
-    @property
-    def shape(self) -> str:
-        """A symbol's name."""
-        if self.point.kind is PointKind.OOM:
-            return OOM
-        return FAILED if self.point.kind is PointKind.OTHER else self.point.provenance
+    shapes: tuple[str, ...]
+    """Names of its symbols."""
 
 
 def scatter(
@@ -94,30 +87,24 @@ def scatter(
     per: str,
     prefix: str = "points",
 ) -> Markup:
-    """Configurations as marks that are links, by memory and speed.
+    """Configurations, the most important ones first, as marks by memory and speed that are links.
 
-    Args:
-        points: the configurations, the most important ones first.
-        path: where a click on one leads: within this site.
-        limit_bytes: the memory that one may need; above 0.
-        per: what a rank is to its user.
-        prefix: what element ids start with; unique in a page.
+    ``path`` is where a click on one leads, within this site; ``limit_bytes`` is the memory that
+    one may need; ``per`` is the word for a rank.
     """
     unit, divisor = size_unit(max((p.memory_gib.value or 0.0 for p in points), default=1.0) * GIB)
-    x_label, y_label, limit = f"memory, {unit}", f"tokens/s per {per}", limit_bytes / divisor
+    labels = memory, speed = f"memory, {unit}", f"tokens/s per {per}"
+    limit = limit_bytes / divisor
     plot, marks = _placed(points, limit, GIB / divisor)
     has_rail = any(mark.y is None for mark in marks)
     is_dense = len(marks) >= _DENSE
     bottom = plot.height + (_RAIL_PX if has_rail else 0.0)
     at = plot.x.at(limit)
-    names = _names(marks)
-    size, target = (0.7, 7.0) if is_dense else (1.0, 12.0)
-    symbols = [symbol(prefix, name, size=size, target_px=target) for name in names]
+    used = {shape for mark in marks for shape in mark.shapes}
+    names = [name for name in (BEST, *Provenance, OOM, FAILED, BEYOND) if name in used]
+    sizes = {"size": 0.7, "target_px": 7.0} if is_dense else {"size": 1.0, "target_px": 12.0}
     room = {"x": percent(at), "y": 0, "width": percent(1 - at), "height": bottom}
-    content = [
-        element("defs", *symbols) if symbols else Markup(),
-        element("rect", **room, class_="chart-beyond"),
-    ]
+    content = [symbols(prefix, names, **sizes), element("rect", **room, class_="chart-beyond")]
     if any(mark.y for mark in marks):
         content.append(y_axis(plot))
     else:
@@ -127,26 +114,44 @@ def scatter(
         content.append(line(0, plot.height, "100%", plot.height, "chart-grid"))
         place = {"dy": ".35em", "text_anchor": "end", "class_": "chart-tick"}
         content.append(text("no speed", -3, _ON_RAIL_PX, **place))
+    # The most speed that is known within each memory, up to the limit.
+    front = sorted((m.across, m.down) for m in marks if m.point.on_front and m.x and m.y)
     content += [
         x_axis(plot.x, bottom),
-        label(x_label, "100%", bottom, dy="3em", text_anchor="end"),
-        label(y_label, 0, -38, class_="chart-words chart-from-edge"),
+        label(memory, "100%", bottom, dy="3em", text_anchor="end"),
+        label(speed, 0, -38, class_="chart-words chart-from-edge"),
         line(percent(at), -10, percent(at), bottom, "chart-limit"),
         label(f"limit {figure(limit)}", percent(at), -18, text_anchor="end"),
-        _front(marks, at, bottom),
-        whiskers([one for mark in marks for one in _cross(plot, mark, is_dense)], bottom),
+        layer(bottom, staircase(front, at, "chart-front-line")) if front else Markup(),
+        whiskers((one for mark in marks for one in _cross(plot, mark, is_dense)), bottom),
     ]
     groups: dict[str, list[Markup]] = {}
     for mark in marks:
-        title = _title(mark, (x_label, y_label), is_dense)
-        link = _link(mark, path(mark.point), title, prefix)
-        groups.setdefault(_group(mark.point), []).append(link)
+        point, href = mark.point, path(mark.point)
+        assert href.startswith(("/", "#", "?")), href
+        assert not href.startswith(("//", "/\\")), href
+        kind = "is-other" if point.kind is PointKind.FITS else "is-out"
+        kind = "is-best" if point.is_best else "is-front" if point.on_front else kind
+        x, y = percent(mark.across), number(round(mark.down, 1))
+        shapes = (use(f"{prefix}-{name}", x, y) for name in mark.shapes)
+        title = element("title", _title(mark, labels, is_dense))
+        link = element("a", title, *shapes, id=f"{prefix}-{mark.id}", href=href)
+        groups.setdefault(f"chart-{kind}", []).append(link)
     content += [element("g", *links, class_=class_) for class_, links in groups.items()]
-    content.append(_best_speed(marks))
-    title = "Memory against speed of the settings that were tried or predicted"
-    said = _description(marks, len(points) - len(marks), y_label)
-    drawn = plot_svg(prefix, title, said, bottom, content, role="group")
-    return chart("scatter", drawn, legend(_keys(names, marks, prefix)))
+    best = next((mark for mark in marks if mark.point.is_best and mark.y), None)
+    if best and best.y:
+        # Up and left of the answer's mark: nothing known is faster and smaller.
+        side, anchor = (-8, "end") if best.across > 0.2 else (8, "start")
+        place = {"text_anchor": anchor, "class_": "chart-end"}
+        speed_text, x = figure(best.y.value), percent(best.across)
+        content.append(text(speed_text, x, best.down - 11, dx=side, **place))
+    failed, left_out = sum(mark.y is None for mark in marks), len(points) - len(marks)
+    said = [f"{len(marks)} settings by memory and speed" if marks else "No settings yet"]
+    said += [f"{failed} of them without a speed"] if failed else []
+    said += [f"the answer makes {range_words(best.y)} {speed}"] if best and best.y else []
+    said += [f"{left_out} more of unknown memory not shown"] if left_out else []
+    drawn = plot_svg(prefix, _TITLE, "; ".join(said) + ".", bottom, content, role="group")
+    return chart("scatter", drawn, legend(_keys(names, prefix, has_front=bool(front))))
 
 
 def _placed(points: Sequence[Point], limit: float, scale: float) -> tuple[Plot, list[_Mark]]:
@@ -160,36 +165,21 @@ def _placed(points: Sequence[Point], limit: float, scale: float) -> tuple[Plot, 
     across = scale_for(memory, include=(limit, limit * 1.1, *(() if memory else (0.0,))))
     upwards = scale_for([end for _, _, _, y in found if y for end in reach(y)])
     plot = Plot(x=across, y=upwards, height=_HEIGHT_PX)
-    marks = [
-        _Mark(
+    marks = []
+    for id_, point, x, y in found:
+        ended = {PointKind.OOM: OOM, PointKind.OTHER: FAILED}.get(point.kind, point.provenance)
+        beyond = (BEYOND,) if x is not None and x.value > across.high else ()
+        mark = _Mark(
             id=id_,
             point=point,
             x=x,
             y=y,
             across=across.at(x.value) if x else (across.at(limit) + 1) / 2,
             down=plot.down(y.value) if y else _ON_RAIL_PX,
-            is_beyond=x is not None and x.value > across.high,
+            shapes=(*((BEST,) if point.is_best else ()), ended, *beyond),
         )
-        for id_, point, x, y in found
-    ]
+        marks.append(mark)
     return plot, sorted(marks, key=lambda mark: (mark.point.is_best, mark.point.on_front))
-
-
-def _names(marks: Sequence[_Mark]) -> tuple[str, ...]:
-    """Symbols that occur, in the order of the legend."""
-    found = {mark.shape for mark in marks}
-    if any(mark.is_beyond for mark in marks):
-        found.add(BEYOND)
-    best = (BEST,) if any(mark.point.is_best for mark in marks) else ()
-    return (*best, *(name for name in (*Provenance, OOM, FAILED, BEYOND) if name in found))
-
-
-def _front(marks: Sequence[_Mark], limit_at: float, height: float) -> Markup:
-    """The most speed that is known within each memory, up to the limit."""
-    front = [(m.across, m.down) for m in marks if m.point.on_front and m.x and m.y]
-    if not front:
-        return Markup()
-    return layer(height, staircase(sorted(front), limit_at, "chart-front-line"))
 
 
 def _cross(plot: Plot, mark: _Mark, is_dense: bool) -> Iterator[tuple[float, float, float, float]]:
@@ -201,24 +191,6 @@ def _cross(plot: Plot, mark: _Mark, is_dense: bool) -> Iterator[tuple[float, flo
         yield plot.x.at(x.low), mark.down, plot.x.at(x.high), mark.down
     if y.low < y.high:
         yield mark.across, plot.down(y.low), mark.across, plot.down(y.high)
-
-
-def _group(point: Point) -> str:
-    if point.is_best:
-        return "chart-is-best"
-    if point.on_front:
-        return "chart-is-front"
-    return "chart-is-other" if point.kind is PointKind.FITS else "chart-is-out"
-
-
-def _link(mark: _Mark, href: str, title: str, prefix: str) -> Markup:
-    assert href.startswith(("/", "#", "?")), href
-    assert not href.startswith(("//", "/\\")), href
-    names = [BEST] if mark.point.is_best else []
-    names += [mark.shape, *([BEYOND] if mark.is_beyond else [])]
-    x, y = percent(mark.across), number(round(mark.down, 1))
-    shapes = (use(f"{prefix}-{name}", x, y) for name in names)
-    return element("a", element("title", title), *shapes, id=f"{prefix}-{mark.id}", href=href)
 
 
 def _title(mark: _Mark, labels: tuple[str, str], is_dense: bool) -> str:
@@ -234,24 +206,7 @@ def _title(mark: _Mark, labels: tuple[str, str], is_dense: bool) -> str:
     return f"{cut(short_words(point.words), 60 if is_dense else 90)}: {'; '.join(words)}"
 
 
-def short_words(words: str) -> str:
-    """A configuration without what follows from the rest: ``full_shard, micro_batch_size=4``."""
-    sharding, *others = words.split(",")
-    shown = [part for part in others if not part.startswith("gradient_accumulation_steps=")]
-    return ", ".join((sharding.removeprefix("sharding="), *shown))
-
-
-def _best_speed(marks: Sequence[_Mark]) -> Markup:
-    """The answer's speed, up and left of its mark: nothing known is faster and smaller."""
-    best = next((mark for mark in marks if mark.point.is_best and mark.y), None)
-    if best is None or best.y is None:
-        return Markup()
-    side, anchor = (-8, "end") if best.across > 0.2 else (8, "start")
-    place = {"dx": side, "text_anchor": anchor, "class_": "chart-end"}
-    return text(figure(best.y.value), percent(best.across), best.down - 11, **place)
-
-
-def _keys(names: Sequence[str], marks: Sequence[_Mark], prefix: str) -> list[tuple[Markup, str]]:
+def _keys(names: Sequence[str], prefix: str, *, has_front: bool) -> list[tuple[Markup, str]]:
     out = "chart-is-out"
     words = {
         BEST: ("chart-is-best", "the answer"),
@@ -264,17 +219,7 @@ def _keys(names: Sequence[str], marks: Sequence[_Mark], prefix: str) -> list[tup
         class_, said = words.get(name, ("chart-is-other", str(name)))
         x = 0 if name == BEYOND else 9
         keys.append((symbol_key(f"{prefix}-{name}", class_, x=x), said))
-    if any(mark.point.on_front for mark in marks):
+    if has_front:
         keys.append((line_key("chart-front-line"), "Pareto front"))
     keys.append((area_key("chart-beyond"), "over the limit"))
     return keys
-
-
-def _description(marks: Sequence[_Mark], left_out: int, y_label: str) -> str:
-    failed = sum(mark.y is None for mark in marks)
-    said = [f"{len(marks)} settings by memory and speed" if marks else "No settings yet"]
-    said += [f"{failed} of them without a speed"] if failed else []
-    best = next((mark.y for mark in marks if mark.point.is_best and mark.y), None)
-    said += [f"the answer makes {range_words(best)} {y_label}"] if best else []
-    said += [f"{left_out} more of unknown memory not shown"] if left_out else []
-    return "; ".join(said) + "."

@@ -1,10 +1,17 @@
-"""Elements as text: the one place where markup is made, and so where it is escaped."""
+"""Charts' elements as text: shapes, axes, legends. The one place where markup is made, and escaped.
+
+Positions across are percentages of the plot and sizes are pixels, so that one SVG reads well at
+360 px and at 2560 px; ``static/charts.css`` has the margins and the colours.
+"""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 
+from api.pages.charts.scales import Scale, shortened, tick_words, width_px
 from tuner.core.quantity import Provenance
 
 # What no XML document may hold, lone surrogates among it.
@@ -26,6 +33,15 @@ _SHAPES: Mapping[str, tuple[str, str]] = {
     BEYOND: ("M8-3.5L11.5 0L8 3.5", "chart-cross"),
     BEST: ("M-9 0a9 9 0 1 0 18 0a9 9 0 1 0-18 0Z", "chart-ring"),
 }
+# Width of a plot in a window of 360 px: labels that keep apart there do so everywhere.
+NARROW_PX = 250.0
+_GAP_PX = 14.0
+# How far a label may reach beyond the right end of its axis; ``charts.css`` leaves more.
+_OVERHANG_PX = 14.0
+_TICK_PX = 5.0
+
+
+# -- elements ---------------------------------------------------------------------------------
 
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
@@ -46,9 +62,12 @@ def element(name: str, *children: object, **attributes: object) -> Markup:
     return Markup(f"<{name}{written}>{content}</{name}>")  # noqa: S704 - escaped above
 
 
-def joined(elements: Iterable[Markup]) -> Markup:
-    """Elements one after the other."""
-    return Markup().join(elements)
+def _shown(value: object) -> str:
+    """A value as it stands in markup, with what XML forbids replaced by U+FFFD."""
+    if isinstance(value, float):
+        return number(value)
+    words = str(value)
+    return words if isinstance(value, Markup) else str(escape(_NOT_XML.sub("\ufffd", words)))
 
 
 def number(value: float) -> str:
@@ -67,19 +86,27 @@ def text(words: str, x: object, y: object, **attributes: object) -> Markup:
     return element("text", words, x=x, y=y, **attributes)
 
 
+def label(words: str, x: object, y: object, **attributes: object) -> Markup:
+    """The name of an axis or a line, cut to what a narrow window holds."""
+    return text(shortened(words, NARROW_PX), x, y, **{"class_": "chart-words", **attributes})
+
+
+def nothing(words: str, height: float) -> Markup:
+    """The words of a plot that has nothing to show."""
+    place = {"dy": ".35em", "text_anchor": "middle", "class_": "chart-nothing"}
+    return text(words, "50%", height / 2, **place)
+
+
 def line(x1: object, y1: float, x2: object, y2: float, class_: str) -> Markup:
     """A straight line."""
     return element("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=class_)
 
 
 def symbol(prefix: str, name: str, *, size: float = 1.0, target_px: float = 0.0) -> Markup:
-    """A shape that :func:`use` draws as ``{prefix}-{name}``.
+    """A shape that :func:`use` draws as ``{prefix}-{name}``: a provenance, or a name above.
 
-    Args:
-        prefix: the chart's.
-        name: a provenance, or one of the names above.
-        size: relative to 9 pixels.
-        target_px: radius of an invisible disc around it that can be pointed at; 0: none.
+    ``size`` is relative to 9 pixels, ``target_px`` the radius of an invisible disc around it that
+    can be pointed at.
     """
     d, class_ = _SHAPES[name]
     scaled = None if size == 1 else f"scale({size:g})"
@@ -88,9 +115,62 @@ def symbol(prefix: str, name: str, *, size: float = 1.0, target_px: float = 0.0)
     return element("g", target, shape, id=f"{prefix}-{name}")
 
 
+def symbols(prefix: str, names: Iterable[str], **more: float) -> Markup:
+    """Definitions of the shapes that a chart uses."""
+    drawn = [symbol(prefix, name, **more) for name in names]
+    return element("defs", *drawn) if drawn else Markup()
+
+
 def use(shape: str, x: object, y: object, *children: Markup) -> Markup:
     """A defined symbol at a place."""
     return element("use", *children, href=f"#{shape}", x=x, y=y)
+
+
+# -- plots ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Two scales and the height in pixels that they are drawn at."""
+
+    x: Scale
+    y: Scale
+    height: float
+
+    def down(self, value: float) -> float:
+        """Pixels from the top at which a number of the upward scale lies."""
+        return self.height * (1 - self.y.at(value))
+
+
+def plot_svg(
+    prefix: str,
+    title: str,
+    description: str,
+    height: float,
+    content: Sequence[Markup],
+    *,
+    role: str = "img",
+    class_: str = "chart-plot",
+) -> Markup:
+    """A picture with its name; ``height`` in pixels, to which the style sheet adds the margins."""
+    return element(
+        "svg",
+        element("title", title, id=f"{prefix}-title"),
+        element("desc", description, id=f"{prefix}-desc"),
+        *content,
+        class_=class_,
+        role=role,
+        aria_labelledby=f"{prefix}-title",
+        aria_describedby=f"{prefix}-desc",
+        width="100%",
+        height=height,
+        overflow="visible",
+    )
+
+
+def chart(name: str, *drawn: Markup) -> Markup:
+    """The whole chart with its legend."""
+    return element("div", *drawn, class_=f"chart chart-{name}")
 
 
 def layer(height: float, *children: Markup) -> Markup:
@@ -120,9 +200,83 @@ def staircase(points: Iterable[tuple[float, float]], end: float, class_: str) ->
     return element("path", d=f"M{d}", class_=class_)
 
 
-def _shown(value: object) -> str:
-    """A value as it stands in markup, with what XML forbids replaced by U+FFFD."""
-    if isinstance(value, float):
-        return number(value)
-    words = str(value)
-    return words if isinstance(value, Markup) else str(escape(_NOT_XML.sub("\ufffd", words)))
+def whiskers(segments: Iterable[tuple[float, float, float, float]], height: float) -> Markup:
+    """Thin lines as one path: each from x, y to x, y, in fractions across and pixels down."""
+    d = "".join(
+        f"M{1000 * x1:.0f} {y1:.1f}L{1000 * x2:.0f} {y2:.1f}" for x1, y1, x2, y2 in segments
+    )
+    return layer(height, element("path", d=d, class_="chart-whisker")) if d else Markup()
+
+
+# -- axes -------------------------------------------------------------------------------------
+
+
+def x_axis(
+    scale: Scale, y: float, *, ticks: Sequence[float] = (), is_flush: bool = False
+) -> Markup:
+    """A line with ticks below a plot, at ``y`` pixels; as many labels as a narrow window holds.
+
+    ``is_flush`` keeps labels within the plot where nothing is left and right of it.
+    """
+
+    def anchor(tick: float) -> str:
+        half, at = width_px(tick_words(tick)) / 2 / NARROW_PX, scale.at(tick)
+        if is_flush and at < half:
+            return "start"
+        return "end" if is_flush and at > 1 - half else "middle"
+
+    def ends_px(tick: float) -> tuple[float, float]:
+        width = width_px(tick_words(tick))
+        before = {"start": 0.0, "middle": width / 2, "end": width}[anchor(tick)]
+        return NARROW_PX * scale.at(tick) - before, NARROW_PX * scale.at(tick) - before + width
+
+    def fit(some: Sequence[float]) -> bool:
+        ends = [ends_px(tick) for tick in some]
+        keep_apart = all(right[0] - left[1] >= _GAP_PX for left, right in pairwise(ends))
+        return keep_apart and (not ends or ends[-1][1] <= NARROW_PX + _OVERHANG_PX)
+
+    drawn = [line(0, y, "100%", y, "chart-axis")]
+    for tick in tuple(ticks) or scale.fitting(6, fit):
+        x = percent(scale.at(tick))
+        place = {"dy": "1.5em", "text_anchor": anchor(tick), "class_": "chart-tick"}
+        drawn += [line(x, y, x, y + _TICK_PX, "chart-axis"), text(tick_words(tick), x, y, **place)]
+    return element("g", *drawn, class_="chart-x")
+
+
+def y_axis(plot: Plot, *, count: int = 7) -> Markup:
+    """Faint lines across the plot with their numbers at the left."""
+    drawn = []
+    place = {"dy": ".35em", "text_anchor": "end", "class_": "chart-tick"}
+    for tick in plot.y.ticks(count):
+        y = plot.down(tick)
+        drawn += [line(0, y, "100%", y, "chart-grid"), text(tick_words(tick), -8, y, **place)]
+    return element("g", *drawn, class_="chart-y")
+
+
+# -- legends ----------------------------------------------------------------------------------
+
+
+def legend(items: Sequence[tuple[Markup, str]]) -> Markup:
+    """Keys and their words, as an HTML list that wraps; nothing where there are no items."""
+    entries = (element("li", key, element("span", words)) for key, words in items)
+    return element("ul", *entries, class_="chart-legend") if items else Markup()
+
+
+def key(width: int, *drawing: Markup) -> Markup:
+    """A small drawing in a legend."""
+    return element("svg", *drawing, class_="chart-key", width=width, height=16, aria_hidden="true")
+
+
+def symbol_key(symbol: str, class_: str | None = None, *, x: float = 9) -> Markup:
+    """A legend's key: a symbol of the chart, with the class of its marks' group."""
+    return element("span", key(18, use(symbol, x, 8)), class_=class_)
+
+
+def line_key(class_: str) -> Markup:
+    """A legend's key: a line of the chart."""
+    return key(24, line(1, 8.5, 23, 8.5, class_))
+
+
+def area_key(class_: str, fill: str | None = None) -> Markup:
+    """A legend's key: an area of the chart."""
+    return key(24, element("rect", x=1, y=1, width=22, height=14, class_=class_, fill=fill))

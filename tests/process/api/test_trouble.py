@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
-from tests.chaos.databases import PostgresServer, postgresql
+from tests.system.chaos.databases import PostgresServer, postgresql
 from tests.unit.api.studies import MEASURED, probe
 from tuner.store import Store, open_store
 from tuner.store.engine import PING_AFTER_S

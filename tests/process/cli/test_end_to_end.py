@@ -20,10 +20,10 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import ProbeState, Question
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of
 from tuner.planner import answer
-from tuner.planner.verdicts import twins_of
+from tuner.planner.verdicts import replicas_of
 from tuner.space import check_settings
 from tuner.store import open_store
 
@@ -58,30 +58,23 @@ def command(tiny: str) -> Command:
 
 @pytest.fixture
 def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
-    """Verdicts on the twins of both settings, kept: no ranks are started to train them."""
+    """Verdicts on the replicas of both settings, kept: no ranks are started to train them."""
     question = replace(question, workload=replace(question.workload, global_batch_size=4))
     versions = installed_versions()
     with open_store() as store:
         for sharding in ("ddp", "full_shard"):
             settings = parse_settings(f"sharding={sharding},micro_batch_size=2")
-            for twin in twins_of(question, check_settings(question, settings)):
+            for replica in replicas_of(question, check_settings(question, settings)):
                 store.keep_verdict(
-                    Verdict(
-                        key=twin.key(versions),
+                    GuardCheck(
+                        key=replica.key(versions),
                         family=family_of(question),
-                        ruling=Ruling.PASSED,
+                        ruling=CheckState.PASSED,
                         outcome=Outcome.OK,
                         versions=versions,
                     )
                 )
         return store.verdicts().keys()
-
-
-@pytest.fixture(params=["judged", pytest.param("trained", marks=pytest.mark.slow)])
-def perhaps_judged(request: pytest.FixtureRequest) -> None:
-    """With :func:`judged`, and without: then twins are trained."""
-    if request.param == "judged":
-        request.getfixturevalue("judged")
 
 
 def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -99,7 +92,7 @@ def until(found: Callable[[], Any]) -> Any:
     return value
 
 
-@pytest.mark.usefixtures("perhaps_judged")
+@pytest.mark.usefixtures("judged")
 def test_suggest_probes_answers_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -122,7 +115,7 @@ def test_suggest_probes_answers_and_is_continued(
 
     with open_store() as store:
         study = store.study(found["study_id"])
-    assert {verdict.ruling for verdict in study.guards.values()} == {Ruling.PASSED}
+    assert {verdict.ruling for verdict in study.guards.values()} == {CheckState.PASSED}
     assert str(answer(study).best.settings.sharding) == found["best"]["settings"]["sharding"]
     assert yaml.safe_load(path.read_text())["num_processes"] == 2
     assert found["launch"]["files"] == {str(path): path.read_text()}
@@ -190,7 +183,7 @@ def held(environment: dict[str, str], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT]
 )
 def test_an_ended_command_leaves_no_process_and_is_continued(
     command: Command,
@@ -224,7 +217,7 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
     with open_store() as store:
         (summary,) = store.studies()
         study = store.study(summary.id)
-        assert store.verdicts().keys() == judged, "no other twin was trained"
+        assert store.verdicts().keys() == judged, "no other replica was trained"
     assert [probe.state for probe in study.probes] == [ProbeState.DONE]
 
 
@@ -258,6 +251,7 @@ def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(
     assert json.loads(cached.stdout)["best"]["memory"]["basis"] == "dry_run"
 
 
+@pytest.mark.long
 def test_a_killed_prediction_leaves_no_process_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -3,26 +3,26 @@
 import itertools
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.launchfiles.launching import all_json, launched, save_tiny_llama
+from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
+from tests.unit.launchfiles.cases import ABOUT, CASES, Case
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
-from tuner.launchfiles import About, export
-from tuner.launchfiles.accelerate import configuration, script
+from tuner.launchfiles import export
+from tuner.launchfiles.accelerate import script
 
 SCRIPT = Path(__file__).parent / "launched.py"
 
 
-def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> None:
+def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
     knobs = itertools.product(
         ("cpu:2", "2xl4", "l4"), ("ddp", "full_shard"), ("none", "full"), Precision, ReduceDtype
     )
     for number, (cluster, sharding, checkpointing, precision, reduce_dtype) in enumerate(knobs):
-        question, settings = case(
+        question, settings = Case(
             model="stories15m",
             cluster=cluster,
             sequence_length=8,
@@ -45,13 +45,13 @@ def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> N
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.parametrize("reduce_dtype", ReduceDtype)
-@pytest.mark.parametrize("sharding", ["ddp", "full_shard"])
-def test_number_formats_are_the_probes(
-    case: Any, precision: Precision, reduce_dtype: ReduceDtype, sharding: str
-) -> None:
-    question, settings = case(
+def test_number_formats_are_the_probes() -> None:
+    for formats in itertools.product(Precision, ReduceDtype, ("ddp", "full_shard")):
+        check_formats(*formats)
+
+
+def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str) -> None:
+    question, settings = Case(
         model="llama-3.1-8b",
         cluster="8xa100-80gb",
         settings=f"sharding={sharding}",
@@ -68,26 +68,13 @@ def test_number_formats_are_the_probes(
     assert ("param_dtype=torch.bfloat16" in code) is (sharding != "ddp" and mixed)
 
 
-def test_checkpointing_is_said_once(cases: Mapping[str, Any]) -> None:
-    for name, in_file in (
-        ("checkpointing", True),
-        ("full_shard_cpu", True),
-        ("checkpointing_with_dropout", False),
-        ("one_gpu", False),
-    ):
-        question, settings = cases[name].parts()
-        fsdp = configuration(question, settings).get("fsdp_config", {})
-        assert fsdp.get("fsdp_activation_checkpointing", False) is in_file
-        assert ("gradient_checkpointing_enable" in script(question, settings)) is not in_file
-
-
-def test_sharded_code_stops_on_a_cpu(launched_environment: Any, cases: Mapping[str, Any]) -> None:
+def test_sharded_code_stops_on_a_cpu(launched_environment: Any) -> None:
     from accelerate.state import AcceleratorState, GradientState
 
     launched_environment("full_shard_cpu")
     try:
         with pytest.raises(AssertionError, match="on GPUs only"):
-            exec(script(*cases["full_shard_cpu"].parts()), {})
+            exec(script(*CASES["full_shard_cpu"].parts()), {})
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
@@ -103,11 +90,9 @@ def tiny_model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_two_launched_processes_run_ddp_as_the_file_says(
-    case: Any, cases: Mapping[str, Any], about: About, tmp_path: Path, tiny_model: Path
-) -> None:
+def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
     """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
-    other = case(
+    other = Case(
         model="stories15m",
         cluster="cpu:2",
         sequence_length=8,
@@ -116,9 +101,9 @@ def test_two_launched_processes_run_ddp_as_the_file_says(
         workload={"precision": Precision.FP32, "reduce_dtype": ReduceDtype.BF16},
     )
     files = []
-    for name, one in (("deferred", cases["ddp_cpu"]), ("each", other)):
+    for name, one in (("deferred", CASES["ddp_cpu"]), ("each", other)):
         files.append(tmp_path / f"{name}.yaml")
-        files[-1].write_text(export("accelerate", *one.parts(), about), encoding="utf-8")
+        files[-1].write_text(export("accelerate", *one.parts(), ABOUT), encoding="utf-8")
     deferred, each = _launch(files[0], tiny_model, *files)
     same = {
         "processes": 2,

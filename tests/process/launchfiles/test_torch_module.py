@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.launchfiles.launching import ROOT, all_json, launched, save_tiny_llama
+from tests.process.launchfiles.launching import ROOT, all_json, launched, save_tiny_llama
+from tests.unit.launchfiles.cases import ABOUT, Case
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
-from tuner.launchfiles import About, export, why_not
+from tuner.launchfiles import export, why_not
 from tuner.launchfiles.torch_module import module
 
 HERE = Path(__file__).parent
 
 
-def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> None:
+def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
     knobs = itertools.product(
         ("cpu:2", "2x2xl4", "l4"),
         ("sharding=ddp", "sharding=hybrid_shard,cpu_offload=true", "sharding=full_shard,tp_size=2"),
@@ -28,7 +29,7 @@ def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> N
     for cluster, sharding, sync, precision in knobs:
         if cluster == "l4" and "tp_size" in sharding:
             continue
-        question, settings = case(
+        question, settings = Case(
             model="stories15m",
             cluster=cluster,
             sequence_length=8,
@@ -53,9 +54,9 @@ def test_the_code_has_no_unknown_or_unused_names(case: Any, tmp_path: Path) -> N
     assert checked.returncode == 0, checked.stdout
 
 
-def test_it_imports_nothing_of_ours_without_tensor_parallelism(case: Any) -> None:
+def test_it_imports_nothing_of_ours_without_tensor_parallelism() -> None:
     for settings, ours in (("sharding=full_shard", set()), ("sharding=ddp,tp_size=2", {"workers"})):
-        parts = case(model="llama-3.2-1b", cluster="2xl4", settings=settings).parts()
+        parts = Case(model="llama-3.2-1b", cluster="2xl4", settings=settings).parts()
         nodes = ast.walk(ast.parse(module(*parts)))
         found = {
             n.module.split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom) and n.module
@@ -63,13 +64,13 @@ def test_it_imports_nothing_of_ours_without_tensor_parallelism(case: Any) -> Non
         assert found & {"tuner", "workers", "api"} == ours
 
 
-def test_what_it_takes_of_the_probe_program_is_there(case: Any) -> None:
+def test_what_it_takes_of_the_probe_program_is_there() -> None:
     """Exported modules outlive versions of this program: these names and arguments are kept."""
     import inspect
 
     from workers.probe import tensor_parallel
 
-    parts = case(model="llama-3.2-1b", cluster="2xl4", settings="sharding=ddp,tp_size=2").parts()
+    parts = Case(model="llama-3.2-1b", cluster="2xl4", settings="sharding=ddp,tp_size=2").parts()
     assert 'parallelize(model, mesh["tp"], recompute_allgather=' in module(*parts)
     assert "reduce_partial_gradients(model.parameters())" in module(*parts)
     arguments = inspect.signature(tensor_parallel.parallelize).parameters
@@ -79,21 +80,6 @@ def test_what_it_takes_of_the_probe_program_is_there(case: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("cluster", "settings", "reason"),
-    [
-        ("4xl4", "sharding=ddp,tp_size=2", "--knob sharding=shard_grad_op,full_shard"),
-        ("4xl4", "sharding=ddp,pp_size=2", "--framework torch"),
-        ("4xl4", "sharding=zero1", "--framework torch"),
-        ("2x2xl4", "sharding=hybrid_shard,tp_size=2", "has one data-parallel rank here"),
-        ("l4", "sharding=full_shard,cpu_offload=true", "only what it shards"),
-    ],
-)
-def test_what_torch_has_not_is_refused(case: Any, cluster: str, settings: str, reason: str) -> None:
-    parts = case(model="llama-3.2-1b", cluster=cluster, settings=settings).parts()
-    assert reason in str(why_not("torch", *parts))
-
-
 # ---- launched: the package's other tests see the calls, these that they train the same ---------
 
 ALONE = ("cpu:1", "sharding=ddp,micro_batch_size=8")
@@ -101,13 +87,11 @@ DEFERRED = "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=fal
 EACH = "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=true"
 
 
-def _trained(
-    case: Any, about: About, folder: Path, *kinds: tuple[str, str], **workload: Any
-) -> list[dict[str, Any]]:
+def _trained(folder: Path, *kinds: tuple[str, str], **workload: Any) -> list[dict[str, Any]]:
     """What was seen of each of some settings, on clusters of one size."""
     paths = []
     for number, (cluster, settings) in enumerate(kinds):
-        question, chosen = case(
+        question, chosen = Case(
             model="stories15m",
             cluster=cluster,
             sequence_length=8,
@@ -115,22 +99,20 @@ def _trained(
             workload={"precision": Precision.FP32, **workload},
         ).parts()
         paths.append(folder / f"tuned{question.cluster.world_size}_{number}.py")
-        paths[-1].write_text(export("torch", question, chosen, about), encoding="utf-8")
+        paths[-1].write_text(export("torch", question, chosen, ABOUT), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += [str(question.cluster.world_size), str(HERE / "trained.py"), str(folder / "model")]
     return all_json(launched([*command, *map(str, paths)], PYTHONPATH=str(ROOT)))
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_trains(case: Any, about: About, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     """Two optimizer steps of two micro-batches; sharded in 2 layers, the embedding and the rest."""
     save_tiny_llama(tmp_path / "model", tied=False, std=0.2)
-    (alone,) = _trained(case, about, tmp_path, ALONE)
+    (alone,) = _trained(tmp_path, ALONE)
     assert len(alone["losses"]) == 2
     assert abs(alone["losses"][0] - alone["losses"][1]) > 1e-2
     found = _trained(
-        case,
-        about,
         tmp_path,
         ("cpu:2", f"sharding=full_shard,{DEFERRED}"),
         ("cpu:2", f"sharding=shard_grad_op,{EACH},activation_checkpointing=full"),
@@ -146,18 +128,12 @@ def test_two_processes_train_what_one_trains(case: Any, about: About, tmp_path: 
 
 
 @pytest.mark.slow
-def test_tensor_parallelism_trains_what_one_process_trains(
-    case: Any, about: About, tmp_path: Path
-) -> None:
+def test_tensor_parallelism_trains_what_one_process_trains(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model", tied=True, std=0.2)
-    (alone,) = _trained(case, about, tmp_path, ALONE)
+    (alone,) = _trained(tmp_path, ALONE)
     full = "activation_checkpointing=full,tp_recompute_allgather=true"
-    found = _trained(
-        case, about, tmp_path, ("cpu:2", f"sharding=ddp,tp_size=2,micro_batch_size=8,{full}")
-    )
+    found = _trained(tmp_path, ("cpu:2", f"sharding=ddp,tp_size=2,micro_batch_size=8,{full}"))
     found += _trained(
-        case,
-        about,
         tmp_path,
         ("cpu:4", f"sharding=full_shard,tp_size=2,{DEFERRED}"),
         ("2x2xcpu", "sharding=hybrid_shard,gradient_accumulation_steps=2,cpu_offload=true"),
@@ -168,12 +144,10 @@ def test_tensor_parallelism_trains_what_one_process_trains(
 
 
 @pytest.mark.slow
-def test_gradients_are_reduced_in_the_format_that_was_asked_for(
-    case: Any, about: About, tmp_path: Path
-) -> None:
+def test_gradients_are_reduced_in_the_format_that_was_asked_for(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model", tied=False)
     kinds = [("cpu:2", f"sharding={sharding},{DEFERRED}") for sharding in ("ddp", "full_shard")]
-    found = _trained(case, about, tmp_path, *kinds, reduce_dtype=ReduceDtype.BF16)
+    found = _trained(tmp_path, *kinds, reduce_dtype=ReduceDtype.BF16)
     replicated, sharded = (one["collectives"] for one in found)
     assert replicated["allreduce torch.bfloat16"] == 2
     assert sharded["reduce_scatter_base torch.bfloat16"] == 2 * 4

@@ -1,7 +1,8 @@
-"""Forks programs of ours off a process that has their imports: ``server.py SOCKET``.
+"""Forks programs of ours off a process that has their imports: ``server.py FOLDER``.
 
 Each client (``client.py``) sends what ``python`` would be started with. A fork waits for its
-program, which is a fork of that one, and ends it when the client is gone. Ends with its parent.
+program, which is a fork of that one, and ends it when the client is gone. The process that was
+started returns at once; the one that serves ends when nobody holds the lock on ``FOLDER/users``.
 Programs compute with one thread, whatever is asked for: a thread that waits for another one's
 turn on a busy machine takes more time of a core than these small models do.
 """
@@ -20,7 +21,8 @@ import struct
 import sys
 import traceback
 from contextlib import suppress
-from fcntl import F_DUPFD, fcntl
+from fcntl import F_DUPFD, LOCK_EX, LOCK_NB, fcntl, flock
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -32,7 +34,7 @@ MODULES = (
     "workers.probe.series",
     "workers.probe.run",
     "workers.probe.calibrate",
-    "workers.probe.dry.answer",
+    "workers.probe.dry.server",
 )
 MOST_FDS = 64
 """A client's, numbered below it."""
@@ -42,12 +44,16 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     """Handles each client in a fork."""
 
     max_children = 100
-    _parent = os.getppid()
+
+    def __init__(self, folder: Path) -> None:
+        self.users = (folder / "users").open()
+        super().__init__(str(folder / "socket"), Handler)
 
     def service_actions(self) -> None:
         """Reap, and end with the tests."""
         super().service_actions()
-        if os.getppid() != self._parent:
+        with suppress(BlockingIOError):
+            flock(self.users, LOCK_EX | LOCK_NB)
             os._exit(0)
 
 
@@ -129,7 +135,10 @@ def main() -> None:
     """Listen, import, and serve."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with Server(sys.argv[1], Handler) as server:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    with Server(Path(sys.argv[1])) as server:
         for name in MODULES:
             importlib.import_module(name)
         server.serve_forever()

@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,18 @@ from workers.probe.group import join, join_fake_group
 from workers.probe.record import Record
 from workers.probe.run import Rank
 from workers.probe.spec import parse_spec
+from workers.probe.tensor_parallel import modules
 from workers.probe.tracker import Phase
 
 
 def run(values: dict, rank: int) -> dict:
-    """One spec on this rank, with the program's own parts; only the process group is shared."""
+    """One spec on this rank, with the program's own parts; only the process group is shared.
+
+    ``faulty`` in it leaves out the sum of replicated parameters' gradients over ranks.
+    """
+    if values.pop("faulty", False):
+        with mock.patch.object(modules, "replicated_weight", modules.split_weight):
+            return run(values, rank)
     spec, phase, record = parse_spec(values), Phase(), Record(rank=rank)
     device = open_device(
         spec.device, phase, local_rank=rank, limit_bytes=None, alone=spec.is_emulated

@@ -24,6 +24,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {
         **SHAPE, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
     },
+    "mistral": {**SHAPE, "model_type": "mistral", "sliding_window": 6},
+    "qwen2": {**SHAPE, "model_type": "qwen2"},
+    "qwen3": {**SHAPE, "model_type": "qwen3", "head_dim": 16},
+    "qwen3_moe": {
+        **SHAPE, "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [0],
+    },
     "gpt2": {
         "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128,
         "n_positions": 256,
@@ -76,6 +83,14 @@ def start_ranks(
             process.kill()
 
 
+def run_program(preloaded: Preloaded, name: str, folder: Path, world: int, ranks: int) -> None:
+    """Runs a program beside this file as ranks of ``world``, with the folder as its argument."""
+    command = preloaded([sys.executable, str(Path(__file__).with_name(name)), str(folder)])
+    codes = start_ranks(command, folder, range(ranks), world)
+    logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.log")))
+    assert not any(codes), logs
+
+
 def measure(
     preloaded: Preloaded, folder: Path, specs: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -83,11 +98,8 @@ def measure(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "specs.json").write_text(json.dumps(specs))
     world = specs[0]["world_size"]
-    ranks = range(1 if specs[0].get("fidelity") == "emulated" else world)
-    program = str(Path(__file__).with_name("ranks.py"))
-    codes = start_ranks(preloaded([sys.executable, program, str(folder)]), folder, ranks, world)
-    logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.log")))
-    assert not any(codes), logs
+    ranks = 1 if specs[0].get("fidelity") == "emulated" else world
+    run_program(preloaded, "ranks.py", folder, world, ranks)
     found: list[dict[str, Any]] = json.loads((folder / "records.json").read_text())
     return found
 

@@ -2,7 +2,7 @@
 
 The same CPU ranks are what dry runs and rank 0 alone are held to: their peaks and collectives.
 
-Losses and gradient norms of four optimizer steps with accumulation 3, in fp32, are compared with
+Losses and gradient norms of three optimizer steps with accumulation 3, in fp32, are compared with
 one process without any of it. Step 0 alone shows nothing of some faults, such as a gathered buffer
 that is used again before backward has read it.
 """
@@ -27,47 +27,52 @@ from tests.process.probe.specs import (
 
 pytestmark = pytest.mark.xdist_group("ranks")  # many processes: not several launches at once
 
-LAYERS = 2
-SMALL = {
-    "num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 128,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-"""Of the models that training is compared of."""
-SAME = 1e-5
-"""Relative difference of training. Agreement is within 5e-7; planted faults were 7e-4 and more."""
-NEAR = 0.01
-"""Relative difference of peaks."""
 Spec = dict[str, Any]
 Record = dict[str, Any]
 
-CASES: dict[str, dict[str, Any]] = {
-    "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
-    "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
-    "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
-    "checkpointing": {"sharding": "full_shard", "activation_checkpointing": "full"},
-    "reduce fp32": {
-        "sharding": "full_shard", "precision": "bf16", "reduce_dtype": "fp32",
-        "sync_each_batch": False,
-    },
-    "tp": {
-        "model": "tied", "tp_size": 2, "tp_recompute_allgather": True,
-        "activation_checkpointing": "full",
-    },
-    "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
-    "offload": {"sharding": "full_shard", "cpu_offload": True},
+LAYERS, STEPS = 2, 3
+# of the models that training is compared of; no ranks divide the vocabulary
+SMALL = {
+    "num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 97,
+    "max_position_embeddings": 64, "pad_token_id": 3,
 }  # fmt: skip
-"""Those that differ most from one another in memory, on two ranks."""
-FIRST = ["ddp", "checkpointing", "tp", "experts"]
+BIASED = {"attention_bias": True, "mlp_bias": True}
+TRAINED = {
+    name: {**fields, **SMALL, **(BIASED if name == "tied" else {})}
+    for name, fields in MODELS.items()
+    if name != "gpt2"
+}
+# Relative difference of training. Agreement is within 5e-7; planted faults were 7e-4 and more.
+SAME = 1e-5
+# Relative difference of peaks.
+NEAR = 0.01
+KNOBS = (
+    "sharding", "sync_each_batch", "tp_size", "tp_recompute_allgather", "activation_checkpointing",
+)  # fmt: skip
+SPLIT = {"tp_size": 2, "tp_recompute_allgather": True, "activation_checkpointing": "full"}
+MIXED: list[dict[str, Any]] = [SPLIT, {"sharding": "full_shard"}]
+
+
+def named(case: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(KNOBS, case, strict=True))
 
 
 def training_spec(model: str, ranks: int, **knobs: Any) -> Spec:
     """A spec whose global batch is always the same."""
     tp_size = knobs.get("tp_size", 1)
     return spec(
-        {**MODELS[model], **SMALL}, ranks, gradient_accumulation_steps=ACCUMULATION, seed=11,
-        warmup_steps=4,
-        tracked_steps=4, measured_steps=1, minimum_steps=1, time_budget_s=1.0,
+        TRAINED[model], ranks, gradient_accumulation_steps=ACCUMULATION, seed=11,
+        warmup_steps=STEPS, tracked_steps=STEPS, measured_steps=1, minimum_steps=1,
+        time_budget_s=1.0,
         micro_batch_size=GLOBAL_BATCH * tp_size // ranks // ACCUMULATION, **knobs,
+    )  # fmt: skip
+
+
+def memory_spec(model: str, ranks: int, **choices: Any) -> Spec:
+    """A spec whose third step and on are in steady state."""
+    return spec(
+        model, ranks, sequence_length=64, tracked_steps=3, measured_steps=1, minimum_steps=1,
+        **choices,
     )  # fmt: skip
 
 
@@ -76,7 +81,6 @@ def combinations(
 ) -> dict[str, Spec]:
     """Specs over all knobs for a number of ranks, live ones both ways, by their knobs."""
     on_off, how = (True, False), ("none", "full")
-    names = ("sharding", "sync_each_batch", "tp_size", "tp_recompute_allgather")
     product, cases = itertools.product, list[tuple[Any, ...]]()
     if ranks == 2:
         cases += product(("ddp", "shard_grad_op", "full_shard"), on_off, [1], [False], how)
@@ -89,80 +93,168 @@ def combinations(
             (*case, "full" if case[3] else "none")
             for case in product(["hybrid_shard"], on_off, [2], on_off)
         ]
-    keys = (*names, "activation_checkpointing")
-    specs = {str(case): make(model, ranks, **dict(zip(keys, case, strict=True)))
-             for case in cases}  # fmt: skip
+    specs = {f"{model} {case}": make(model, ranks, **named(case)) for case in cases}
     if ranks == 2:
         for sync in on_off:
             knobs = {"sharding": "full_shard", "sync_each_batch": sync, "cpu_offload": True}
-            specs[f"offload {sync}"] = make(model, ranks, **knobs)
+            specs[f"{model} offload {sync}"] = make(model, ranks, **knobs)
     return specs
 
 
-@pytest.fixture(scope="module")
-def references(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+def references(preloaded: Preloaded, folder: Path, *models: str) -> dict[str, Record]:
     """Each model on one process, nothing sharded, nothing checkpointed."""
-    models = [model for model in MODELS if model != "gpt2"]
-    folder = tmp_path_factory.mktemp("reference")
     records = measure(preloaded, folder, [training_spec(model, 1) for model in models])
     return dict(zip(models, records, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "model"),
-    [
-        pytest.param(ranks, model, marks=() if (ranks, model) == (2, "tied") else pytest.mark.slow)
-        for ranks, model in itertools.product((2, 4, 8), ("tied", "llama", "mixtral"))
-    ],
-)
-def test_all_knobs_train_what_one_process_trains(
-    ranks: int, model: str, references: dict[str, Record], preloaded: Preloaded, tmp_path: Path
+@pytest.fixture(scope="module")
+def alone(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    return references(preloaded, tmp_path_factory.mktemp("reference"), "tied", "mixtral", "qwen3")
+
+
+def trained(record: Record) -> list[float]:
+    """Losses and gradient norms of the steps that are compared."""
+    found: list[float] = record["losses"][:STEPS] + record["gradient_norms"]
+    assert len(found) == 2 * STEPS
+    return found
+
+
+def difference(record: Record, reference: Record) -> float:
+    """The largest, relative."""
+    pairs = zip(trained(record), trained(reference), strict=True)
+    return max(abs(got - want) / abs(want) for got, want in pairs)
+
+
+def hold_training(
+    model: str, specs: Mapping[str, Spec], records: list[Record], reference: Record
 ) -> None:
-    specs = combinations(ranks, model)
-    records = measure(preloaded, tmp_path / "ranks", list(specs.values()))
-    for values, record in zip(specs.values(), records, strict=True):
-        knobs, expected = values["settings"], references[model]
-        pairs = zip(
-            record["losses"][:4] + record["gradient_norms"],
-            expected["losses"][:4] + expected["gradient_norms"],
-            strict=True,
-        )
-        worst = max(abs(got - want) / abs(want) for got, want in pairs)
-        assert worst <= SAME, f"{knobs}: off by {worst:.1e}"
-        assert record["optimizer_steps"] == record["expected_optimizer_steps"], knobs
+    bits: dict[tuple[object, ...], list[float]] = {}
+    for (name, values), record in zip(specs.items(), records, strict=True):
+        knobs, worst = values["settings"], difference(record, reference)
+        assert worst <= SAME, f"{name}: off by {worst:.1e}"
+        assert record["optimizer_steps"] == record["expected_optimizer_steps"], name
         check_data_parallel(model, knobs, record)
         check_tensor_parallel(model, knobs, record)
+        # gathering again instead of keeping changes no bit
+        others = tuple(v for k, v in knobs.items() if k != "tp_recompute_allgather")
+        assert bits.setdefault(others, trained(record)) == trained(record), name
 
 
-def memory_spec(model: str, ranks: int, **choices: Any) -> Spec:
-    """A spec whose third step and on are in steady state."""
-    return spec(
-        model, ranks, sequence_length=64, tracked_steps=3, measured_steps=1, minimum_steps=1,
-        **choices,
-    )  # fmt: skip
+def test_two_ranks_train_what_one_process_trains(
+    alone: dict[str, Record], preloaded: Preloaded, tmp_path: Path
+) -> None:
+    """Each knob both ways, a model with experts, other precision; and a fault, which is seen."""
+    cases = [
+        ("ddp", True, 1, False, "none"),
+        ("ddp", False, 1, False, "full"),
+        ("shard_grad_op", True, 1, False, "full"),
+        ("shard_grad_op", False, 1, False, "none"),
+        ("full_shard", True, 1, False, "none"),
+        ("full_shard", False, 1, False, "full"),
+        ("ddp", True, 2, False, "none"),
+        ("ddp", True, 2, True, "none"),
+    ]
+    tied = {str(case): training_spec("tied", 2, **named(case)) for case in cases}
+    tied["split"] = training_spec("tied", 2, **SPLIT)
+    tied["offload"] = training_spec("tied", 2, sharding="full_shard", cpu_offload=True)
+    by_model = {"tied": tied}
+    by_model |= {
+        model: {"split": training_spec(model, 2, **SPLIT)} for model in alone.keys() - by_model
+    }
+    rounded = [training_spec("tied", 2, precision="bf16_mixed", **knobs) for knobs in MIXED]
+    faulty = {**training_spec("tied", 2, **SPLIT), "faulty": True}
+    asked = [values for specs in by_model.values() for values in specs.values()]
+    records = iter(measure(preloaded, tmp_path, [*asked, *rounded, faulty]))
+    for model, specs in by_model.items():
+        hold_training(model, specs, [next(records) for _ in specs], alone[model])
+    for knobs in MIXED:
+        assert SAME < difference(next(records), alone["tied"]) < 0.03, knobs
+    assert difference(next(records), alone["tied"]) > 50 * SAME, "the fault is not seen"
 
 
+def test_two_axes_train_what_one_process_trains(
+    alone: dict[str, Record], preloaded: Preloaded, tmp_path: Path
+) -> None:
+    """Of four ranks: replicas of shards, and shards of split layers, of experts."""
+    cases = [
+        ("hybrid_shard", False, 1, False, "none"),
+        ("full_shard", False, 2, True, "full"),
+        ("shard_grad_op", True, 2, False, "none"),
+    ]
+    specs = {str(case): training_spec("mixtral", 4, **named(case)) for case in cases}
+    records = measure(preloaded, tmp_path, list(specs.values()))
+    hold_training("mixtral", specs, records, alone["mixtral"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["tied", "llama", "mixtral"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_all_knobs_train_what_one_process_trains(
+    ranks: int, model: str, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    reference = references(preloaded, tmp_path / "alone", model)[model]
+    specs = combinations(ranks, model)
+    records = measure(preloaded, tmp_path / "ranks", list(specs.values()))
+    hold_training(model, specs, records, reference)
+
+
+@pytest.mark.long
+def test_all_models_with_a_plan_train_what_one_process_trains(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    found = references(preloaded, tmp_path / "alone", *TRAINED)
+    for name, knobs in (("split", SPLIT), ("plain", {"tp_size": 2})):
+        specs = [training_spec(model, 2, **knobs) for model in TRAINED]
+        records = measure(preloaded, tmp_path / name, specs)
+        for model, values, record in zip(TRAINED, specs, records, strict=True):
+            hold_training(model, {f"{model} {name}": values}, [record], found[model])
+
+
+# Those that differ most from one another in memory, on two ranks.
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
+    "checkpointing": {"sharding": "full_shard", "activation_checkpointing": "full"},
+    "tp": {"model": "tied", **SPLIT},
+    "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
+    "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
+    "offload": {"sharding": "full_shard", "cpu_offload": True},
+    "reduce fp32": {
+        "sharding": "full_shard", "precision": "bf16", "reduce_dtype": "fp32",
+        "sync_each_batch": False,
+    },
+}  # fmt: skip
+
+
+def test_memory_of_two_ranks_is_that_of_a_dry_run_and_of_rank_0_alone(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    hold_predictions(preloaded, tmp_path, of_cases(CASES))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "names",
+    "specs",
     [
-        pytest.param(FIRST, id="first"),
-        pytest.param(sorted(CASES.keys() - FIRST), id="rest", marks=pytest.mark.slow),
+        lambda: of_cases(MORE),
+        *(
+            lambda ranks=ranks, model=model: combinations(ranks, model, memory_spec)
+            for ranks, model in itertools.product((2, 4), ("llama", "mixtral"))
+        ),
     ],
 )
-def test_memory_of_two_ranks_is_that_of_a_dry_run_and_of_rank_0_alone(
-    names: list[str], preloaded: Preloaded, tmp_path: Path
+def test_memory_of_all_knobs(
+    specs: Callable[[], dict[str, Spec]], preloaded: Preloaded, tmp_path: Path
 ) -> None:
-    hold_predictions(
-        preloaded, tmp_path, {name: memory_spec(**{"model": "llama", "ranks": 2, **CASES[name]})
-                              for name in names}
-    )  # fmt: skip
+    hold_predictions(preloaded, tmp_path, specs())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama", "mixtral"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_memory_of_all_knobs(ranks: int, model: str, preloaded: Preloaded, tmp_path: Path) -> None:
-    hold_predictions(preloaded, tmp_path, combinations(ranks, model, memory_spec))
+def of_cases(cases: Mapping[str, dict[str, Any]]) -> dict[str, Spec]:
+    return {
+        name: memory_spec(**{"model": "llama", "ranks": 2, **case}) for name, case in cases.items()
+    }
 
 
 def hold_predictions(preloaded: Preloaded, folder: Path, specs: Mapping[str, Spec]) -> None:
@@ -238,7 +330,7 @@ def check_tensor_parallel(model: str, knobs: Mapping[str, Any], record: Record) 
     """
     if knobs["tp_size"] == 1:
         return
-    inside = LAYERS * (1 if model == "mixtral" else 2)
+    inside = LAYERS + {"mixtral": 0, "qwen3_moe": 1}.get(model, LAYERS)
     per_micro_batch = 2 * (inside + 1)
     per_micro_batch += inside + 1 if knobs["tp_recompute_allgather"] else 0
     per_micro_batch += inside if knobs["activation_checkpointing"] == "full" else 0

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from workers.probe import group
+from workers.probe.ddp import assigned, bytes_of
 from workers.probe.group import (
     address_of,
     gather_own,
@@ -21,7 +22,6 @@ from workers.probe.group import (
     own_part_of,
     rendezvous,
 )
-from workers.probe.replica import assigned, bytes_of
 
 MIB = 2**20
 

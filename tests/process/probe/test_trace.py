@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from workers.probe.dry import answer
-from workers.probe.dry.answer import blame
+from workers.probe.dry import server
 from workers.probe.dry.ledger import Block, Category, Change, Segment
 from workers.probe.dry.trace import CATEGORIES, MOST_LINES, joined, lines, turning_points
 
@@ -115,7 +114,7 @@ def test_a_kind_of_collective_is_one_row_with_the_bytes_of_each_size(
     assert all(str(note) in one for one in notes)
 
 
-OURS = str(answer.OURS / "dry" / "ledger.py")
+OURS = str(server.OURS / "dry" / "ledger.py")
 THEIRS = "/site-packages/transformers/models/some/modeling_some.py"
 
 
@@ -137,5 +136,5 @@ def test_the_blame_for_an_error(
 ) -> None:
     with pytest.raises(Exception) as caught:
         exec(compile(code, path, "exec"), {})
-    monkeypatch.setattr(answer, "operator_of", lambda _: "aten.mm.default")
-    assert blame(caught.value) == (rule, operator)
+    monkeypatch.setattr(server, "operator_of", lambda _: "aten.mm.default")
+    assert server.blame(caught.value) == (rule, operator)

@@ -1,4 +1,4 @@
-"""One rank of twins in a stack with a planted fault: ``faulty_series.py FAULT`` and its options."""
+"""One rank of replicas in a stack with a planted fault: ``faulty_series.py FAULT``, options."""
 
 import sys
 from typing import Any

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from tests.process.preloaded import Preloaded
-from tests.unit.cost.calibrations import calibration_of
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeRequest, Question, Study, StudyState, Terms
 from tuner.planner import answer
 from tuner.store import Store
-from workers.calibrate.plan import plan
 from workers.executor import WorkerOptions
 from workers.launchers.local import series_argv
 from workers.stop import StopRequest
@@ -87,34 +85,3 @@ def test_a_probe_of_eight_ranks_on_two_nodes(emulate: Emulate, asked: Question) 
     assert suggestion.best.allocated_gib.provenance is Provenance.EMULATED
     assert suggestion.best.step_time_s.provenance is Provenance.EMULATED
     assert any(c.overlap == "prefetched" for c in found.collectives)
-
-
-def test_out_of_memory_is_an_answer(emulate: Emulate, asked: Question) -> None:
-    text = "sharding=ddp,micro_batch_size=2"
-    study = emulate(asked, text, memory_limit_bytes=150_000_000)
-    (probe,) = study.probes
-    assert probe.measurement is not None
-    assert probe.measurement.outcome is Outcome.OOM, probe.measurement.detail
-    assert probe.measurement.oom is not None
-    assert probe.measurement.oom.limit_bytes == 150_000_000
-
-
-def test_calibrated_links_of_cpu_ranks_have_a_price(
-    store: Store, emulate: Emulate, asked: Question
-) -> None:
-    """No cluster file states their rates: what was measured is predicted with, and says so."""
-    cluster = replace(parse_cluster("cpu:2"), gpu=asked.cluster.gpu)
-    question = replace(asked, cluster=cluster)
-    versions = question.framework.versions
-    store.keep_calibration(calibration_of(plan(cluster)["cases"], cluster, versions=versions))
-    text = "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=2"
-    study = emulate(question, text)
-    (probe,) = study.probes
-    assert probe.measurement is not None
-    found = probe.measurement.emulation
-    assert found is not None
-    assert found.unpriced == ""
-    assert 0 < found.exposed_s[2].low_s < found.exposed_s[2].value_s < found.exposed_s[2].high_s
-    best = answer(study).best
-    assert best is not None
-    assert best.step_time_s.provenance is Provenance.EMULATED

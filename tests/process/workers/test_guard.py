@@ -1,4 +1,4 @@
-"""Twins pass in the stack as it is, and each planted fault is caught with its outcome."""
+"""Replicas pass in the stack as it is, and each planted fault is caught with its outcome."""
 
 import time
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, Workload
-from tuner.guard.check import TOLERANCE, Ruling, Verdict
-from tuner.guard.replica import family_of, twin_of
+from tuner.guard.check import TOLERANCE, CheckState, GuardCheck
+from tuner.guard.replica import family_of, replica_of
 from tuner.model import load_model
 from workers.launchers.local import series_argv
 from workers.replicas import ReplicaTrainer, RequestedReplica
@@ -24,7 +24,7 @@ ACCUMULATES = "gradient_accumulation_steps=4"
 SYNC = f"sharding=full_shard,{ACCUMULATES},sync_each_batch"
 TENSOR = f"tp_size=4,{ACCUMULATES},tp_recompute_allgather"
 
-Check = Callable[..., list[Verdict]]
+Check = Callable[..., list[GuardCheck]]
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -58,7 +58,7 @@ def check(tmp_path: Path, preloaded: Preloaded) -> Check:
         *texts: str,
         precision: Precision = Precision.FP32,
         optimizer: Optimizer = Optimizer.ADAMW,
-    ) -> list[Verdict]:
+    ) -> list[GuardCheck]:
         def pause(seconds: float) -> str:
             time.sleep(seconds)
             return ""
@@ -70,7 +70,7 @@ def check(tmp_path: Path, preloaded: Preloaded) -> Check:
 
         asked = [
             RequestedReplica(
-                replica=twin_of(
+                replica=replica_of(
                     question("4xa100-80gb" if "tp_size" in text else "8xa100-80gb", optimizer),
                     parse_settings(text),
                     precision,
@@ -89,42 +89,42 @@ def test_the_stack_as_it_is_passes(check: Check) -> None:
     verdicts = check("", f"{SYNC}=true", f"{SYNC}=false", f"{TENSOR}=true", checkpoints)
     # without a detail: the collectives are those of the cost model's list, to the last one
     assert [(v.ruling, v.outcome, v.detail) for v in verdicts] == [
-        (Ruling.PASSED, Outcome.OK, "")
+        (CheckState.PASSED, Outcome.OK, "")
     ] * 4
     assert all(v.worst is not None and v.worst < TOLERANCE[Precision.FP32] / 10 for v in verdicts)
     assert {v.family for v in verdicts} == {family_of(question())}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
     for precision in (Precision.BF16, Precision.BF16_MIXED):
         (verdict,) = check("", f"{SYNC}=false", precision=precision)
-        assert verdict.ruling is Ruling.PASSED
+        assert verdict.ruling is CheckState.PASSED
         assert verdict.worst is not None
         assert TOLERANCE[Precision.FP32] < verdict.worst < TOLERANCE[precision]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_optimizer_that_steps_on_every_micro_batch(check: Check) -> None:
     each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
-    assert (each.ruling, each.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+    assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
     assert "the optimizer stepped 18 times instead of 6" in each.detail
-    assert last.ruling is Ruling.PASSED
+    assert last.ruling is CheckState.PASSED
 
 
 def test_a_knob_that_is_ignored(check: Check) -> None:
     each, last = check("ignores_sync_each_batch", f"{SYNC}=true", f"{SYNC}=false")
-    assert (each.ruling, each.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert each.detail.startswith("sync_each_batch acts as false: ")
     assert each.detail.endswith(": 1 of 3 micro-batches reduced gradients")
-    assert last.ruling is Ruling.PASSED
+    assert last.ruling is CheckState.PASSED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_knob_that_always_acts(check: Check) -> None:
     each, last = check("always_syncs", f"{SYNC}=true", f"{SYNC}=false")
-    assert each.ruling is Ruling.PASSED
-    assert (last.ruling, last.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert each.ruling is CheckState.PASSED
+    assert (last.ruling, last.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert last.detail.startswith("sync_each_batch acts as true: ")
 
 
@@ -134,14 +134,14 @@ def test_buffers_that_are_used_again_before_backward_reads_them(check: Check) ->
     verdicts = check("reuses_buffers", *texts)
     assert [bool(v.settings["tp_recompute_allgather"]) for v in verdicts] == [True, False]
     for verdict in verdicts:
-        assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+        assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
         assert "of optimizer step" in verdict.detail
         assert "is off by" in verdict.detail
         assert verdict.worst is not None
         assert verdict.worst > 100 * TOLERANCE[Precision.FP32]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "recomputes"),
     [("overwrites_the_saved_shard", True), ("reuses_a_gathered_buffer", False)],
@@ -151,22 +151,22 @@ def test_each_fault_of_buffers_is_one_settings_own(
 ) -> None:
     off, on = check(fault, *(f"{TENSOR}={value}" for value in (False, True)))
     wrong, right = (on, off) if recomputes else (off, on)
-    assert (wrong.ruling, wrong.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
-    assert right.ruling is Ruling.PASSED
+    assert (wrong.ruling, wrong.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
+    assert right.ruling is CheckState.PASSED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpointing_that_does_not_act(check: Check) -> None:
     texts = (f"{SYNC}=false,activation_checkpointing={value}" for value in ("full", "none"))
     full, none = check("ignores_checkpointing", *texts)
-    assert (full.ruling, full.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert (full.ruling, full.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert full.detail.startswith("activation_checkpointing acts as none: backward computed 0 of ")
-    assert none.ruling is Ruling.PASSED
+    assert none.ruling is CheckState.PASSED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_optimizer_passes_within_the_same_tolerance(check: Check) -> None:
     (verdict,) = check("", f"{SYNC}=true", optimizer=Optimizer.SGD)
-    assert verdict.ruling is Ruling.PASSED
+    assert verdict.ruling is CheckState.PASSED
     assert verdict.worst is not None
     assert verdict.worst < TOLERANCE[Precision.FP32] / 10

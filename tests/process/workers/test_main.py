@@ -1,14 +1,22 @@
+"""The worker's program: its words, and what is left of it."""
+
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tuner.core.study import StudyState, Terms
+from tuner.store import Store
+from workers.__main__ import main
+from workers.stop import SIGNALS
 
-WORKERS = [sys.executable, "-P", "-m", "workers"]
+Run = Callable[..., tuple[object, str]]
 PATIENT = """
 import sys
 from workers.__main__ import main
@@ -19,55 +27,66 @@ sys.exit(main())
 """A worker whose ranks would bear a long silence."""
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [*WORKERS, *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Run]:
+    """Runs the program in this process: its exit code, and what it said."""
+    monkeypatch.setattr("workers.stop.set_up_logs", lambda *_, **__: None)
+    caplog.set_level("INFO", logger="workers")
+
+    def run(*words: str) -> tuple[object, str]:
+        monkeypatch.setattr("sys.argv", ["workers", *words])
+        try:
+            code: object = main()
+        except SystemExit as end:
+            code = end.code
+        return code, capsys.readouterr().err + caplog.text
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_an_unknown_study_is_one_line_and_exit_code_2(store) -> None:
-    ended = run("--db", store.url, "--study", "st-123456789abc")
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 1
-    assert "no such study" in ended.stderr
+def test_what_is_asked_for_wrongly_is_one_line(run: Run, store: Store, tmp_path: Path) -> None:
+    none = tmp_path / "none.db"
+    for words, why in (
+        (("--db", store.url, "--study", "st-123456789abc"), "no such study"),
+        (("--db", f"sqlite:///{none}", "--study", "st-1"), "no such database"),
+        (("--study", "st-1", "--watch-fd", "777"), "usage"),
+        (("--study", "st-1", "--watch-fd", "x"), "usage"),
+        (("--study", "st-1", "--what"), "usage"),
+        (("--study", "st-1", "--serve"), "usage"),
+        (("--db", store.url, "--serve", "--pool", "a b"), "pool"),
+    ):
+        code, said = run(*words)
+        assert code == 2, (words, said)
+        assert why in said
+    assert not none.exists()
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path) -> None:
-    ended = run("--db", f"sqlite:///{tmp_path}/none.db", "--study", "st-1")
-    assert ended.returncode == 2
-    assert not (tmp_path / "none.db").exists()
+def test_a_finished_study_needs_no_work(run: Run, store: Store, question) -> None:
+    study = store.ask(question, Terms())
+    assert store.move(study.id, StudyState.CANCELLED, "by a test")
+    code, said = run("--db", store.url, "--study", study.id)
+    assert code == 0
+    assert "the study is cancelled: by a test" in said
 
 
-@pytest.mark.parametrize(
-    "words", [["--watch-fd", "777"], ["--watch-fd", "x"], ["--what"], ["--serve"]]
-)
-def test_bad_usage(words) -> None:
-    ended = run("--study", "st-1", *words)
-    assert ended.returncode == 2
-    assert "usage" in ended.stderr
-
-
-def test_a_service_makes_its_database_and_ends_when_told_to_at_once(tmp_path) -> None:
+def test_a_service_makes_its_database_and_ends_when_told_to_at_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new.db"
-    ended = run("--db", url, "--serve", "--drain", "--name", "w1", "--pool", "h100")
+    words = ("--db", url, "--serve", "--drain", "--name", "w1", "--pool", "h100")
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "workers", *words],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
     assert ended.returncode == 0
     said = json.loads(ended.stderr)  # a service without a terminal
     assert said["message"] == "serving any study, h100 as w1"
     assert (tmp_path / "new.db").exists()
-
-
-def test_a_pool_that_cannot_be_one_is_usage(tmp_path) -> None:
-    ended = run("--db", f"sqlite:///{tmp_path}/new.db", "--serve", "--pool", "a b")
-    assert ended.returncode == 2
-    assert "pool" in ended.stderr
-
-
-@pytest.mark.parametrize("words", [[], ["--cold"]])
-def test_a_finished_study_needs_no_work(store, question, words) -> None:
-    study = store.ask(question, Terms())
-    assert store.move(study.id, StudyState.CANCELLED, "by a test")
-    ended = run("--db", store.url, "--study", study.id, *words)
-    assert ended.returncode == 0
-    assert "the study is cancelled: by a test" in ended.stderr
 
 
 def test_kill_leaves_no_real_rank_either(store, question, tmp_path, alive, eventually) -> None:

@@ -90,9 +90,9 @@ def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 600.0) -
     ("fault", "deadline_s", "outcome", "detail"),
     [
         ("run_out", 600.0, Outcome.OOM, "rank 1 ran out of memory in backward: 1.00 GiB more"),
-        pytest.param("hang", 20.0, Outcome.TIMEOUT, "20 s", marks=pytest.mark.slow),
+        pytest.param("hang", 20.0, Outcome.TIMEOUT, "20 s", marks=pytest.mark.long),
         pytest.param(
-            "die", 600.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL", marks=pytest.mark.slow
+            "die", 600.0, Outcome.CRASHED, "rank 1 was ended by SIGKILL", marks=pytest.mark.long
         ),
     ],
 )
@@ -116,6 +116,7 @@ def test_a_rank_that_fails_while_the_other_waits(
         assert not alive(str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
     tmp_path: Path,
     spec: dict[str, Any],

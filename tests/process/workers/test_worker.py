@@ -21,7 +21,7 @@ HANG = {"*": ["ready", "hang"]}
 GPUS = ("GPU-a", "GPU-b", "GPU-c")
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.long)])
 def study(
     request: pytest.FixtureRequest, store: Store, question: Question, monkeypatch, tmp_path: Path
 ) -> Study:
@@ -45,7 +45,7 @@ def ready(tmp_path: Path) -> bool:
     return len(found) == (3 if "STAND_IN_GPUS" in os.environ else 2)
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
+@pytest.mark.parametrize("end", [signal.SIGTERM, None])
 def test_a_request_to_stop_hands_all_probes_back(
     store, study, start_worker, tmp_path, eventually, alive, end
 ) -> None:

@@ -115,7 +115,7 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
     assert main([*CASE, f"{accumulates},sync_each_batch=false"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
     store: Store,
     question: Question,
@@ -154,7 +154,7 @@ def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
             assert end.failure.startswith(f"what fits trains something else: {WRONG}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_buffer_that_is_used_again_is_never_suggested(
     store: Store,
     question: Question,
@@ -162,7 +162,7 @@ def test_a_buffer_that_is_used_again_is_never_suggested(
     of_store: TestClient,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its steps run, and no count shows it: what closes it are the twins of the finalists."""
+    """Its steps run, and no count shows it: what closes it are the replicas of the finalists."""
     knobs: dict[str, Any] = {
         "tp_size": [2],
         "tp_recompute_allgather": [False],
@@ -175,7 +175,7 @@ def test_a_buffer_that_is_used_again_is_never_suggested(
             "sequence_length": 64,
             "global_batch_size": 4,
             "precision": "fp32",
-        },  # one twin shows it
+        },  # one replica shows it
         "cluster": "cpu:2",
         "framework": "torch",
         "fidelity": "measured",

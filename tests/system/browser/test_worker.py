@@ -12,10 +12,10 @@ from tests.system.browser.test_new import fill, start
 from tests.system.browser.working import working
 
 MEASURED_MS = 240_000
-"""Milliseconds for two probes and small twins, each in processes of its own, on a busy machine."""
+"""Milliseconds for two probes and small replicas, each in own processes, on a busy machine."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_is_started_watched_and_taken_home(
     open_tab: OpenTab, service: Service, tmp_path: Path
 ) -> None:

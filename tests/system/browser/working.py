@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.chaos.processes import environment
+from tests.system.chaos.processes import environment
 
 PROGRAM = "import sys; from tuner.cli import main; sys.exit(main())"
 END_S = 120

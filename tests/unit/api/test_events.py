@@ -92,26 +92,7 @@ def test_what_happened_and_what_happens_comes_once_and_in_order(
     assert found == [everything] * 20
 
 
-def test_one_reads_on_where_one_stopped(store: Store, study_id: str) -> None:
-    poller = Poller(store, 0.01)
-    probe(store, study_id)
-    store.move(study_id, StudyState.CANCELLED)
-    everything = [one.id for one in store.events(study_id)]
-
-    async def work() -> list[int]:
-        first = await ids_of(poller, study_id, most=3)
-        return first + await ids_of(poller, study_id, after=first[-1])
-
-    assert run(work) == everything
-
-
-@pytest.mark.parametrize("after", [10**6, 2**62])
-def test_a_place_that_nobody_was_at_is_the_end(store: Store, study_id: str, after: int) -> None:
-    store.move(study_id, StudyState.CANCELLED)
-    assert run(lambda: ids_of(Poller(store, 0.01), study_id, after)) == []
-
-
-def test_a_long_history_is_read_in_pages(
+def test_one_reads_on_where_one_stopped_page_by_page(
     store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE", 2)
@@ -120,12 +101,15 @@ def test_a_long_history_is_read_in_pages(
     probe(store, study_id)
 
     async def work() -> list[int]:
-        listening = asyncio.create_task(ids_of(poller, study_id))
+        first = await ids_of(poller, study_id, most=3)
+        listening = asyncio.create_task(ids_of(poller, study_id, after=first[-1]))
         await asyncio.to_thread(probe, store, study_id)
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
-        return await listening
+        return first + await listening
 
     assert run(work) == [one.id for one in store.events(study_id)]
+    for nobody_was_at in (10**6, 2**62):
+        assert run(lambda after=nobody_was_at: ids_of(poller, study_id, after)) == []
 
 
 def test_a_study_that_is_asked_again_goes_on(
@@ -193,15 +177,14 @@ def test_queries_do_not_grow_with_listeners(
 
 
 def test_a_look_is_one_transaction(store: Store, study_id: str, statements: list[str]) -> None:
-    poller = Poller(store, 60.0)
     probe(store, study_id)
     statements.clear()
-    [(standing, events)] = poller._read({study_id: 0, "st-000000000000": 0}).values()
+    [(standing, events)] = store.changes({study_id: 0, "st-000000000000": 0}, 500).values()
     assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT", "SELECT"]
     assert standing.newest_event == events[-1].id
     assert events == store.events(study_id)
     statements.clear()
-    assert poller._read({study_id: events[-1].id}) == {}
+    assert store.changes({study_id: events[-1].id}, 500) == {}
     assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT"]
 
 
@@ -249,15 +232,15 @@ def test_a_database_that_is_away_is_waited_for(
     store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poller = Poller(store, 0.01)
-    read, failures = poller._read, []
+    read, failures = store.changes, []
 
-    def fail(known: Any) -> Any:
+    def fail(known: Any, most: int) -> Any:
         if len(failures) < 3:
             failures.append(known)
             raise StoreError("gone")
-        return read(known)
+        return read(known, most)
 
-    monkeypatch.setattr(poller, "_read", fail)
+    monkeypatch.setattr(store, "changes", fail)
 
     async def work() -> list[int]:
         listening = asyncio.create_task(ids_of(poller, study_id))
@@ -279,10 +262,10 @@ def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
 ) -> None:
     """The look was for what the first one did not know, and is late."""
     poller, looks = Poller(store, 60.0), new_looks()
-    read, begun, late = poller._read, threading.Event(), threading.Event()
+    read, begun, late = store.changes, threading.Event(), threading.Event()
 
-    def slow(known: Any) -> Any:
-        found = read(known)
+    def slow(known: Any, most: int) -> Any:
+        found = read(known, most)
         begun.set()
         assert late.wait(WITHIN_S)
         return found
@@ -297,14 +280,14 @@ def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
         first: list[int] = []
         one = await listen(first, lambda: len(first) == 1)
         await asyncio.to_thread(store.move, study_id, StudyState.RUNNING)
-        monkeypatch.setattr(poller, "_read", slow)
+        monkeypatch.setattr(store, "changes", slow)
         looks.put_nowait(None)
         assert await asyncio.to_thread(begun.wait, WITHIN_S)
         one.cancel()
         await asyncio.wait([one])
         second: list[int] = []
         another = await listen(second, lambda: len(second) == 2)
-        monkeypatch.setattr(poller, "_read", read)
+        monkeypatch.setattr(store, "changes", read)
         late.set()
         looks.put_nowait(None)
         while not looks.empty():  # it is taken when the late look is over

@@ -5,20 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tuner.cli.render import show_answered
-from tuner.client.advance import answered_before, closed_without_probes
+from tuner.client.advance import answered_before
 from tuner.client.answered import Target, answered_of
 from tuner.client.local import standing_text
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
-from tuner.core.study import Study, StudyState, Terms
-from tuner.errors import NothingFitsError, ProbeError
+from tuner.core.study import Study, StudyState
 from tuner.planner import answer
-from tuner.planner.known import require_best
 from tuner.store import open_store
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
@@ -57,43 +54,6 @@ def test_the_answer_in_words(study: Study, capsys: pytest.CaptureFixture[str]) -
     assert "\nWritten" not in out
 
 
-def test_json_is_the_whole_of_stdout(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
-    assert finish(study, (), as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == [
-        "study_id",
-        "state",
-        "workload",
-        "cluster",
-        "framework",
-        "best",
-        "alternatives",
-        "pareto",
-        "dead_knobs",
-        "space",
-        "probes",
-        "cost",
-        "explanation",
-        "launch",
-    ]
-    best = found["best"]
-    assert best["provenance"] == "measured"
-    assert best["fits"] is True
-    assert best["settings"]["sharding"] == "full_shard"
-    for quantity in (best["memory"]["allocated_gib"], best["tokens_per_s_per_gpu"]):
-        assert set(quantity) == {"value", "low", "high", "provenance"}
-    assert found["probes"] == {"ok": 1, "oom": 1}
-
-
-def test_files_are_written(
-    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.yaml"
-    assert finish(study, (Target(format_name="accelerate", path=path),), as_json=False) == 0
-    assert "fsdp_version: 2" in path.read_text()
-    assert f"\nWritten  {path}\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("as_json", [False, True])
 def test_when_nothing_fits_it_says_what_would_be_needed(
     lab: SimpleNamespace, capsys: pytest.CaptureFixture[str], as_json: bool
@@ -112,20 +72,6 @@ def test_when_nothing_fits_it_says_what_would_be_needed(
         assert "No answer" in out
 
 
-def test_an_extrapolated_time_is_not_called_measured(
-    lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = lab.ok(0.1, 20, counts=(1, 2))
-    study = lab.study(("sharding=full_shard,micro_batch_size=1", few))
-    assert finish(study, (), as_json=False) == 0
-    facts = dict(line.split("  ", 2)[1:] for line in capsys.readouterr().out.splitlines()
-                 if line.startswith(("  speed is  ", "  memory is  ")))  # fmt: skip
-    assert {name: value.strip() for name, value in facts.items()} == {
-        "speed is": "predicted",
-        "memory is": "measured",
-    }
-
-
 def test_when_no_probe_had_a_result_it_failed(
     lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,39 +80,6 @@ def test_when_no_probe_had_a_result_it_failed(
     out, err = capsys.readouterr()
     assert err.startswith("tuner: error: study st-0123456789ab has no measured answer: ")
     assert "probe #1 crashed: rank 0 raised RuntimeError: no such kernel" in out
-
-
-def test_a_best_is_required(lab: SimpleNamespace, study: Study) -> None:
-    assert str(require_best(study, answer(study)).settings.sharding) == "full_shard"
-    too_large, broken = lab.study((FIRST, lab.oom(50))), lab.study((FIRST, lab.crashed()))
-    with pytest.raises(NothingFitsError):
-        require_best(too_large, answer(too_large))
-    with pytest.raises(ProbeError):
-        require_best(broken, answer(broken))
-
-
-def test_a_study_says_which_it_is_and_what_it_has(answered: Study) -> None:
-    text = standing_text(answered, answered=False).splitlines()
-    assert text[0] == (
-        f"study {answered.id}: tiny on cpu:2 (accelerate), global batch 8, sequence 32, adamw, bf16"
-    )
-    assert text[1].startswith("continues from 2 probes since 20")
-    text = standing_text(answered, answered=True).splitlines()
-    assert text[1].startswith("answered from what is stored, 2 probes since 20")
-    assert text[1].endswith(" UTC: the budget is spent")
-    versions = answered.question.framework.versions
-    day = answered.probes[0].finished_at
-    assert day is not None
-    assert text[2].startswith(f"measured on {day[:10]} with ")
-    assert all(f"{package} {version}" in text[2] for package, version in versions.items())
-
-
-def test_a_stored_answer_says_when_it_was_measured_and_with_what(answered: Study) -> None:
-    found = answer(answered)
-    assert found.best is not None
-    assert found.best.provenance == "measured"
-    (sentence,) = (s for s in found.explanation if s.startswith("This was measured on 20"))
-    assert f"torch {answered.question.framework.versions['torch']}" in sentence
 
 
 def test_other_versions_or_clusters_are_another_question(answered: Study) -> None:
@@ -186,28 +99,6 @@ def test_other_versions_or_clusters_are_another_question(answered: Study) -> Non
             assert answer(asked).best is None
 
 
-def test_the_same_question_is_answered_at_once_unless_more_is_asked_for(answered: Study) -> None:
-    question, terms = answered.question, answered.terms
-    with open_store() as store:
-        assert answered_before(store, question, terms) == answered
-        more = replace(terms, max_probes=terms.max_probes + 1)
-        assert answered_before(store, question, more) is None
-        assert store.study(answered.id) == answered  # nothing was asked, so nothing changed
-
-
-def test_joining_another_command_is_told(answered: Study) -> None:
-    running = replace(answered, state=StudyState.RUNNING, probes=())
-    text = standing_text(running, answered=False).splitlines()
-    assert text[1:] == ["another command is at it, and this one joins in: its terms hold"]
-
-
-def test_a_study_with_more_to_probe_is_not_closed(answered: Study) -> None:
-    with open_store() as store:
-        study = store.ask(answered.question, Terms())
-        assert closed_without_probes(store, study) is None
-        assert store.study(study.id).state is StudyState.QUEUED
-
-
 def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered: Study) -> None:
     with open_store() as store:
         stored = answered_before(store, answered.question, answered.terms)
@@ -217,11 +108,6 @@ def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered
         assert store.study(answered.id).state is StudyState.DONE
         more = replace(answered.terms, max_probes=answered.terms.max_probes + 1)
         assert answered_before(store, answered.question, more) is None
-
-
-def test_a_new_study_is_never_closed(environment: Any, lab: SimpleNamespace) -> None:
-    with open_store() as store:
-        assert closed_without_probes(store, store.ask(lab.question, Terms())) is None
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -248,4 +134,33 @@ def test_what_is_predicted_is_shown_but_not_taken_for_measured(
     else:
         assert "\nPredicted, not measured\n" in out
         assert "\nAnswer" not in out
-    assert require_best(ended, answer(ended)).basis is not None
+
+
+def test_json_is_the_whole_of_stdout(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.yaml"
+    assert finish(study, (Target(format_name="accelerate", path=path),), as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found)[:6] == ["study_id", "state", "workload", "cluster", "framework", "best"]
+    assert found.keys() >= {"alternatives", "pareto", "dead_knobs", "space", "probes", "cost"}
+    assert found.keys() >= {"explanation", "launch"}
+    best = found["best"]
+    assert (best["provenance"], best["fits"]) == ("measured", True)
+    assert best["settings"]["sharding"] == "full_shard"
+    for quantity in (best["memory"]["allocated_gib"], best["tokens_per_s_per_gpu"]):
+        assert set(quantity) == {"value", "low", "high", "provenance"}
+    assert found["probes"] == {"ok": 1, "oom": 1}
+    assert "fsdp_version: 2" in path.read_text()
+
+
+def test_a_study_says_which_it_is_and_what_it_has(answered: Study) -> None:
+    text = standing_text(answered, answered=False).splitlines()
+    assert text[0].startswith(f"study {answered.id}: tiny on cpu:2 (accelerate), global batch 8, ")
+    assert text[1].startswith("continues from 2 probes since 20")
+    text = standing_text(answered, answered=True).splitlines()
+    assert text[1].startswith("answered from what is stored, 2 probes since 20")
+    versions = answered.question.framework.versions
+    assert all(f"{package} {version}" in text[2] for package, version in versions.items())
+    running = replace(answered, state=StudyState.RUNNING, probes=())
+    assert "another command is at it" in standing_text(running, answered=False)

@@ -12,7 +12,7 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question, Study
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.launchfiles import About, export
 from tuner.space import check_settings
 from tuner.store import open_store
@@ -63,8 +63,8 @@ def test_what_trains_something_else_has_an_exit_code_of_its_own(
     cli: Any, zero3: list[str], database: Path
 ) -> None:
     versions = installed_versions()
-    verdict = Verdict(
-        key="planted", family="another", ruling=Ruling.FAILED, outcome=Outcome.WRONG_RESULT,
+    verdict = GuardCheck(
+        key="planted", family="another", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT,
         detail="rank 0: the optimizer stepped 18 times instead of 6", model_type="llama",
         settings=parse_settings("sharding=full_shard,gradient_accumulation_steps=3").as_dict(),
         ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,
@@ -83,8 +83,7 @@ def test_what_trains_something_else_has_an_exit_code_of_its_own(
     plain = cli(*accumulates, "--json")
     assert (plain.code, plain.json["fits"]) == (4, True)
     assert plain.json["trains_wrongly"].endswith("instead of 6 (a small llama on 2 ranks)")
-    too_large = [*accumulates, "--memory-limit", "1GiB"]
-    assert cli(*too_large).code == 3  # so it was before
+    assert cli(*accumulates, "--memory-limit", "1GiB").code == 3  # so it was before
     accumulates[-1] = "gradient_accumulation_steps=1"
     accumulates[accumulates.index("--global-batch-size") + 1] = "16"
     right = cli(*accumulates, "--json")
@@ -120,18 +119,6 @@ def test_nothing_is_known(cli: Any, zero3: list[str], tmp_path: Path) -> None:
     unknown = cli(*zero3, "8xh300")
     assert unknown.code == 2
     assert "got 'h300'" in unknown.err or "got '8xh300'" in unknown.err
-
-
-def test_usage_errors_name_what_is_missing(cli: Any, zero3: list[str], database: Path) -> None:
-    short = [word for word in zero3 if word not in ("--model", "llama-2-7b")]
-    found = cli(*short, "8xh200")
-    assert found.code == 2
-    assert "model: got nothing; the file does not say it" in found.err
-    assert cli(*zero3, "8xh200", "--settings", "micro_batch_size=4").code == 2
-    assert cli(*zero3, "8xh200", "--settings", "micro_batch_size").code == 2
-    assert cli("check").code == 2
-    assert cli("check", "nowhere.yaml").code == 2
-    assert not database.exists()
 
 
 @pytest.fixture
@@ -198,3 +185,16 @@ def test_studies_of_other_knobs_count_too(
     assert other.code == 0
     assert other.json["seen"] is None
     assert other.json["cluster"] == parse_cluster("2xa100-80gb").as_dict()
+
+
+def test_what_is_missing_is_named(cli: Any, zero3: list[str], database: Path) -> None:
+    short = [word for word in zero3 if word not in ("--model", "llama-2-7b")]
+    found = cli(*short, "8xh200")
+    assert found.code == 2
+    assert "model: got nothing; the file does not say it" in found.err
+    for words in (
+        [*zero3, "8xh200", "--settings", "micro_batch_size=4"],
+        ["check", "nowhere.yaml"],
+    ):
+        assert cli(*words).code == 2
+    assert not database.exists()

@@ -1,4 +1,4 @@
-"""``tuner db backup``; the other two are tested with what else reads a database."""
+"""``tuner db``."""
 
 import sqlite3
 from contextlib import closing
@@ -6,40 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.study import Study
-
-
-def test_a_backup_is_made_and_said(cli: Any, answered: Study, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.db"
-    result = cli("db", "backup", str(copy))
-    assert result.code == 0
-    assert f": copied to {copy}, " in result.out
-    url = f"sqlite:///{copy}"
-    assert cli("studies", "show", answered.id, "--db", url).code == 0
-    assert cli("db", "check", "--db", url).code == 0
-
-
-def test_a_backup_as_json(cli: Any, answered: Study, database: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.db"
-    found = cli("db", "backup", str(copy), "--json").json
-    assert found == {
-        "db": str(database),
-        "path": str(copy),
-        "size_bytes": copy.stat().st_size,
-    }
-    with closing(sqlite3.connect(copy)) as connection:
-        assert connection.execute("SELECT count(*) FROM studies").fetchone() == (1,)
-
-
-def test_a_second_backup_does_not_overwrite_the_first(
-    cli: Any, answered: Study, tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy.db"
-    cli("db", "backup", str(copy))
-    before = copy.read_bytes()
-    result = cli("db", "backup", str(copy))
-    assert (result.code, result.out) == (2, "")
-    assert "is there already, and is not overwritten" in result.err
-    assert copy.read_bytes() == before
 
 
 def test_postgresql_is_sent_to_its_own_tool(cli: Any, tmp_path: Path) -> None:
@@ -50,3 +16,43 @@ def test_postgresql_is_sent_to_its_own_tool(cli: Any, tmp_path: Path) -> None:
     assert "pg_dump --format=custom" in result.err
     assert "secret" not in result.out + result.err
     assert list(tmp_path.glob("copy*")) == []
+
+
+def test_a_backup_is_made_and_never_overwritten(
+    cli: Any, answered: Study, database: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    result = cli("db", "backup", str(copy))
+    assert result.code == 0
+    assert f": copied to {copy}, " in result.out
+    assert cli("studies", "show", answered.id, "--db", f"sqlite:///{copy}").code == 0
+    before = copy.read_bytes()
+    result = cli("db", "backup", str(copy))
+    assert (result.code, result.out) == (2, "")
+    assert "is there already, and is not overwritten" in result.err
+    assert copy.read_bytes() == before
+    other = tmp_path / "other.db"
+    found = cli("db", "backup", str(other), "--json").json
+    size = other.stat().st_size
+    assert found == {"db": str(database), "path": str(other), "size_bytes": size}
+
+
+def test_a_database_is_made_and_brought_up_to_date(cli: Any, database: Path) -> None:
+    made = cli("db", "upgrade")
+    assert made.code == 0
+    assert made.out.startswith(f"{database}: applied 00")
+    assert cli("db", "upgrade").out == f"{database}: is up to date\n"
+    assert cli("db", "upgrade", "--json").json == {"db": str(database), "applied": []}
+
+
+def test_a_database_is_checked(cli: Any, answered: Study, database: Path) -> None:
+    assert cli("db", "check").out == f"{database}: in order\n"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("DROP TABLE measurements")
+        connection.commit()
+    result = cli("db", "check", "--json")
+    assert result.code == 1
+    assert result.json["problems"]
+    database.unlink()
+    assert cli("db", "check").code == 2
+    assert not database.exists()

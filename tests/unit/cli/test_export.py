@@ -77,23 +77,6 @@ def keep(made: str) -> Any:
     return kept
 
 
-def test_what_json_cannot_say_is_printed_beside_it(cli: Any, trainer: Study) -> None:
-    shown = cli("export", trainer.id, "trainer")
-    assert shown.code == 0
-    assert "beside it: Load the model with dtype=torch.bfloat16" in shown.err
-    found = cli("export", trainer.id, "trainer", "--json").json
-    assert len(found["beside"]) == 2
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_printed_or_refused_with_the_reason(
-    cli: Any, trainer: Study, name: str
-) -> None:
-    shown = cli("export", trainer.id, name)
-    assert (shown.code == 0) is bool(shown.out)
-    assert shown.code == 0 or f"format: got '{name}'" in shown.err
-
-
 def test_a_study_is_written_into_a_storage_of_optunas(cli: Any, made: str, tmp_path: Path) -> None:
     probes = (
         ("sharding=ddp,micro_batch_size=4", ok(1.0, 900)),
@@ -117,29 +100,6 @@ def test_a_study_is_written_into_a_storage_of_optunas(cli: Any, made: str, tmp_p
     assert read.trials[2].constraints["memory_over_limit_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        ((), "into: got 'nothing'"),
-        (("--write", "a.db"), "write: got 'a.db'"),
-        (("--into", "ours.db"), "no storage of Optuna's"),
-        (("--into", "text.db"), "cannot be written as a storage"),
-    ],
-)
-def test_another_file_is_no_storage(
-    cli: Any, trainer: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any,
-    refused: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    with open_store("sqlite:///ours.db"):
-        (tmp_path / "text.db").write_text("a text of some length\n" * 100)
-    before = (tmp_path / "text.db").read_text()
-    shown = cli("export", trainer.id, "optuna", *options)
-    assert shown.code == 2
-    assert refused in shown.err
-    assert (tmp_path / "text.db").read_text() == before
-
-
 def test_a_file_of_others_is_not_replaced(cli: Any, trainer: Study, tmp_path: Path) -> None:
     path = tmp_path / "accelerate.yaml"
     path.write_text("compute_environment: LOCAL_MACHINE\n", encoding="utf-8")
@@ -147,14 +107,6 @@ def test_a_file_of_others_is_not_replaced(cli: Any, trainer: Study, tmp_path: Pa
     assert refused.code == 2
     assert "was not written by tuner; name another file" in refused.err
     assert path.read_text(encoding="utf-8") == "compute_environment: LOCAL_MACHINE\n"
-
-
-@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.merge is None])
-def test_a_file_of_ours_is_replaced(cli: Any, trainer: Study, tmp_path: Path, name: str) -> None:
-    path = tmp_path / "file"
-    once = cli("export", trainer.id, name, "--write", str(path))
-    again = cli("export", trainer.id, name, "--write", str(path))
-    assert (once.code, again.code) == ((0, 0) if name != "torchtitan" else (2, 2))
 
 
 def test_the_answer_is_merged_into_a_file(cli: Any, nanotron: Study, tmp_path: Path) -> None:
@@ -173,41 +125,6 @@ def test_the_answer_is_merged_into_a_file(cli: Any, nanotron: Study, tmp_path: P
     assert mine.read_text(encoding="utf-8") == out.read_text(encoding="utf-8")
 
 
-def test_what_is_merged_is_never_written_over_a_file(
-    cli: Any, nanotron: Study, tmp_path: Path
-) -> None:
-    mine = tmp_path / "mine.yaml"
-    mine.write_text(MINE, encoding="utf-8")
-    refused = cli("export", nanotron.id, "nanotron", "--write", str(mine))
-    assert refused.code == 2
-    assert f"tuner export STUDY nanotron --into {mine} --write {mine}" in refused.err
-    assert mine.read_text(encoding="utf-8") == MINE
-
-
-@pytest.mark.parametrize(
-    ("format_name", "content", "reason"),
-    [
-        ("torchrun", MINE, "into: got .*; is for formats that are part of a file: nanotron"),
-        ("nanotron", None, "into: got .*; cannot be read: No such file"),
-        ("nanotron", "- 1\n", "into: got '- 1'; must be YAML with fields at the top"),
-    ],
-)
-def test_what_cannot_be_merged_into(
-    cli: Any, nanotron: Study, tmp_path: Path, format_name: str, content: str | None, reason: str
-) -> None:
-    mine = tmp_path / "mine.yaml"
-    if content is not None:
-        mine.write_text(content, encoding="utf-8")
-    refused = cli("export", nanotron.id, format_name, "--into", str(mine))
-    assert (refused.code, refused.out) == (2, "")
-    assert re.search(reason, refused.err), refused.err
-
-
-def test_the_help_names_every_format(cli: Any) -> None:
-    told = " ".join(cli("export", "--help").out.replace("│", " ").split())
-    assert all(name in told for name in FORMATS)
-
-
 def test_the_template_of_a_script_is_filled_in(cli: Any, script: Study, tmp_path: Path) -> None:
     assert cli("export", script.id, "template").out == "micro: 4\n"
     path = tmp_path / "config.tuned.yaml"
@@ -217,22 +134,86 @@ def test_the_template_of_a_script_is_filled_in(cli: Any, script: Study, tmp_path
     assert (again.code, again.err.rstrip().endswith("is there; name another file")) == (2, True)
     shown = cli("export", script.id, "template", "--json").json
     assert (shown["format"], shown["text"]) == ("template", "micro: 4\n")
-
-
-def test_only_a_script_has_a_template(cli: Any, trainer: Study) -> None:
-    result = cli("export", trainer.id, "template")
-    assert result.code == 2
-    assert "is for studies of a --script with a --template" in result.err
-
-
-def test_how_to_get_what_is_not_written_is_told_before_it_is_launched(
-    cli: Any, script: Study
-) -> None:
     said = cli("studies", "show", script.id).out
     assert LINE.format(script.id) in said
     assert said.index("First    ") < said.index("Launch   ")
-
-
-def test_a_script_is_called_by_its_file(cli: Any, script: Study) -> None:
     (found,) = cli("studies", "list", "--json").json["studies"]
     assert found["model"] == "train.py"
+
+
+def test_formats_are_printed_written_and_replaced_or_refused(
+    cli: Any, trainer: Study, tmp_path: Path
+) -> None:
+    told = " ".join(cli("export", "--help").out.replace("│", " ").split())
+    for name, known in FORMATS.items():
+        assert name in told
+        shown = cli("export", trainer.id, name)
+        assert (shown.code == 0) is bool(shown.out)
+        assert shown.code == 0 or f"format: got '{name}'" in shown.err
+        if known.merge is None:  # twice: a file of ours is replaced
+            path = tmp_path / name
+            for _ in range(2):
+                assert cli("export", trainer.id, name, "--write", str(path)).code == shown.code
+            assert shown.code or path.read_text(encoding="utf-8") == shown.out
+    assert (
+        "beside it: Load the model with dtype=torch.bfloat16"
+        in cli("export", trainer.id, "trainer").err
+    )
+    found = cli("export", trainer.id, "trainer", "--json").json
+    assert (found["study_id"], found["format"], found["path"]) == (trainer.id, "trainer", None)
+    assert len(found["beside"]) == 2
+
+
+def test_what_cannot_be_exported(cli: Any, made: str, trainer: Study, tmp_path: Path) -> None:
+    for arguments, message in (
+        (["accelrate"], "format: got 'accelrate'; no such name; did you mean accelerate, "),
+        (["accelerate", "--write", str(tmp_path)], "is a folder; name a file in it"),
+        (["template"], "is for studies of a --script with a --template"),
+    ):
+        result = cli("export", trainer.id, *arguments)
+        assert (result.code, result.out) == (2, "")
+        assert message in result.err
+    for measurement, code in ((oom(50), 3), (crashed(), 1)):
+        with open_store() as store:
+            cluster = "cpu:2" if code == 3 else "cpu:4"
+            question = _question("accelerate", cluster)
+            study = stored(store, question, ("sharding=ddp,micro_batch_size=2", measurement))
+        result = cli("export", study.id, "accelerate", "--json")
+        assert (result.code, result.json["error"]["exit_code"]) == (code, code)
+
+
+def test_another_file_is_no_storage(
+    cli: Any, trainer: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///ours.db"):
+        (tmp_path / "text.db").write_text("a text of some length\n" * 100)
+    before = (tmp_path / "text.db").read_text()
+    for options, refused in (
+        ((), "into: got 'nothing'"),
+        (("--write", "a.db"), "write: got 'a.db'"),
+        (("--into", "ours.db"), "no storage of Optuna's"),
+        (("--into", "text.db"), "cannot be written as a storage"),
+    ):
+        shown = cli("export", trainer.id, "optuna", *options)
+        assert shown.code == 2
+        assert refused in shown.err
+    assert (tmp_path / "text.db").read_text() == before
+
+
+def test_what_cannot_be_merged_into(cli: Any, nanotron: Study, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    for name, content, reason in (
+        ("nanotron", None, "into: got .*; cannot be read: No such file"),
+        ("torchrun", MINE, "into: got .*; is for formats that are part of a file: nanotron"),
+        ("nanotron", "- 1\n", "into: got '- 1'; must be YAML with fields at the top"),
+    ):
+        if content is not None:
+            mine.write_text(content, encoding="utf-8")
+        refused = cli("export", nanotron.id, name, "--into", str(mine))
+        assert (refused.code, refused.out) == (2, "")
+        assert re.search(reason, refused.err), refused.err
+    refused = cli("export", nanotron.id, "nanotron", "--write", str(mine))
+    assert refused.code == 2
+    assert f"tuner export STUDY nanotron --into {mine} --write {mine}" in refused.err
+    assert mine.read_text(encoding="utf-8") == "- 1\n"

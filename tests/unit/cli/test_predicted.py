@@ -89,43 +89,13 @@ def test_what_is_kept_is_answered_without_a_worker(cli: Any, arguments: list[str
     assert found.json["state"] == "done"
     assert 1 <= found.json["probes"]["ok"] <= 3
     assert found.json["cost"]["gpu_s"] == 0
+    text = " ".join(cli("suggest", *arguments).out.split())
+    assert "predicted: speed by arithmetic, allocated memory by dry run" in text
+    assert "* is the answer" in text
+    assert "device-seconds" not in text
     again = cli("suggest", *arguments, "--json")
     assert again.json == found.json
     assert "answered from what is stored" in again.err
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_the_answer_says_what_is_predicted_and_how(cli: Any, arguments: list[str]) -> None:
-    text = " ".join(cli("suggest", *arguments).out.split())
-    for part in (
-        "predicted: speed by arithmetic, allocated memory by dry run",
-        "on the device, as its own tool shows it",
-        "at the peak activations",
-        "peaks backward",
-        "classes of settings were dry-run (probe #1",
-        "would save",
-        "Knobs without effect here",
-        "* is the answer",
-        "Cost",
-    ):
-        assert part in text
-    assert "device-seconds" not in text
-
-
-@pytest.mark.usefixtures("kept")
-def test_a_single_case_is_compared_by_dry_runs_that_are_kept(
-    cli: Any, arguments: list[str]
-) -> None:
-    where = arguments.index("--fidelity")
-    rest = [*arguments[:where], *arguments[where + 2 :]]
-    found = cli("predict", *rest, "--settings", SETTINGS, "--dry-runs", "none")
-    assert found.code == 0, found.err
-    text = " ".join(found.out.split())
-    assert "By a dry run the peak of 2.02 GiB" in text
-    assert "`micro_batch_size=4` would add 2.00 GiB: activations" in text
-    assert (
-        "`activation_checkpointing=full` would hardly change the peak" in text
-    )  # of another class
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")
@@ -136,21 +106,6 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments:
     assert "allocated memory by arithmetic" in text
     assert "torch is not installed here, which a dry run needs" in text
     assert "No dry run was made" in text
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_an_arithmetic_answer_gives_way_when_dry_runs_can_be_made(
-    cli: Any, arguments: list[str]
-) -> None:
-    with pytest.MonkeyPatch.context() as absent:
-        absent.setattr(advance, "dry_run_versions", dict)
-        arguments += ["--framework-version", "torch=2.12.0"]
-        first = cli("suggest", *arguments, "--json")
-        assert first.json["best"]["memory"]["basis"] == "arithmetic"
-        assert "answered from what is stored" in cli("suggest", *arguments).err
-    second = cli("suggest", *arguments, "--json")
-    assert second.json["best"]["memory"]["basis"] == "dry_run"
-    assert second.json["study_id"] == first.json["study_id"]
 
 
 @pytest.mark.usefixtures("kept", "no_torch", "no_worker")
@@ -213,46 +168,6 @@ def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
     assert "no settings are known to be the fastest" in exported.err
 
 
-@pytest.mark.usefixtures("no_torch", "no_worker")
-@pytest.mark.parametrize("command", ["suggest", "predict"])
-def test_sizes_that_a_file_leaves_out_are_told(
-    cli: Any, arguments: list[str], tmp_path: Path, command: str
-) -> None:
-    bare = tmp_path / "bare.json"
-    bare.write_text('{"model_type": "llama", "num_hidden_layers": 1}')
-    rest = arguments
-    if command == "predict":
-        rest = [one for one in arguments if one not in ("--fidelity", "predicted")]
-        rest += ["--settings", SETTINGS, "--dry-runs", "none"]
-    found = cli(command, *rest, "--model", str(bare))
-    assert "bare: not in the model's configuration" in found.err
-    assert "max_position_embeddings 2048" in found.err
-    assert "not in the model's" not in cli(command, *rest).err
-
-
-@pytest.mark.usefixtures("no_torch", "no_worker")
-def test_a_headroom_that_is_not_applied_is_told(cli: Any, arguments: list[str]) -> None:
-    limited = [*arguments, "--memory-limit", "1GiB"]
-    assert "not applied" not in cli("suggest", *limited).err
-    found = cli("suggest", *limited, "--headroom", "0.1")
-    assert "the headroom is not applied: the memory limit is taken as it is" in found.err
-
-
-@pytest.mark.usefixtures("no_torch", "no_worker")
-def test_versions_that_are_not_installed_may_be_stated(cli: Any, arguments: list[str]) -> None:
-    found = cli("suggest", *arguments, "--framework-version", "torch=2.12.0", "--json")
-    assert found.code == 0, found.err
-    assert found.json["framework"]["versions"]["torch"] == "2.12.0"
-
-
-@pytest.mark.usefixtures("no_worker")
-def test_nanotron_is_predicted(cli: Any, arguments: list[str]) -> None:
-    options = ["--framework", "nanotron", "--framework-version", "nanotron=0.4.0"]
-    found = cli("suggest", *arguments, *options, "--json")
-    assert found.code == 0, found.err
-    assert found.json["best"]["memory"]["basis"] == "arithmetic"
-
-
 @pytest.mark.usefixtures("kept", "no_worker")
 def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
     found = cli("probe", *arguments, "--settings", SETTINGS)
@@ -267,21 +182,9 @@ def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
     assert as_json["fits"] is True
     assert as_json["step_time_s"]["provenance"] == "predicted"
     assert cli("studies", "list", "--json").json["studies"][0]["state"] == "done"
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_a_dry_run_that_does_not_fit(cli: Any, arguments: list[str]) -> None:
-    options = ["--settings", SETTINGS, "--memory-limit", "1GiB"]
-    found = cli("probe", *arguments, *options)
+    found = cli("probe", *arguments, "--settings", SETTINGS, "--memory-limit", "1GiB")
     assert found.code == 3
     assert "do not fit" in found.err
-
-
-@pytest.mark.usefixtures("no_torch", "no_worker")
-def test_a_dry_run_that_cannot_be_made(cli: Any, arguments: list[str]) -> None:
-    found = cli("probe", *arguments, "--settings", SETTINGS)
-    assert found.code == 1
-    assert "torch is not installed here" in found.err
 
 
 @pytest.mark.usefixtures("kept", "no_worker")
@@ -315,12 +218,40 @@ def test_a_measured_study_keeps_its_answer_beside_a_dry_run(
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")
-def test_several_nodes_are_launched_as_such(cli: Any, arguments: list[str]) -> None:
-    found = cli("suggest", *arguments, "--cluster", "2x4xa100-80gb", "--json")
+def test_what_is_not_applied_or_assumed_is_told(
+    cli: Any, arguments: list[str], tmp_path: Path
+) -> None:
+    limited = [*arguments, "--memory-limit", "1GiB"]
+    assert "not applied" not in cli("suggest", *limited).err
+    found = cli("suggest", *limited, "--headroom", "0.1")
+    assert "the headroom is not applied: the memory limit is taken as it is" in found.err
+    bare = tmp_path / "bare.json"
+    bare.write_text('{"model_type": "llama", "num_hidden_layers": 1}')
+    rest = [one for one in arguments if one not in ("--fidelity", "predicted")]
+    rest += ["--settings", SETTINGS, "--dry-runs", "none"]
+    for words in (["suggest", *arguments], ["predict", *rest]):
+        found = cli(*words, "--model", str(bare))
+        assert "bare: not in the model's configuration" in found.err
+        assert "max_position_embeddings 2048" in found.err
+        assert "not in the model's" not in cli(*words).err
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_nanotron_and_several_nodes(cli: Any, arguments: list[str]) -> None:
+    options = ["--framework", "nanotron", "--framework-version", "nanotron=0.4.0"]
+    found = cli("suggest", *arguments, *options, "--json")
     assert found.code == 0, found.err
+    assert found.json["best"]["memory"]["basis"] == "arithmetic"
+    options = ["--cluster", "2x4xa100-80gb", "--framework-version", "torch=2.12.0", "--json"]
+    found = cli("suggest", *arguments, *options)
+    assert found.code == 0, found.err
+    assert found.json["framework"]["versions"]["torch"] == "2.12.0"
     assert found.json["launch"]["argv"] == [
         "torchrun",
         *("--nnodes", "2", "--nproc-per-node", "4"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"),
         "SCRIPT.py",
     ]
+    found = cli("probe", *arguments, "--settings", SETTINGS)
+    assert found.code == 1
+    assert "torch is not installed here" in found.err

@@ -1,13 +1,16 @@
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tuner.cli.columns import Column, table_of
-from tuner.cli.tables import common_text, probes_table
+from tuner.cli.console import Column, table_of
+from tuner.cli.probe import show_probe
+from tuner.cli.tables import common_text, probes_table, sizes_text
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Outcome
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import ProbeState, Study
 from tuner.results.points import differing, fastest_first, rows_of
 
@@ -84,24 +87,6 @@ def test_the_table_is_sorted_and_marked(study: Study) -> None:
     ]
 
 
-def test_knobs_without_meaning_are_dashes(study: Study) -> None:
-    texts = "\n".join(drawn(study, 120))
-    assert "ckpt" in texts
-    assert "gather" not in texts  # tensor parallelism is off everywhere
-
-
-@pytest.mark.parametrize("width", [80, 100, 160])
-def test_no_line_is_wider_than_the_terminal_nor_cut(study: Study, width: int) -> None:
-    lines = drawn(study, width)
-    assert max(map(len, lines)) <= width
-    assert "…" not in "".join(lines)
-
-
-def test_wide_terminals_show_intervals(study: Study) -> None:
-    assert "interval" in "".join(drawn(study, 120))
-    assert "interval" not in "".join(drawn(study, 64))
-
-
 def test_common_knobs_are_told_beside_the_table(study: Study) -> None:
     rows = rows_of(study)
     knobs = differing([row.settings for row in rows])
@@ -123,3 +108,45 @@ def test_cells_are_text_and_not_markup() -> None:
     with console.capture() as capture:
         console.print(table_of([Column("model", ["[bold]x[/bold] :smile:"])], 80))
     assert "[bold]x[/bold] :smile:" in capture.get()
+
+
+def test_a_size_has_its_interval() -> None:
+    for value, low, high, text in (
+        (12.5, 12.1, 12.9, "12.5 GiB (12.1 to 12.9)"),
+        (12.5, 12.5, 12.5, "12.5 GiB"),
+        (79.6, 70.1, 79.6, "up to 79.6 GiB (at least 70.1)"),
+    ):
+        quantity = Quantity(value=value, low=low, high=high, provenance=Provenance.PREDICTED)
+        assert sizes_text(quantity) == text
+    assert sizes_text(UNKNOWN) == "unknown"
+
+
+def test_a_probe_shows_an_unusual_allocator_clocks_and_notes(lab: SimpleNamespace) -> None:
+    def shown(**changes: Any) -> dict[str, str]:
+        study = lab.study(("sharding=ddp,micro_batch_size=4", replace(lab.ok(0.1, 20), **changes)))
+        console = Console(width=200)
+        with console.capture() as capture:
+            show_probe(console, study, study.probes[0])
+        lines = (line.split(maxsplit=1) for line in capture.get().splitlines())
+        return {line[0]: line[1].rstrip() for line in lines if len(line) == 2}
+
+    expandable = {"allocator": "native", "allocator_conf": "expandable_segments:True"}
+    for hardware, said in (
+        ({"allocator": "native"}, None),
+        (expandable, "native, configured as expandable_segments:True"),
+        ({"allocator": "cudaMallocAsync"}, "cudaMallocAsync, configured as usual"),
+    ):
+        assert shown(hardware=hardware).get("allocator") == said
+    clocks = {"sm_mhz": 1500.0, "throttle": ["sw_thermal_slowdown"]}
+    found = shown(hardware={"clocks": clocks}, notes=("a hot node",))
+    assert found["clocks"] == "SM at 1500 MHz after the last step; slowed by sw_thermal_slowdown"
+    assert found["note"] == "a hot node"
+    assert not {"clocks", "note"} & shown().keys()
+
+
+def test_no_line_is_wider_than_the_terminal_nor_cut(study: Study) -> None:
+    for width in (64, 80, 160):
+        lines = drawn(study, width)
+        assert max(map(len, lines)) <= width
+        assert "…" not in "".join(lines)
+        assert ("interval" in "".join(lines)) is (width > 100)

@@ -7,7 +7,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.dryrun import plan_dry_runs
 from tuner.dryrun.plan import rank_spec
-from tuner.guard.replica import twin_of
+from tuner.guard.replica import replica_of
 from tuner.model import load_model
 from workers.probe.spec import parse_spec
 
@@ -30,8 +30,8 @@ def test_ranks_are_told_workload_settings_and_cluster() -> None:
 
 
 def test_the_probe_program_reads_the_specs_of_twins_and_dry_runs() -> None:
-    twin = parse_spec(twin_of(ASKED, SETTINGS).spec())
-    assert (twin.replicate_size, twin.shard_size, twin.is_emulated) == (2, 2, False)
+    replica = parse_spec(replica_of(ASKED, SETTINGS).spec())
+    assert (replica.replicate_size, replica.shard_size, replica.is_emulated) == (2, 2, False)
     plan = plan_dry_runs(ASKED.workload, ASKED.cluster, ASKED.framework, SETTINGS, VERSIONS)
     dry = parse_spec(plan.requests[0]["spec"])
     assert (dry.replicate_size, dry.shard_size) == (2, 8)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tuner.core.answer import Candidate, Guard, Suggestion
-from tuner.core.configuration import DeadKnob, Settings
+from tuner.core.configuration import InactiveKnob, Settings
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 
@@ -48,7 +48,7 @@ def test_the_json_object_is_the_promised_one() -> None:
     values = suggestion(
         alternatives=(one,),
         pareto=(one,),
-        dead_knobs=(DeadKnob(knob="pp_size", why="pp_size is 1: so it is"),),
+        dead_knobs=(InactiveKnob(knob="pp_size", why="pp_size is 1: so it is"),),
         legal=46,
         predicted_to_fit=40,
         probes={"ok": 3},
@@ -59,7 +59,8 @@ def test_the_json_object_is_the_promised_one() -> None:
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert list(values) == [
         "study_id", "state", "workload", "cluster", "framework", "best", "alternatives",
-        "pareto", "dead_knobs", "space", "probes", "cost", "explanation", "launch",
+        "pareto", "dead_knobs", "inactive_knobs", "space", "probes", "cost", "explanation",
+        "launch",
     ]  # fmt: skip
     assert values["best"] == {
         "settings": Settings(micro_batch_size=2).as_dict(),
@@ -90,7 +91,11 @@ def test_the_json_object_is_the_promised_one() -> None:
             "tokens_per_s_per_gpu": quantity(100.0).as_dict(),
         }
     ]
-    assert values["dead_knobs"] == [{"knob": "pp_size", "why": "pp_size is 1: so it is"}]
+    assert (
+        values["inactive_knobs"]
+        == values["dead_knobs"]
+        == [{"knob": "pp_size", "why": "pp_size is 1: so it is"}]
+    )
     assert values["space"] == {"legal": 46, "predicted_to_fit": 40}
     assert values["cost"] == {"wall_s": 9.0, "gpu_s": 18.0}
     assert values["launch"] == {"argv": [], "files": {}}
@@ -125,7 +130,7 @@ def test_what_was_sent_is_read_again() -> None:
     )
     whole = suggestion(
         alternatives=(candidate(), predicted),
-        dead_knobs=(DeadKnob(knob="pp_size", why="pp_size is 1: so it is"),),
+        dead_knobs=(InactiveKnob(knob="pp_size", why="pp_size is 1: so it is"),),
         legal=46,
         predicted_to_fit=40,
         probes={"ok": 3},

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.launchfiles.conftest import ABOUT, EXAMPLES
+from tests.unit.launchfiles.cases import ABOUT, EXAMPLES
 from tuner.errors import UsageError
 from tuner.launchfiles import export
 from tuner.launchfiles.merging import merged
@@ -45,56 +45,37 @@ lighteval: null
 """
 
 
-def test_only_the_blocks_fields_change() -> None:
+def test_only_the_blocks_fields_change_and_all_else_is_spelled_as_it_was() -> None:
     text = merged(BLOCKS, MINE)
     before, after = yaml.safe_load(MINE), yaml.safe_load(text)
     assert _without(after) == _without(before)
+    assert list(after) == list(before)
     for block, fields in VALUES.items():
         for name, value in fields.items():
             if isinstance(value, dict):
                 value = {**before[block][name], **value}
             assert after[block][name] == value
-    assert after["optimizer"]["optimizer_factory"] == {"adam_eps": 1.0e-08, "name": "adamW"}
-
-
-def test_comments_order_and_spelling_stay() -> None:
-    text = merged(BLOCKS, MINE)
-    for line in (
-        "# my run",
-        "  project: debug   # of last week",
-        "  run: 'qwen'",
-        '  name: "Stable Stage"',
-        "    learning_rate: 3.0e-04",
-        "    adam_eps: 1.0e-08",
-        "  zero_stage: 1  # none",
-        "  # a long one",
-        "  train_steps: 32000",
-    ):
-        assert line in text.splitlines(), text
-    assert list(yaml.safe_load(text)) == list(yaml.safe_load(MINE))
+    changed = {"zero_stage", "name: sgd", "parallelism:", "micro_batch_size"}
+    kept = [line for line in MINE.splitlines() if not any(word in line for word in changed)]
+    assert set(kept) <= set(text.splitlines())
+    assert "  zero_stage: 1  # none" in text.splitlines()
 
 
 def test_the_header_is_at_the_top_and_once() -> None:
     once = merged(BLOCKS, MINE)
     assert once.startswith("# Written by tuner on 2026-01-15 from study st-0123456789ab")
     assert merged(BLOCKS, once) == once
-    assert once.count("Written by tuner") == 1
-
-
-@pytest.mark.parametrize("gap", ["", "\n", "\r\n"])
-def test_nothing_is_lost_behind_a_header_that_was_edited(gap: str) -> None:
     head = BLOCKS.partition("\n\n")[0]
-    text = merged(BLOCKS, f"{head}\n{gap}general: {{run: qwen}}\n\nmine: 1\n")
-    assert yaml.safe_load(text) == {"general": {"run": "qwen"}, "mine": 1, **VALUES}
-    assert text.count("Written by tuner") == 1
+    for gap in ("", "\n", "\r\n"):  # nothing is lost behind a header that was edited
+        text = merged(BLOCKS, f"{head}\n{gap}general: {{run: qwen}}\n\nmine: 1\n")
+        assert yaml.safe_load(text) == {"general": {"run": "qwen"}, "mine": 1, **VALUES}
+        assert text.count("Written by tuner") == 1
 
 
-def test_missing_blocks_are_added() -> None:
-    after = yaml.safe_load(merged(BLOCKS, "general:\n  project: x\ntokens:\n"))
-    assert after == {"general": {"project": "x"}, **VALUES}
-
-
-def test_files_of_windows_and_without_a_last_newline() -> None:
+def test_missing_and_empty_blocks_are_added_and_files_of_windows_read() -> None:
+    for empty in ("", "tokens:\n", "tokens: ~\n", "tokens: NULL\n"):
+        after = yaml.safe_load(merged(BLOCKS, f"general:\n  project: x\n{empty}"))
+        assert after == {"general": {"project": "x"}, **VALUES}
     text = MINE.replace("\n", "\r\n").rstrip()
     assert yaml.safe_load(merged(BLOCKS, text)) == yaml.safe_load(merged(BLOCKS, MINE))
 
@@ -107,6 +88,7 @@ def test_files_of_windows_and_without_a_last_newline() -> None:
         ("a: [1\n", "must be YAML: "),
         ("a: 1\na: 2\n", "must be YAML: .*duplicate"),
         ("tokens: 3\n", r"^into\.tokens: got 3; must be a block of fields"),
+        ("tokens: 0E1\n", r"^into\.tokens: got 0E1; must be a block of fields"),
         ("optimizer:\n  optimizer_factory: x\n", r"^into\.optimizer\.optimizer_factory: got 'x'"),
     ],
 )
@@ -116,12 +98,8 @@ def test_what_cannot_be_merged_into_is_refused(text: str, reason: str) -> None:
 
 
 def test_tags_make_no_objects() -> None:
-    text = "general: !!python/object/apply:os.system ['false']\ntokens:\n  train_steps: 1\n"
-    try:
-        after = merged(BLOCKS, text)
-    except UsageError:
-        return
-    assert "!!python/object/apply:os.system" in after  # kept as it stands, and not called
+    tag = "!!python/object/apply:os.system"
+    assert tag in merged(BLOCKS, f"general: {tag} ['false']\ntokens:\n  train_steps: 1\n")
 
 
 WORDS = """
@@ -132,22 +110,20 @@ WORDS = """
 ~ null Null NULL true True TRUE false yes Yes no NO on off Off y n 'it' "x" '0E1' "1e5" '~' 'no'
 2020-01-01 2020-01-01T00:00:00Z 2001-12-14t21:59:43.10-05:00 2020-13-45 12:30:45 1e 0x 1.2.3
 """
-"""Words that some reader of YAML takes for a number, a truth, null or a date, and some others."""
+# Words that some reader of YAML takes for a number, a truth, null or a date, and some others.
 
 
-@pytest.mark.parametrize(
-    "word", [*WORDS.split(), "2001-12-14 21:59:43.10 -5", "2020-01-01 10:00:00"]
-)
-def test_words_are_spelled_as_they_were(word: str) -> None:
-    lines = [f"{word}: {word}", "mine:", f"- {word}", f"- {{{word}: [{word}]}}"]
-    ours = [f"  {word}: {word}", f"  own: {word}"]
-    text = "\n".join([*lines, "tokens:", *ours, ""])
-    after = merged(BLOCKS, text)
-    assert [line for line in after.splitlines() if line in (*lines, *ours)] == lines + ours
-    if word != "2020-13-45":  # which PyYAML refuses, and other readers may not
-        before = yaml.safe_load(text)
-        expected = {**before, **VALUES, "tokens": {**before["tokens"], **VALUES["tokens"]}}
-        assert repr(by_text(yaml.safe_load(after))) == repr(by_text(expected))
+def test_words_are_spelled_as_they_were() -> None:
+    for word in (*WORDS.split(), "2001-12-14 21:59:43.10 -5", "2020-01-01 10:00:00"):
+        lines = [f"{word}: {word}", "mine:", f"- {word}", f"- {{{word}: [{word}]}}"]
+        ours = [f"  {word}: {word}", f"  own: {word}"]
+        text = "\n".join([*lines, "tokens:", *ours, ""])
+        after = merged(BLOCKS, text)
+        assert [line for line in after.splitlines() if line in (*lines, *ours)] == lines + ours
+        if word != "2020-13-45":  # which PyYAML refuses, and other readers may not
+            before = yaml.safe_load(text)
+            expected = {**before, **VALUES, "tokens": {**before["tokens"], **VALUES["tokens"]}}
+            assert repr(by_text(yaml.safe_load(after))) == repr(by_text(expected)), word
 
 
 def by_text(value: Any) -> Any:
@@ -155,17 +131,6 @@ def by_text(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return sorted(((key, by_text(one)) for key, one in value.items()), key=repr)
-
-
-@pytest.mark.parametrize("empty", ["", "~", "null", "NULL"])
-def test_what_is_null_becomes_a_block(empty: str) -> None:
-    after = yaml.safe_load(merged(BLOCKS, f"tokens: {empty}\nmine: 1\n"))
-    assert after == {"mine": 1, **VALUES}
-
-
-def test_a_number_is_no_block() -> None:
-    with pytest.raises(UsageError, match=r"^into\.tokens: got 0E1; must be a block of fields"):
-        merged(BLOCKS, "tokens: 0E1\n")
 
 
 @pytest.mark.parametrize(

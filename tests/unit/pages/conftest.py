@@ -9,7 +9,10 @@ from fastapi import FastAPI
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.browsers import Browser
+from tests.unit.pages.html import Element, read_page
 from tuner.store import Store, open_store
+
+ShowPage = Callable[..., Element]
 
 
 @pytest.fixture
@@ -41,3 +44,16 @@ def guarded(store: Store) -> FastAPI:
 def browser(app: FastAPI) -> Browser:
     """A person on this machine."""
     return Browser(app, address="127.0.0.1")
+
+
+@pytest.fixture
+def page(browser: Browser) -> ShowPage:
+    """Reads a page, which must be of this status."""
+
+    def show(path: str, status: int = 200) -> Element:
+        answer = browser.get(path)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"].startswith("text/html")
+        return read_page(answer.text)
+
+    return show

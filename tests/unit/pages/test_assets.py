@@ -1,24 +1,55 @@
-"""Files that pages load: addresses that change with them, and no file but those."""
+"""Files that pages load: kept for ever at their address, open to everybody, and no others."""
 
-import re
 from hashlib import sha256
 
 import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 
-from api.pages.assets import FAVICON, MEDIA_TYPES, asset_url, assets
-
-
-def test_every_file_is_known_by_its_name() -> None:
-    found = assets()
-    assert {"style.css", FAVICON} <= set(found)
-    for name, one in found.items():
-        assert re.fullmatch(r"/static/[0-9a-f]{16}/[a-z_]+\.[a-z0-9]+", asset_url(name))
-        assert one.version == sha256(one.content).hexdigest()[:16]
-        assert MEDIA_TYPES["." + name.rpartition(".")[2]] == one.media_type
-        assert one.content
+from api.pages.assets import FAVICON, FOR_EVER, asset_url, assets
 
 
-@pytest.mark.parametrize("name", ["", "nothing.css", "../render.py", "/etc/passwd", "__init__.py"])
-def test_there_are_no_others(name: str) -> None:
+@pytest.fixture
+def stranger(guarded: FastAPI) -> TestClient:
+    """Somebody without a key, where keys are needed."""
+    return TestClient(guarded, base_url="http://localhost", client=("192.0.2.1", 50000))
+
+
+def test_each_file_is_served_and_may_be_kept(stranger: TestClient) -> None:
+    for name, asset in assets().items():
+        answer = stranger.get(asset_url(name))
+        assert (answer.status_code, answer.content) == (200, asset.content), name
+        assert asset_url(name).split("/")[2] == sha256(asset.content).hexdigest()[:16]
+        assert answer.headers["content-type"] == asset.media_type
+        assert answer.headers["cache-control"] == FOR_EVER
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "set-cookie" not in answer.headers
     with pytest.raises(KeyError):
-        asset_url(name)
+        asset_url("nothing.css")
+
+
+def test_its_tag_saves_sending_it_again(stranger: TestClient) -> None:
+    address = asset_url("style.css")
+    tag = stranger.get(address).headers["etag"]
+    for known in (tag, f'W/{tag}, "other"'):
+        answer = stranger.get(address, headers={"If-None-Match": known})
+        assert (answer.status_code, answer.content) == (304, b"")
+        assert answer.headers["cache-control"] == FOR_EVER
+    assert stranger.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
+    head = stranger.head(address, headers={"Accept-Encoding": "identity"})
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) == len(assets()["style.css"].content)
+    # As while two releases of the service answer side by side.
+    old = stranger.get("/static/0000000000000000/style.css")
+    assert old.content == assets()["style.css"].content
+    assert old.headers["cache-control"] == "public, no-cache"
+    assert stranger.get("/favicon.ico").content == assets()[FAVICON].content
+
+
+def test_there_is_nothing_else(stranger: TestClient) -> None:
+    for path in ("/static/0/nothing.css", "/static/0/..%2frender.py", "/static/../render.py",
+                 "/static/0/%2e%2e/render.py", "/static/0/__init__.py", "/static/0/",
+                 "/static/0/style.css/", "/static/0/%00"):  # fmt: skip
+        answer = stranger.get(path)
+        assert answer.status_code in (400, 401, 404), path
+        assert answer.headers["content-type"] == "application/problem+json"

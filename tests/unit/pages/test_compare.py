@@ -1,99 +1,70 @@
-"""Studies side by side."""
+"""``/compare``: studies side by side."""
 
 import pytest
 
 from api.answers import Answers
 from api.pages.compare import Comparison, comparison_of, read_ids
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, ok, probe, question_of
+from tests.unit.pages.conftest import ShowPage
 from tuner.core.study import Terms
 from tuner.errors import UsageError
 from tuner.store import Store
 
 A, B, C = "st-00000000000a", "st-00000000000b", "st-00000000000c"
+HOSTILE = ("<img src=x onerror=alert(1)>", "\N{HEBREW LETTER ALEF}" * 40, "m" * 200, "\N{LLAMA}")
 
 
-@pytest.mark.parametrize(
-    ("values", "ids"),
-    [
-        ([], []),
+def test_ids_are_given_in_either_way() -> None:
+    for values, ids in (
         ([""], []),
-        ([A], [A]),
         ([f"{A},{B}"], [A, B]),
         ([A, B], [A, B]),
-        ([f"{B}, {A}", A], [B, A]),
-        ([f",{A},,"], [A]),
-    ],
-)
-def test_ids_are_given_in_either_way(values: list[str], ids: list[str]) -> None:
-    assert read_ids(values) == ids
+        ([f"{B}, {A}", A, ",,"], [B, A]),
+    ):
+        assert read_ids(values) == ids
+    for wrong in (["x"], ["<b>"], [f"{A}{B}"], [f"st-00000000000{n}" for n in "01234"]):
+        with pytest.raises(UsageError) as error:
+            read_ids(wrong)
+        assert error.value.field == "ids"
 
 
-@pytest.mark.parametrize(
-    "values", [["x"], ["<b>"], [f"{A}{B}"], [f"st-00000000000{n}" for n in "01234"]]
-)
-def test_what_is_no_id_or_too_many_is_refused(values: list[str]) -> None:
-    with pytest.raises(UsageError) as error:
-        read_ids(values)
-    assert error.value.field == "ids"
-
-
-def _compared(store: Store, *ids: str) -> Comparison:
+def compared(store: Store, *ids: str) -> Comparison:
     answers, standings = Answers(store), store.statuses(ids)
     return comparison_of([answers.whole(standings[one]) for one in ids])
 
 
-@pytest.fixture
-def pair(store: Store) -> Comparison:
-    """Two studies that differ in the batch and in what was measured."""
+def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store: Store) -> None:
     ids = []
     for batch, seconds in ((16, 1.0), (32, 4.0)):
         workload = {**WORKLOAD, "global_batch_size": batch}
         study = store.ask(question_of({**MEASURED, "workload": workload}), Terms())
         probe(store, study.id, ok(seconds, 1))
         ids.append(study.id)
-    return _compared(store, *ids)
-
-
-def test_what_differs_is_told(pair: Comparison) -> None:
-    titles = [section.title for section in pair.sections]
-    assert titles == ["The answer", "The question", "The terms", "What it took"]
+    pair = compared(store, *ids)
+    assert len(pair.sections) == 4
     question = pair.sections[1]
     assert [row.name for row in question.rows if row.differs] == ["global batch"]
     assert question.differing == 1
-    assert pair.in_short == "They ask for different things in global batch."
+    assert "global batch" in pair.in_short
     assert [column.letter for column in pair.columns] == ["A", "B"]
     assert all(column.words for column in pair.columns)
     assert pair.further.rows == ()
-
-
-def test_speeds_are_drawn_to_one_scale(pair: Comparison) -> None:
-    (speed,) = (
-        row for section in pair.sections for row in section.rows if row.name.startswith("tokens/s")
-    )
+    rows = [row for section in pair.sections for row in section.rows]
+    (speed,) = (row for row in rows if row.name.startswith("tokens/s"))
     shares = [entry.share for entry in speed.entries]
     assert max(share for share in shares if share) == 1.0
-    assert speed.differs == (len({entry.text for entry in speed.entries}) > 1)
-
-
-def test_the_same_study_asks_the_same(store: Store) -> None:
-    one = store.ask(question_of(MEASURED), Terms())
-    whole = Answers(store).whole(store.statuses([one.id])[one.id])
-    found = comparison_of([whole, whole])
-    assert not any(section.differing for section in found.sections)
-    assert found.in_short == "They ask the same."
+    knobs = {row.name for row in rows if row.is_knob}
+    assert {"sharding", "micro_batch_size", "sync_each_batch"} <= knobs
+    assert "global batch" not in knobs
+    same = compared(store, ids[0], ids[0])
+    assert not any(section.differing for section in same.sections)
 
 
 def test_studies_without_answers_and_of_other_models_are_compared(store: Store) -> None:
     model = {**WORKLOAD["model"], "hidden_size": 128}  # type: ignore[dict-item]
-    ids = [
-        store.ask(question_of(body), Terms()).id
-        for body in (
-            MEASURED,
-            PREDICTED,
-            {**PREDICTED, "workload": {**WORKLOAD, "model": model, "model_name": "<b>x</b>"}},
-        )
-    ]
-    found = _compared(store, *ids)
+    other = {**PREDICTED, "workload": {**WORKLOAD, "model": model, "model_name": "<b>x</b>"}}
+    bodies = (MEASURED, PREDICTED, other)
+    found = compared(store, *(store.ask(question_of(body), Terms()).id for body in bodies))
     assert len(found.columns) == 3
     assert "model hidden_size" in [row.name for row in found.further.rows]
     assert all(row.differs for row in found.further.rows)
@@ -101,7 +72,30 @@ def test_studies_without_answers_and_of_other_models_are_compared(store: Store) 
     assert not any(e.share for s in found.sections for row in s.rows for e in row.entries)
 
 
-def test_knobs_are_known_by_their_names(pair: Comparison) -> None:
-    knobs = {row.name for section in pair.sections for row in section.rows if row.is_knob}
-    assert {"sharding", "micro_batch_size", "sync_each_batch"} <= knobs
-    assert "global batch" not in knobs
+def test_studies_stand_side_by_side_or_can_be_chosen(page: ShowPage, store: Store) -> None:
+    ids = []
+    for number, name in enumerate(HOSTILE):
+        workload = {**WORKLOAD, "model_name": name, "global_batch_size": 16 + 16 * number}
+        ids.append(store.ask(question_of({**MEASURED, "workload": workload}), Terms()).id)
+    for count in (2, 4):
+        table = page(f"/compare?ids={','.join(ids[:count])}").find("table")[0]
+        heads = table.find("th", scope="col")
+        assert [h.one("a")["href"] for h in heads] == [f"/studies/{one}" for one in ids[:count]]
+        for head, name in zip(heads, HOSTILE, strict=False):
+            shown = head.find("bdi")[0]
+            assert shown.get("title", shown.text) == name
+        rows = [row for row in table.find("tr") if row.find("td") and row.find("th", scope="row")]
+        assert all(len(row.find("td")) == count for row in rows)
+        # What differs is marked, and not by colour alone.
+        assert all("differs: " in row.text for row in table.find("tr", class_="differs"))
+        assert not any("differs" in row.text for row in table.find("tr", class_="same"))
+    for count in (0, 1):
+        boxes = page(f"/compare?ids={','.join(ids[:count])}").by_id("compare")
+        found = boxes.find("input", type="checkbox", name="ids")
+        assert sorted(box["value"] for box in found) == sorted(ids)
+        assert [box["value"] for box in found if "checked" in box.attributes] == ids[:count]
+    searched = page(f"/compare?ids={ids[0]}&query=%F0%9F%A6%99").by_id("compare")
+    boxes = searched.find("input", type="checkbox", name="ids")
+    assert [box["value"] for box in boxes] == [ids[0], ids[3]], "what was ticked stays"
+    page("/compare?ids=x", 422)
+    page("/compare?ids=st-000000000000,st-000000000001", 404)

@@ -15,7 +15,13 @@ from tuner.core.study import StudyState
 
 
 def test_what_went_well() -> None:
-    made = study(question(), [ok(2.0, 1, 20 * GIB)])
+    clocks = {"sm_mhz": 1500.0, "power_w": 412.5, "throttle": ["sw_power_cap"]}
+    measured = replace(
+        ok(2.0, 1, 20 * GIB),
+        hardware={"device": "NVIDIA H200", "clocks": clocks},
+        notes=("SM clocks differ by 14%", "another"),
+    )
+    made = study(question(), [measured])
     found = evidence_of(made, made.probes[0])
     facts = dict(found.facts)
     assert (found.outcome, found.ran) == ("ok", True)
@@ -25,7 +31,10 @@ def test_what_went_well() -> None:
     assert facts["limit"] == "fits in 76.0 GiB"
     assert facts["step"].startswith("2.01 s (80% interval ")
     assert facts["loss"] == "4.5000 in the first step, 4.2500 in the last"
+    assert facts["hardware"] == "device NVIDIA H200"
+    assert facts["clocks"].startswith("SM at 1500 MHz, 412 W")
     assert facts["cost"] == "12 s, 96 device-seconds"
+    assert [text for name, text in found.facts if name == "note"] == list(measured.notes)
     assert found.phases == (("forward", "10.0 GiB"), ("backward", "20.0 GiB"))
     assert [rank for rank, _ in found.ranks] == ["0", "1"]
     ((_, steps, *times),) = found.steps
@@ -35,57 +44,36 @@ def test_what_went_well() -> None:
     assert found.logs == ()
 
 
-def test_clocks_and_what_is_noted_of_them() -> None:
-    clocks = {"sm_mhz": 1500.0, "power_w": 412.5, "throttle": ["sw_power_cap"]}
-    measured = replace(
-        ok(2.0, 1, 20 * GIB),
-        hardware={"device": "NVIDIA H200", "clocks": clocks},
-        notes=("SM clocks differ by 14%", "another"),
-    )
-    made = study(question(), [measured])
-    facts = evidence_of(made, made.probes[0]).facts
-    assert ("hardware", "device NVIDIA H200") in facts
-    assert ("clocks", "SM at 1500 MHz, 412 W after the last step; slowed by sw_power_cap") in facts
-    assert [text for name, text in facts if name == "note"] == list(measured.notes)
-
-
 def test_where_memory_ran_out() -> None:
     made = study(question(), [oom(phase="optimizer")])
-    found = evidence_of(made, made.probes[0])
+    (probe,) = made.probes
+    assert probe.measurement is not None
+    found = evidence_of(made, probe)
     facts = dict(found.facts)
     assert not found.ran
     assert facts["ran out in"] == "optimizer, on rank 3"
     assert facts["asked for"] == "3.00 GiB (3,221,225,472 bytes)"
     assert facts["allocated then"] == "75.0 GiB (80,530,636,800 bytes)"
     assert facts["over the limit"] == "by 2.00 GiB at least"
-    assert found.bar == ""
-    assert found.logs[0].rank == 3
+    assert (found.bar, found.logs[0].rank) == ("", 3)
+    short = trouble_of(probe, probe.measurement)
+    assert "optimizer: rank 3 asked for 3.00 GiB with 75.0 GiB allocated" in short.said
+    assert set(short.facts) <= set(found.facts)
 
 
 def test_logs_are_bounded() -> None:
     long = "\n".join(f"{n} " + "x" * 1000 for n in range(1000))
-    failed = replace(crashed(), log_tails=dict.fromkeys(range(100), long))
+    failed = replace(crashed(detail="signal 9"), log_tails=dict.fromkeys(range(100), long))
     made = study(question(), [failed])
     found = evidence_of(made, made.probes[0])
     assert len(found.logs) == MOST_LOGS
     lines = found.logs[0].text.splitlines()
     assert lines[-1].startswith("999 x")
     assert max(map(len, lines)) == LONGEST_LINE
-    short = trouble_of(made, made.probes[0], failed)
+    short = trouble_of(made.probes[0], failed)
+    assert (short.outcome, short.said, short.facts) == ("crashed", "signal 9", ())
     assert len(short.logs) == 1
     assert max(map(len, short.logs[0].text.splitlines())) == LONGEST_LINE_IN_SHORT
-
-
-def test_a_failure_in_short() -> None:
-    made = study(question(), [oom(), crashed(detail="signal 9")])
-    first, second = (
-        trouble_of(made, probe, probe.measurement) for probe in made.probes if probe.measurement
-    )
-    assert first.said == (
-        "out of memory in backward: rank 3 asked for 3.00 GiB with 75.0 GiB allocated, of 76.0 GiB"
-    )
-    assert first.facts
-    assert (second.outcome, second.said, second.facts) == ("crashed", "signal 9", ())
 
 
 def test_a_probe_that_runs_has_no_evidence_yet() -> None:

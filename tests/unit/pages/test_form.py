@@ -18,7 +18,6 @@ from api.pages.form_fields import (
     MODEL_NAME,
     NODES,
     VERSIONS,
-    Kind,
     groups,
     specs,
 )

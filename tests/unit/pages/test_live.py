@@ -110,9 +110,8 @@ def test_a_viewer_is_sent_each_change_and_the_end(
     assert "enough" in seen[-1]["parts"]["status"]
 
 
-@pytest.mark.parametrize("name", ["after", "last_event_id"])
 def test_one_who_has_the_page_is_sent_nothing_until_something_happens(
-    store: Store, context: Context, study_id: str, name: str
+    store: Store, context: Context, study_id: str
 ) -> None:
     standing = store.status(study_id)
     assert standing is not None
@@ -133,11 +132,11 @@ def test_one_who_has_the_page_is_sent_nothing_until_something_happens(
         assert seen == []
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
 
-    run(lambda: watch(context, study_id, seen, **{name: standing.newest_event}), happen)
+    run(lambda: watch(context, study_id, seen, after=standing.newest_event), happen)
     assert [one["is_open"] for one in seen] == [False]
     seen.clear()
     known = int(store.status(study_id).newest_event)  # type: ignore[union-attr]
-    run(lambda: watch(context, study_id, seen, **{name: known}))
+    run(lambda: watch(context, study_id, seen, last_event_id=known))
     assert [one["is_open"] for one in seen] == [False], "one who comes after the end is told so"
 
 

@@ -13,7 +13,8 @@ from sqlalchemy import func, select, text, update
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.browsers import Browser
-from tests.unit.api.studies import PREDICTED
+from tests.unit.api.studies import PREDICTED, question_of
+from tuner.core.study import Terms
 from tuner.store import Store
 from tuner.store.access import IDLE, LASTS, Keys
 from tuner.store.tables import Scope, SessionRow, clock
@@ -24,6 +25,12 @@ WRONG = f"tuner_{'0' * 16}_{'A' * 43}"
 @pytest.fixture
 def keys(store: Store) -> Keys:
     return Keys(store.transactions)
+
+
+@pytest.fixture
+def key(keys: Keys) -> str:
+    """One that may read."""
+    return keys.create("a", Scope.READ)[1]
 
 
 @pytest.fixture
@@ -43,10 +50,9 @@ def browser(app: Callable[..., FastAPI]) -> Browser:
 
 
 @pytest.fixture
-def study_id(store: Store, app: Callable[..., FastAPI]) -> str:
+def study_id(store: Store) -> str:
     """A study that is queued."""
-    opened = Browser(app(require_keys=None))
-    return str(opened.post("/tune", json=PREDICTED).json()["study_id"])
+    return store.ask(question_of(PREDICTED), Terms()).id
 
 
 def aged(store: Store, created: timedelta, unused: timedelta) -> None:
@@ -63,11 +69,11 @@ def count(store: Store) -> int:
         return session.scalar(select(func.count()).select_from(SessionRow)) or 0
 
 
-# -- in
+# -- in ---------------------------------------------------------------------------------------
 
 
-def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, keys: Keys) -> None:
-    _, key = keys.create("the team", Scope.READ)
+def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, key: str) -> None:
+    assert browser.get("/").headers["location"] == "/sign-in"
     sent = browser.get("/?query=a%20b&state=done")
     assert (sent.status_code, sent.headers["location"]) == (
         303,
@@ -76,7 +82,7 @@ def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, keys: Keys)
     form = browser.get(sent.headers["location"])
     onward = re.search(r'name="next" value="([^"]*)"', form.text)
     assert onward is not None
-    response = browser.sign_in(key, next=onward[1].replace("&amp;", "&"))
+    response = browser.sign_in(f"  {key}\n", next=onward[1].replace("&amp;", "&"))
     assert (response.status_code, response.headers["location"]) == (
         303,
         "/?query=a%20b&state=done",
@@ -84,77 +90,43 @@ def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, keys: Keys)
     page = browser.get(response.headers["location"])
     assert page.status_code == 200
     assert 'action="/sign-out"' in page.text
-
-
-def test_the_first_page_is_where_one_goes_without_a_wish(browser: Browser, keys: Keys) -> None:
-    assert browser.get("/").headers["location"] == "/sign-in"
-    response = browser.sign_in(keys.create("a", Scope.READ)[1])
-    assert response.headers["location"] == "/"
-
-
-def test_a_key_may_be_pasted_with_what_is_around_it(browser: Browser, keys: Keys) -> None:
-    assert browser.sign_in(f"  {keys.create('a', Scope.READ)[1]}\n").status_code == 303
+    again = browser.get("/sign-in?next=/new")
+    assert (again.status_code, again.headers["location"]) == (303, "/new")
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected"),
-    [
-        ("http", r"tuner_session=[\w-]{43}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800"),
-        (
-            "https",
-            r"__Host-tuner_session=[\w-]{43}; Path=/; HttpOnly; SameSite=Lax; Secure;"
-            r" Max-Age=604800",
-        ),
-    ],
+    ("scheme", "prefix", "more"), [("http", "", ""), ("https", "__Host-", " Secure;")]
 )
 def test_the_cookie_is_for_this_browser_and_service_alone(
-    app: Any, keys: Keys, scheme: str, expected: str
+    app: Any, key: str, scheme: str, prefix: str, more: str
 ) -> None:
     opened = Browser(app(), scheme=scheme)
-    response = opened.sign_in(keys.create("a", Scope.READ)[1])
-    given = response.headers.get_list("set-cookie")
-    assert len([one for one in given if re.fullmatch(expected, one)]) == 1
+    given = opened.sign_in(key).headers.get_list("set-cookie")
+    expected = rf"{prefix}tuner_session=[\w-]{{43}}; Path=/; HttpOnly; SameSite=Lax;{more}"
+    assert len([one for one in given if re.fullmatch(f"{expected} Max-Age=604800", one)]) == 1
     (forgotten,) = [one for one in given if "tuner_visit=;" in one]
     assert forgotten.endswith("Max-Age=0")
     assert opened.get("/").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "onward",
-    [
-        "//evil.example",
-        "\\\\evil.example",
-        "/\\evil.example",
-        "http:evil.example",
-        "http://evil.example",
-        "javascript:alert(1)",
-        "/\t/evil.example",
-        "/new\r\nX-Evil: 1",
-        "/sign-out",
-        "/tune",
-        "",
-    ],
-)
-def test_nobody_is_sent_elsewhere(browser: Browser, keys: Keys, onward: str) -> None:
-    shown = browser.get("/sign-in", params={"next": onward})
-    assert 'name="next" value="/"' in shown.text
-    key = keys.create("a", Scope.READ)[1]
-    signed_in = browser.sign_in(key, next=onward)
-    assert signed_in.headers["location"] == "/"
-    assert "x-evil" not in signed_in.headers
-    again = browser.get("/sign-in", params={"next": onward})
-    assert (again.status_code, again.headers["location"]) == (303, "/")
+def test_nobody_is_sent_elsewhere(browser: Browser, key: str) -> None:
+    """Tests of paths have more of these."""
+    for onward in ("//evil.example", "/\\evil.example", "http:evil.example", "/\t/evil.example",
+                   "/new\r\nX-Evil: 1", "/sign-out", "/tune", ""):  # fmt: skip
+        browser.cookies.clear()
+        shown = browser.get("/sign-in", params={"next": onward})
+        assert 'name="next" value="/"' in shown.text
+        signed_in = browser.sign_in(key, next=onward)
+        assert signed_in.headers["location"] == "/"
+        assert "x-evil" not in signed_in.headers
+        again = browser.get("/sign-in", params={"next": onward})
+        assert (again.status_code, again.headers["location"]) == (303, "/")
+    twice = browser.get("/sign-in?next=/new&next=//evil.example")
+    assert twice.headers["location"] == "/"
 
 
-def test_of_two_wishes_none_leads_elsewhere(browser: Browser, keys: Keys) -> None:
-    browser.sign_in(keys.create("a", Scope.READ)[1])
-    again = browser.get("/sign-in?next=/new&next=//evil.example")
-    assert again.headers["location"] == "/"
-
-
-def test_each_sign_in_is_a_session_of_its_own(browser: Browser, keys: Keys, store: Store) -> None:
+def test_each_sign_in_is_a_session_of_its_own(browser: Browser, key: str, store: Store) -> None:
     """Whoever had a cookie put into the browser knows nothing of the session that begins."""
-    key = keys.create("a", Scope.READ)[1]
     planted = "P" * 43
     browser.cookies.set("tuner_session", planted, domain="localhost.local")
     browser.sign_in(key)
@@ -169,63 +141,36 @@ def test_each_sign_in_is_a_session_of_its_own(browser: Browser, keys: Keys, stor
     assert old.get("/").status_code == 303, "the one before has ended"
 
 
-def test_who_has_signed_in_need_not_again(browser: Browser, keys: Keys) -> None:
-    browser.sign_in(keys.create("a", Scope.READ)[1])
-    again = browser.get("/sign-in?next=/new")
-    assert (again.status_code, again.headers["location"]) == (303, "/new")
-
-
-def test_on_this_machine_nobody_needs_to(app: Any) -> None:
+def test_on_this_machine_nobody_needs_to_and_one_may_take_a_smaller_key(app: Any, key: str) -> None:
     opened = Browser(app(require_keys=None))
-    assert opened.get("/").status_code == 200
     assert opened.get("/sign-in").headers["location"] == "/"
     passed_on = {"X-Forwarded-For": "192.0.2.7"}
     assert opened.get("/", headers=passed_on).headers["location"] == "/sign-in"
     assert opened.get("/sign-in", headers=passed_on).status_code == 200
-
-
-def test_on_this_machine_one_may_take_a_smaller_key(app: Any, keys: Keys, study_id: str) -> None:
-    opened = Browser(app(require_keys=None))
     assert opened.get("/new").status_code == 200
-    key = keys.create("a", Scope.READ)[1]
     opened.submit("/sign-in", {"key": key}, page="/new")
     assert opened.get("/new").status_code == 403
     opened.submit("/sign-out", page="/")
     assert opened.get("/new").status_code == 200
 
 
-# -- refused
+# -- refused ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["", "x", WRONG, "tuner_", "é", "k" * 100_000, "\x00"])
-def test_a_key_that_is_none_is_told_so_beside_the_field(browser: Browser, key: str) -> None:
-    response = browser.sign_in(key, next="/new")
-    assert response.status_code == 401
-    assert response.headers["www-authenticate"] == 'Bearer realm="tuner"'
-    assert 'aria-invalid="true"' in response.text
-    assert 'name="next" value="/new"' in response.text
-    assert browser.session() is None
-    assert key not in response.text or key in ("", "x", "tuner_", "é")
+def test_a_key_that_is_none_is_told_so_beside_the_field(browser: Browser, keys: Keys) -> None:
+    revoked, text = keys.create("a", Scope.ADMIN)
+    keys.revoke(revoked.id)
+    for given in ("", "x", WRONG, text, "é", "k" * 100_000, "\x00"):
+        response = browser.sign_in(given, next="/new")
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == 'Bearer realm="tuner"'
+        assert 'aria-invalid="true"' in response.text
+        assert 'name="next" value="/new"' in response.text
+        assert browser.session() is None
+        assert given not in response.text or given in ("", "x", "é")
 
 
-def test_a_revoked_key_opens_nothing(browser: Browser, keys: Keys) -> None:
-    made, key = keys.create("a", Scope.ADMIN)
-    keys.revoke(made.id)
-    assert browser.sign_in(key).status_code == 401
-
-
-def test_refused_keys_are_logged_and_not_what_was_given(
-    browser: Browser, keys: Keys, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, key = keys.create("a", Scope.READ)
-    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
-    assert browser.sign_in(wrong).status_code == 401
-    (line,) = [vars(one) for one in caplog.records if one.message == "key refused"]
-    assert (line["key"], line["client"]) == (made.id, "192.0.2.1")
-    assert wrong[-43:] not in repr(line)
-
-
-def test_guesses_have_the_rate_of_their_address(app: Any, keys: Keys) -> None:
+def test_guesses_have_the_rate_of_their_address(app: Any, key: str) -> None:
     limited = app(rate_burst=6, rate_per_s=0.001)
     guesser = Browser(limited)
     token = guesser.token("/sign-in")
@@ -238,26 +183,30 @@ def test_guesses_have_the_rate_of_their_address(app: Any, keys: Keys) -> None:
     assert refused.status_code == 429
     assert refused.headers["content-type"].startswith("text/html")
     assert int(refused.headers["retry-after"]) > 900
-    other = Browser(limited, address="192.0.2.9")
-    assert other.sign_in(keys.create("a", Scope.READ)[1]).status_code == 303
+    assert Browser(limited, address="192.0.2.9").sign_in(key).status_code == 303
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}])
-def test_nobody_is_signed_in_by_another_site(
-    browser: Browser, keys: Keys, headers: dict[str, str]
-) -> None:
-    key = keys.create("a", Scope.READ)[1]
-    assert browser.submit("/sign-in", {"key": key}, **headers).status_code == 403
+def test_nobody_is_signed_in_or_out_by_another_site(browser: Browser, key: str) -> None:
+    for origin in ("https://evil.example", "null"):
+        assert browser.submit("/sign-in", {"key": key}, Origin=origin).status_code == 403
     assert browser.post("/sign-in", data={"key": key}).status_code == 403, "nor without the token"
     assert browser.session() is None
+    browser.sign_in(key)
+    assert browser.post("/sign-out").status_code == 415
+    assert browser.post("/sign-out", data={"csrf_token": "0" * 64}).status_code == 403
+    cross = {"Sec_Fetch_Site": "cross-site"}
+    assert browser.submit("/sign-out", page="/", **cross).status_code == 403
+    assert browser.get("/sign-out").status_code == 405
+    assert browser.get("/").status_code == 200
 
 
 def test_no_secret_is_kept_or_logged(
     browser: Browser, keys: Keys, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, key = keys.create("a", Scope.READ)
+    made, key = keys.create("a", Scope.READ)
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
     with caplog.at_level(logging.DEBUG):
-        browser.sign_in(WRONG)
+        browser.sign_in(wrong)
         browser.sign_in(key)
         token = browser.session()
         form = browser.token("/")
@@ -265,6 +214,8 @@ def test_no_secret_is_kept_or_logged(
         browser.post("/new", data={"key": key})
         browser.submit("/sign-out", page="/")
     assert token is not None
+    (line,) = [vars(one) for one in caplog.records if one.message == "key refused"]
+    assert (line["key"], line["client"]) == (made.id, "192.0.2.1")
     logged = repr([record.__dict__ for record in caplog.records])
     assert "/sign-in" in logged
     with store.transactions.read() as session:
@@ -272,16 +223,15 @@ def test_no_secret_is_kept_or_logged(
             repr(session.execute(text(f"SELECT * FROM {table}")).all())
             for table in ("audit", "sessions", "keys")
         )
-    for secret in (key.rpartition("_")[2], WRONG[-43:], token, form):
+    for secret in (key.rpartition("_")[2], wrong[-43:], token, form):
         assert secret not in logged
         assert secret not in kept
 
 
-# -- on, and out
+# -- on, and out ------------------------------------------------------------------------------
 
 
-def test_a_session_ends_unused_or_after_a_week(browser: Browser, keys: Keys, store: Store) -> None:
-    key = keys.create("a", Scope.READ)[1]
+def test_a_session_ends_unused_or_after_a_week(browser: Browser, key: str, store: Store) -> None:
     minute = timedelta(minutes=1)
     for created, unused, open_still in (
         (timedelta(days=1), IDLE - minute, True),
@@ -312,64 +262,32 @@ def test_what_comes_too_late_must_sign_in(
     assert (out.status_code, out.headers["location"]) == (303, "/sign-in")
 
 
-def test_a_revoked_key_ends_its_sessions(browser: Browser, keys: Keys) -> None:
-    made, key = keys.create("a", Scope.READ)
+def test_who_signs_out_is_out_everywhere(browser: Browser, key: str, store: Store) -> None:
     browser.sign_in(key)
-    assert browser.get("/").status_code == 200
-    keys.revoke(made.id)
-    assert browser.get("/").status_code == 303
-    assert browser.get("/tune").status_code == 401
-
-
-def test_who_signs_out_is_out_everywhere(browser: Browser, keys: Keys, store: Store) -> None:
-    browser.sign_in(keys.create("a", Scope.READ)[1])
     token = browser.session() or ""
     response = browser.submit("/sign-out", page="/")
     assert (response.status_code, response.headers["location"]) == (303, "/sign-in")
     given = response.headers.get_list("set-cookie")
     assert sorted(one.partition("=")[0] for one in given) == ["tuner_session", "tuner_visit"]
     assert all(one.endswith("Max-Age=0") for one in given)
-    assert browser.session() is None
-    assert count(store) == 0
+    assert (browser.session(), count(store)) == (None, 0)
     browser.cookies.set("tuner_session", token)
     assert browser.get("/").status_code == 303, "also for whoever kept the cookie"
 
 
-def test_nobody_is_signed_out_by_another_site(browser: Browser, keys: Keys) -> None:
-    browser.sign_in(keys.create("a", Scope.READ)[1])
-    assert browser.post("/sign-out").status_code == 415
-    assert browser.post("/sign-out", data={"csrf_token": "0" * 64}).status_code == 403
-    cross = {"Sec_Fetch_Site": "cross-site"}
-    assert browser.submit("/sign-out", page="/", **cross).status_code == 403
-    assert browser.get("/sign-out").status_code == 405
-    assert browser.get("/").status_code == 200
-
-
-def test_a_session_does_not_cancel_for_tools(
+def test_a_session_reads_for_tools_and_changes_nothing(
     browser: Browser, keys: Keys, store: Store, study_id: str
 ) -> None:
-    browser.sign_in(keys.create("a", Scope.ADMIN)[1])
+    made, key = keys.create("a", Scope.ADMIN)
+    browser.sign_in(key)
     token = {"csrf_token": browser.token("/")}
     assert browser.get(f"/tune/{study_id}").status_code == 200
+    assert browser.get(f"/tune/{study_id}/export/accelerate").status_code != 401
+    assert browser.get("/tune/st-000000000000/events").status_code == 404
     assert browser.request("DELETE", f"/tune/{study_id}").status_code == 401
     assert browser.request("DELETE", f"/tune/{study_id}", data=token).status_code == 401
     assert browser.post("/tune", json=PREDICTED).status_code == 401
     assert store.study(study_id).state == "queued"
-
-
-def test_exports_and_events_are_read_with_a_session(
-    browser: Browser, keys: Keys, study_id: str
-) -> None:
-    browser.sign_in(keys.create("a", Scope.READ)[1])
-    assert browser.get(f"/tune/{study_id}/export/accelerate").status_code != 401
-    assert browser.get("/tune/st-000000000000/events").status_code == 404
-
-
-def test_a_small_key_cancels_nothing(
-    browser: Browser, keys: Keys, store: Store, study_id: str
-) -> None:
-    browser.sign_in(keys.create("a", Scope.READ)[1])
-    response = browser.submit(f"/studies/{study_id}/cancel", page="/")
-    assert response.status_code == 403
-    assert "This key allows read; this needs submit." in response.text
-    assert store.study(study_id).state == "queued"
+    keys.revoke(made.id)
+    assert browser.get("/").status_code == 303
+    assert browser.get("/tune").status_code == 401

@@ -1,16 +1,31 @@
-"""A study's page in parts: what they say, whatever the study, and how large they get."""
+"""A study's page in parts: what they hold, whatever the study, and how large they get."""
 
 from dataclasses import replace
 
 import pytest
 
-from api.pages.answer import answer_of
+from api.pages.answer import ShownAnswer, answer_of
+from api.pages.charts import memory_bar
+from api.pages.charts.memory import OUTSIDE
 from api.pages.render import render_part
-from api.pages.study import MOST_TROUBLES, MOST_VALUES, PARTS, StudyPage
+from api.pages.study import MOST_TROUBLES, MOST_VALUES, PARTS, StudyPage, status_of
 from tests.unit.pages.html import Element, read_part
-from tests.unit.pages.made import GIB, crashed, ok, oom, question, shown, study, whole
+from tests.unit.pages.made import (
+    GIB,
+    crashed,
+    events,
+    ok,
+    oom,
+    question,
+    shown,
+    study,
+    whole,
+)
+from tuner.client.launch import with_launch
+from tuner.core.answer import Guard
 from tuner.core.measurement import Fidelity
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import ProbeState, Study, StudyState, Terms
+from tuner.planner.known import best_known
 
 MOST_BYTES = 300_000
 """Of a page; what is around its parts takes some thousands."""
@@ -26,8 +41,8 @@ HOSTILE = (
 )
 
 
-def words(part: str) -> str:
-    return " ".join(read_part(part).text.split())
+def words(part: Element | str) -> str:
+    return " ".join((part if isinstance(part, Element) else read_part(part)).text.split())
 
 
 @pytest.fixture(scope="module")
@@ -35,67 +50,132 @@ def page() -> StudyPage:
     return shown(study(question(tp_size=[1]), FOUND))
 
 
-def test_all_parts_are_there_in_order(page: StudyPage) -> None:
-    assert tuple(page.parts) == PARTS
-    assert all(page.parts.values())
+# -- the answer -------------------------------------------------------------------------------
 
 
-def test_the_answer_comes_first_with_everything_that_stands_behind_it(page: StudyPage) -> None:
-    text = words(page.parts["answer"])
-    for expected in (
-        "Run this",
-        "tokens/s per GPU",
-        "1.01 s",
-        "30.2 GiB",
-        "on one GPU, 40% of the limit of 76.0 GiB",
-        "measured",
-        "Guard: not checked",
-        "sharding",
-        "Without effect here:",
-        "accelerate.yaml",
-        "torchrun",
-    ):
-        assert expected in text, expected
+def answer(made: Study, needed_gib: float | None = None) -> ShownAnswer:
+    found = best_known(made)
+    return answer_of(made, found and with_launch(found, made.question), needed_gib)
 
 
-def test_settings_without_any_speed_are_a_table() -> None:
+def test_what_to_run_and_what_to_copy() -> None:
+    found = answer(study(question(tp_size=[1]), FOUND), 30.25)
+    assert (found.title, found.note, found.why_none) == ("Run this", "", "")
+    assert found.best is not None
+    assert (found.per, found.share) == ("GPU", 30.25 / 76)
+    assert "tp_recompute_allgather" in dict(found.inactive)
+    assert {"sharding", "micro_batch_size"} <= dict(found.active).keys()
+    tabs = {tab.id: tab for tab in found.tabs}
+    assert list(tabs)[-2:] == ["settings", "launch"]
+    assert tabs["accelerate"].about == "accelerate.yaml"
+    assert tabs["accelerate"].download == "/tune/st-0123456789ab/export/accelerate"
+    assert "num_processes: 8" in tabs["accelerate"].text
+    assert tabs["launch"].text.startswith("torchrun --standalone --nproc-per-node 8")
+    other = answer(study(question(tp_size=[2]), [ok(2.0, 1, 20 * GIB)]))
+    assert "accelerate" not in [tab.id for tab in other.tabs]
+    assert "tp_size=2" in dict(other.cannot)["accelerate"]
+
+
+def test_what_is_not_sure_is_not_dressed_as_measured() -> None:
+    opened = answer(study(question(), [ok(2.0, 1, 20 * GIB), None], StudyState.RUNNING))
+    assert (opened.title, bool(opened.note)) == ("Best so far", True)
+    made = study(question(), [oom(), oom()])
+    found = answer(made)
+    assert (found.title, bool(found.why_none)) == ("Predicted", True)
+    running = answer_of(replace(made, state=StudyState.RUNNING), best_known(made), None)
+    assert (running.title, running.why_none, bool(running.note)) == ("Predicted", "", True)
+    terms = Terms(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
+    none = answer(study(question(), [], terms=terms))
+    assert (none.title, none.best, none.tabs, none.share) == ("No answer", None, (), None)
+    assert none.why_none
     terms = Terms(fidelity=Fidelity.PREDICTED)
-    made = study(question("cpu:2", batch=8), [], terms=terms)
-    part = shown(made).parts["scatter"]
-    assert "Settings by memory" in part
-    assert "<svg" not in part
-    assert read_part(part).find("tbody")
+    early = answer_of(study(question(), [], StudyState.QUEUED, terms=terms), None, None)
+    assert early.title == "Nothing is known yet"
 
 
-@pytest.mark.parametrize("count", [1, 2, 9])
+def test_the_result_of_the_guard_is_told_as_it_is() -> None:
+    made = study(question(), [ok(2.0, 1, 20 * GIB)])
+    suggestion = best_known(made)
+    assert suggestion is not None
+    assert suggestion.best is not None
+    marks = {}
+    for verdict, why in (("passed", ""), ("not_checked", "no replica"), ("failed", "loss differs")):
+        best = replace(suggestion.best, guard=Guard(verdict=verdict, why=why))
+        found = answer_of(made, replace(suggestion, best=best), None)
+        assert why in found.guard
+        marks[verdict] = found.guard_mark
+    assert marks == {"passed": "passed", "not_checked": "unknown", "failed": "failed"}
+
+
+# -- parts ------------------------------------------------------------------------------------
+
+
+def test_every_part_is_there_named_and_reached_by_keyboard(page: StudyPage) -> None:
+    assert tuple(page.parts) == PARTS
+    for part in page.parts.values():
+        found = read_part(part)
+        section = found.one("section")
+        assert found.by_id(section["aria-labelledby"]).tag == "h2"
+        for one in (*found.find(class_="scroll"), *found.find("pre")):
+            assert one["tabindex"] == "0"
+            assert one.get("aria-label") or one.get("aria-labelledby")
+    ids = [one["id"] for one in read_part("".join(page.parts.values())).all() if one.get("id")]
+    assert len(ids) == len(set(ids))
+
+
+def test_figures_of_each_part(page: StudyPage) -> None:
+    for name, expected in {
+        "answer": ("Run this", "1.01 s", "30.2 GiB", "40% of the limit of 76.0 GiB", "measured"),
+        "memory": ("parameters", "optimizer", OUTSIDE, "limit 76.0 GiB", "headroom"),
+        "knobs": ("micro batch size", "activation checkpointing", "full_shard", "memory, GiB"),
+        "progress": ("best so far", "tokens/s per GPU"),
+        "cost": ("4 probes", "1 out of memory", "76.0 GiB on one GPU, 5.0%", "torch 2.13.0"),
+    }.items():
+        text = words(page.parts[name])
+        for one in expected:
+            assert one in text, (name, one)
+
+
+def test_tabs_work_without_scripts(page: StudyPage) -> None:
+    found = read_part(page.parts["answer"])
+    radios = found.find("input", type="radio")
+    assert [one.get("checked", "no") for one in radios] == ["", *["no"] * (len(radios) - 1)]
+    assert len({one["name"] for one in radios}) == 1
+    assert len(found.find(class_="tab")) == len(radios)
+    assert {label["for"] for label in found.find("label")} == {one["id"] for one in radios}
+    copied = {button["data-copy"] for button in found.find("button")}
+    assert copied == {one["id"] for one in found.find("pre")}
+    downloads = [link["href"] for link in found.find("a") if "download" in link.attributes]
+    assert len(downloads) == len(radios) - 2  # settings and command are not files
+
+
+@pytest.mark.parametrize("count", [1, 9])
 def test_launchers_without_a_file_are_named_and_why(count: int) -> None:
     made = whole(study(question(tp_size=[2]), FOUND))
     cannot = tuple((f"launcher{n}", f"reason {n}") for n in range(count))
     found = replace(answer_of(made.study, made.suggestion, None), cannot=cannot)
-    part = read_part(
-        render_part("study/answer.html", answer=found, status=shown(made.study).status)
-    )
+    status = shown(made.study).status
+    part = read_part(render_part("study/answer.html", answer=found, status=status))
     assert all(name in part.text and why in part.text for name, why in cannot)
     assert len(part.find("details")) == (count > 1), "many are one click away"
 
 
-def test_tabs_work_without_scripts(page: StudyPage) -> None:
-    answer = read_part(page.parts["answer"])
-    radios = answer.find("input", type="radio")
-    assert [one.get("checked", "no") for one in radios] == ["", *["no"] * (len(radios) - 1)]
-    assert len({one["name"] for one in radios}) == 1
-    assert len(answer.find(class_="tab")) == len(radios)
-    assert {label["for"] for label in answer.find("label")} == {one["id"] for one in radios}
-    copied = {button["data-copy"] for button in answer.find("button")}
-    assert copied == {one["id"] for one in answer.find("pre")}
-    downloads = [link["href"] for link in answer.find("a") if "download" in link.attributes]
-    assert downloads[0] == "/tune/st-0123456789ab/export/accelerate"
-    assert len(downloads) == len(radios) - 2  # settings and command are not files
-
-
-def test_sentences_lead_to_probes(page: StudyPage) -> None:
+def test_everything_leads_to_its_evidence(page: StudyPage) -> None:
+    scatter = read_part(page.parts["scatter"])
+    marks = {link["href"] for link in scatter.one(class_="chart").find("a")}
+    assert {"?probe=1", "?probe=2", "?probe=3"} <= marks
     links = {link["href"] for link in read_part(page.parts["why"]).find("a")}
     assert "/studies/st-0123456789ab/probes/3" in links
+    crash, memory = read_part(page.parts["trouble"]).find("details")
+    for text in ("backward, on rank 3", "3,221,225,472 bytes", "CUDA out of memory"):
+        assert text in memory.text
+    assert "RuntimeError: no" in crash.text
+    assert memory.find("a", href="/studies/st-0123456789ab/probes/2")
+    # What was not probed leads to what is predicted of it.
+    rows = scatter.one("tbody").find("tr")
+    paths = [row.one("a")["href"] for row in rows]
+    assert (rows[0]["class"], paths[0]) == ("is-best", "/studies/st-0123456789ab/probes/3")
+    assert all(p.startswith("/studies/st-0123456789ab/settings?sharding=") for p in paths[1:])
 
 
 def test_the_table_has_each_probe_and_says_how_it_is_sorted(page: StudyPage) -> None:
@@ -107,75 +187,32 @@ def test_the_table_has_each_probe_and_says_how_it_is_sorted(page: StudyPage) -> 
     for row in rows:
         assert len([cell for cell in row.inside if cell.tag in ("td", "th")]) == len(heads)
     assert [one["data-key"] for one in heads if one.get("aria-sort")] == ["speed"]
-    assert all(one["scope"] == "col" for one in heads)
-    assert "out of memory" in rows[2].text
     assert [one["data-outcome"] for one in part.find(data_outcome="oom")] == ["oom"]
 
 
-def test_failures_have_their_evidence(page: StudyPage) -> None:
-    part = read_part(page.parts["trouble"])
-    crash, memory = part.find("details")
-    assert "#2 out of memory" in " ".join(memory.text.split())
-    for text in ("backward, on rank 3", "3,221,225,472 bytes", "CUDA out of memory"):
-        assert text in memory.text
-    assert "RuntimeError: no" in crash.text
-    assert memory.find("a", href="/studies/st-0123456789ab/probes/2")
-
-
-def test_cost_and_terms(page: StudyPage) -> None:
-    text = words(page.parts["cost"])
-    for expected in (
-        "4 probes: 1 crashed, 2 ok, 1 out of memory",
-        "device-seconds",
-        "legal settings",
-        "76.0 GiB on one GPU, 5.0% of its memory left free",
-        "torch 2.13.0",
-    ):
-        assert expected in text, expected
-
-
-def test_ids_are_unique_over_all_parts(page: StudyPage) -> None:
-    ids = [one["id"] for one in read_part("".join(page.parts.values())).all() if one.get("id")]
-    assert len(ids) == len(set(ids))
-
-
-def test_what_scrolls_can_be_reached_by_keyboard_and_has_a_name(page: StudyPage) -> None:
-    for part in page.parts.values():
-        found = read_part(part)
-        for one in (*found.find(class_="scroll"), *found.find("pre")):
-            assert one["tabindex"] == "0"
-            assert one.get("aria-label") or one.get("aria-labelledby")
-
-
-def test_an_open_study_says_what_runs() -> None:
-    made = shown(study(question(), [FOUND[0], None], StudyState.RUNNING))
-    status = read_part(made.parts["status"])
-    assert made.status.is_open
-    assert "Probe #2 is running" in " ".join(status.text.split())
-    since = [one["data-since"] for one in status.all() if one.get("data-since")]
-    assert since == ["2026-11-21T06:00:00.000+00:00", "2026-11-21T06:01:00.000+00:00"]
-    meter = status.one("progress")
-    assert (float(meter["value"]), float(meter["max"])) == (1, 5)
-    assert made.status.said == "Probe #2 is running; 1 of 5 probes done."
-    assert "Best so far" in made.parts["answer"]
-
-
-def test_a_study_of_which_nothing_is_known() -> None:
+def test_studies_of_which_little_is_known() -> None:
     terms = Terms(fidelity=Fidelity.PREDICTED)
-    made = shown(study(question(), [], StudyState.QUEUED, reason="", terms=terms))
-    assert "Waiting for a worker" in words(made.parts["status"])
-    assert "probes" not in words(made.parts["probes"])
-    for part in made.parts.values():
+    untimed = shown(study(question("cpu:2", batch=8), [], terms=terms)).parts["scatter"]
+    assert "<svg" not in untimed
+    assert read_part(untimed).find("tbody"), "settings without any speed are a table"
+    nothing = shown(study(question(), [], StudyState.QUEUED, reason="", terms=terms))
+    assert "probes" not in words(nothing.parts["probes"])
+    terms = Terms(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
+    failed = shown(study(question(), [], StudyState.FAILED, "nothing fits", terms=terms))
+    assert words(failed.parts["answer"]).startswith("No answer Nothing fits: ")
+    assert failed.parts["memory"] == ""
+    assert "failed" in words(failed.parts["status"])
+    for part in (*nothing.parts.values(), *failed.parts.values()):
         read_part(part)
 
 
-def test_a_study_without_an_answer_says_why() -> None:
-    terms = Terms(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
-    made = shown(study(question(), [], StudyState.FAILED, "nothing fits", terms=terms))
-    text = words(made.parts["answer"])
-    assert text.startswith("No answer Nothing fits: ")
-    assert made.parts["memory"] == ""
-    assert "failed" in words(made.parts["status"])
+def test_a_limit_of_ones_own_has_no_headroom_and_all_categories_are_drawn() -> None:
+    made = replace(study(question(), FOUND), terms=Terms(memory_limit_bytes=40 * GIB))
+    sizes = {"something_new": 2.0 * GIB, "parameters": 1.0 * GIB}
+    drawn = words(memory_bar(sizes, label="", study=made, prefix="a"))
+    assert "limit 40.0 GiB" in drawn
+    assert "headroom" not in drawn
+    assert drawn.index("parameters") < drawn.index("something new")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -206,15 +243,51 @@ def test_a_page_of_500_probes_is_not_too_large() -> None:
     sizes = {name: len(part.encode()) for name, part in made.parts.items()}
     assert sum(sizes.values()) < MOST_BYTES - AROUND_BYTES, sizes
     assert len(read_part(made.parts["probes"]).one("tbody").find("tr")) == 500
-    troubles = read_part(made.parts["trouble"])
-    assert len(troubles.find("details")) == MOST_TROUBLES
-    assert f"the latest {MOST_TROUBLES} of 126" in " ".join(troubles.text.split())
-    knobs = read_part(made.parts["knobs"])
-    assert f"Of micro batch size the {MOST_VALUES} best of" in knobs.text
+    assert len(read_part(made.parts["trouble"]).find("details")) == MOST_TROUBLES
+    assert f"the {MOST_VALUES} best of" in words(made.parts["knobs"])
 
 
-def test_one_element_of_each_part_names_it(page: StudyPage) -> None:
-    for part in page.parts.values():
-        root: Element = read_part(part)
-        section = root.one("section")
-        assert root.by_id(section["aria-labelledby"]).tag == "h2"
+# -- status -----------------------------------------------------------------------------------
+
+
+def test_what_runs_and_since_when() -> None:
+    made = study(question(), [ok(1.0, 1, GIB), None], StudyState.RUNNING)
+    found = status_of(made, events(made))
+    (running,) = found.running
+    assert (running.id, running.since) == (2, "2026-11-21T06:01:00.000+00:00")
+    assert "#2" in found.said
+    assert (found.is_open, found.ended) == (True, "")
+    assert (found.budgets[0].spent, found.budgets[0].most) == (1, 5)
+    (unknown,) = status_of(made, []).running
+    assert unknown.since == "", "no event tells when it began"
+    part = read_part(shown(made).parts["status"])
+    since = [one["data-since"] for one in part.all() if one.get("data-since")]
+    assert since == ["2026-11-21T06:00:00.000+00:00", running.since]
+    assert (part.one("progress")["value"], part.one("progress")["max"]) == ("1", "5")
+
+
+def test_budgets_are_told_where_there_are_any_and_never_more_than_spent() -> None:
+    terms = Terms(max_probes=4, wall_s=600, device_s=100)
+    made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING, terms=terms)
+    budgets = [(one.spent, one.most) for one in status_of(made, []).budgets]
+    assert budgets == [(1, 4), (12.0, 600), (96.0, 100)]
+    over = study(question(), [ok(1.0, 1, GIB)] * 2, terms=Terms(max_probes=1, wall_s=5))
+    assert all(one.spent <= one.most for one in status_of(over, []).budgets)
+
+
+def test_what_is_waited_for_and_the_end() -> None:
+    one = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
+    spent = replace(one, terms=Terms(max_probes=1))
+    queued = replace(one.probes[0], id=2, state=ProbeState.QUEUED, measurement=None)
+    for made, expected in (
+        (one, "Choosing"),
+        (replace(one, state=StudyState.QUEUED), "Waiting for a worker"),
+        (spent, "Checking the finalists"),
+        (replace(one, probes=(*one.probes, queued)), "Probe #2 waits"),
+    ):
+        assert status_of(made, []).said.startswith(expected)
+    made = study(question(), [ok(1.0, 1, GIB)], reason="nothing more is worth it")
+    found = status_of(made, events(made))
+    assert found.said.startswith("Done: nothing more is worth it")
+    assert (found.ended, found.running) == ("2026-11-21T11:33:20.000+00:00", ())
+    assert status_of(made, []).ended == ""

@@ -24,7 +24,7 @@ from tuner.core.study import (
     Terms,
 )
 from tuner.core.workload import Precision, Workload
-from tuner.cost.memory import memory_bound
+from tuner.cost.memory.step import memory_bound
 from tuner.model import read_model_config
 from tuner.planner import Stop, Wait, next_probe
 

@@ -19,7 +19,7 @@ from tuner.core.measurement import (
     OutOfMemory,
 )
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
-from tuner.cost.memory import memory_bound
+from tuner.cost.memory.step import memory_bound
 from tuner.planner import Stop, Wait, next_probe
 
 Run = Callable[[ProbeRequest, int], Measurement]

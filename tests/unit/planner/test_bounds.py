@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.core.configuration import Checkpointing
-from tuner.cost.memory import memory_bound
+from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import predict
 from tuner.planner.findings import family, heavier
 from tuner.space import enumerate_space

@@ -11,10 +11,10 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Optimizer
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.planner import answer, to_guard
 from tuner.planner.knowledge import learn
-from tuner.planner.verdicts import twins_of, wrong_of
+from tuner.planner.verdicts import replicas_of, wrong_of
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
@@ -27,21 +27,21 @@ def question(lab: SimpleNamespace) -> Question:
     return replace(lab.question(), framework=framework("torch", VERSIONS, {}))
 
 
-def verdicts(asked: Question, settings: Settings, ruling: Ruling) -> Mapping[str, Verdict]:
-    outcome = {Ruling.PASSED: Outcome.OK, Ruling.FAILED: Outcome.WRONG_RESULT}
+def verdicts(asked: Question, settings: Settings, ruling: CheckState) -> Mapping[str, GuardCheck]:
+    outcome = {CheckState.PASSED: Outcome.OK, CheckState.FAILED: Outcome.WRONG_RESULT}
     found = {}
-    for twin in twins_of(asked, settings):
-        key = twin.key(VERSIONS)
-        found[key] = Verdict(
+    for replica in replicas_of(asked, settings):
+        key = replica.key(VERSIONS)
+        found[key] = GuardCheck(
             key=key, family="f", ruling=ruling, outcome=outcome.get(ruling, Outcome.TIMEOUT),
-            detail="" if ruling is Ruling.PASSED else "as planted", versions=VERSIONS,
-            date="2026-02-02T00:00:00.000Z", settings=twin.settings.as_dict(),
-            ranks=twin.cluster.world_size, precision=str(twin.workload.precision),
+            detail="" if ruling is CheckState.PASSED else "as planted", versions=VERSIONS,
+            date="2026-02-02T00:00:00.000Z", settings=replica.settings.as_dict(),
+            ranks=replica.cluster.world_size, precision=str(replica.workload.precision),
         )  # fmt: skip
     return found
 
 
-def study(lab: SimpleNamespace, guards: Mapping[str, Verdict] | None = None) -> Study:
+def study(lab: SimpleNamespace, guards: Mapping[str, GuardCheck] | None = None) -> Study:
     probes = [
         lab.probe(1, DDP, lab.ok(1.0, 2 * GIB)),
         lab.probe(2, FULL, lab.ok(1.5, GIB)),
@@ -57,7 +57,7 @@ def test_without_a_verdict_the_reason_is_said(lab: SimpleNamespace) -> None:
 
 
 def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> None:
-    guard = answer(study(lab, verdicts(question(lab), DDP, Ruling.PASSED))).best.guard
+    guard = answer(study(lab, verdicts(question(lab), DDP, CheckState.PASSED))).best.guard
     assert guard.as_dict() == {
         "verdict": "passed",
         "versions": VERSIONS,
@@ -68,29 +68,29 @@ def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> 
 
 def test_the_notes_are_of_the_settings_own_twin(lab: SimpleNamespace) -> None:
     """The 8-bit optimizer's verdicts are AdamW's, kept when that was asked about."""
-    known = study(lab, verdicts(question(lab), DDP, Ruling.PASSED))
+    known = study(lab, verdicts(question(lab), DDP, CheckState.PASSED))
     workload = replace(known.question.workload, optimizer=Optimizer.ADAMW_8BIT)
     guard = answer(replace(known, question=replace(known.question, workload=workload))).best.guard
     assert guard.verdict == "passed"
-    assert guard.why == "the twin was trained with adamw in the place of adamw_8bit"
+    assert guard.why == "the replica was trained with adamw in the place of adamw_8bit"
 
 
 def test_a_verdict_that_was_not_reached_says_why(lab: SimpleNamespace) -> None:
-    guard = answer(study(lab, verdicts(question(lab), DDP, Ruling.NOT_CHECKED))).best.guard
+    guard = answer(study(lab, verdicts(question(lab), DDP, CheckState.NOT_CHECKED))).best.guard
     assert (guard.verdict, guard.why) == ("not_checked", "as planted")
 
 
 def test_what_failed_is_not_suggested_anywhere(lab: SimpleNamespace) -> None:
-    found = answer(study(lab, verdicts(question(lab), DDP, Ruling.FAILED)))
+    found = answer(study(lab, verdicts(question(lab), DDP, CheckState.FAILED)))
     shown = [found.best, *found.alternatives, *found.pareto]
     assert found.best.settings == FULL
     assert DDP not in [one.settings for one in shown]
-    assert MANY in [one.settings for one in shown]  # its twin accumulates, and is another
+    assert MANY in [one.settings for one in shown]  # its replica accumulates, and is another
     assert any("as planted" in line for line in found.explanation)
 
 
 def test_one_failure_closes_all_sizes(lab: SimpleNamespace) -> None:
-    known = learn(study(lab, verdicts(question(lab), MANY, Ruling.FAILED)))
+    known = learn(study(lab, verdicts(question(lab), MANY, CheckState.FAILED)))
     closed = wrong_of(known.study, known.space.legal)
     kinds = {(s.settings_class, s.gradient_accumulation_steps > 1) for s in closed}
     assert kinds == {(MANY.settings_class, True)}
@@ -100,9 +100,9 @@ def test_one_failure_closes_all_sizes(lab: SimpleNamespace) -> None:
 
 def test_finalists_are_guarded_until_they_have_verdicts(lab: SimpleNamespace) -> None:
     assert to_guard(learn(study(lab))) == [DDP]
-    undecided = verdicts(question(lab), DDP, Ruling.NOT_CHECKED)
+    undecided = verdicts(question(lab), DDP, CheckState.NOT_CHECKED)
     assert to_guard(learn(study(lab, undecided))) == [DDP]
-    assert to_guard(learn(study(lab, verdicts(question(lab), DDP, Ruling.PASSED)))) == []
+    assert to_guard(learn(study(lab, verdicts(question(lab), DDP, CheckState.PASSED)))) == []
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
@@ -125,8 +125,8 @@ def test_predictions_take_verdicts_too(lab: SimpleNamespace) -> None:
     asked = replace(lab.question("8xa100-80gb", batch=64), framework=stack)
     plain = lab.study(asked, fidelity=Fidelity.PREDICTED, memory_limit_bytes=None)
     best = answer(plain).best.settings
-    passed = answer(replace(plain, guards=verdicts(asked, best, Ruling.PASSED))).best
+    passed = answer(replace(plain, guards=verdicts(asked, best, CheckState.PASSED))).best
     assert (passed.settings, passed.guard.verdict) == (best, "passed")
-    other = answer(replace(plain, guards=verdicts(asked, best, Ruling.FAILED)))
+    other = answer(replace(plain, guards=verdicts(asked, best, CheckState.FAILED)))
     assert other.best.settings != best
     assert any("as planted" in line for line in other.explanation)

@@ -46,7 +46,7 @@ def test_settings_of_as_many_communicators_have_what_the_worst_of_them_had(
 
 def test_others_differ_by_communicators(lab: SimpleNamespace, question: Question) -> None:
     one = overheads(study_of(lab, question, seen(lab, 1, FULL, 2000)))
-    each = default_costs().device.communicator_bytes
+    each = default_costs().device.communicator_bytes.value
     assert one.of(HALVES) == 2000 * MIB + int(2 * each)
     both = study_of(lab, question, seen(lab, 1, FULL, 2000), seen(lab, 2, HALVES, 2600))
     assert overheads(both).of(HALVES) == 2600 * MIB

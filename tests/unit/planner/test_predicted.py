@@ -25,7 +25,7 @@ from tuner.core.study import (
 )
 from tuner.core.words import describe
 from tuner.core.workload import Precision, Workload
-from tuner.cost.device_memory import HOPPER_WORKSPACE_BYTES
+from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.model import load_model

@@ -8,7 +8,7 @@ from typing import Any
 from tests.unit.cost.calibrations import calibration_of
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeState
-from tuner.cost.compute import layer_backends
+from tuner.cost.time.compute import layer_backends
 from tuner.planner import fits, probe_as_dict
 from tuner.planner.probes import attention_text, clocks_text
 from tuner.space import enumerate_space

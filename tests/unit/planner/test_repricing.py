@@ -11,7 +11,7 @@ from tuner.core.measurement import Emulation, Fidelity, Measurement
 from tuner.core.study import Probe, ProbeRequest, Study
 from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration
-from tuner.cost.emulated import priced, rates_of
+from tuner.cost.time.emulated import priced, rates_of
 from tuner.planner import answer, probe_as_dict
 from tuner.planner.knowledge import learn
 from tuner.planner.probes import at_todays_rates, repriced

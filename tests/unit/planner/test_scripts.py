@@ -53,7 +53,7 @@ def guard_of(study: Study) -> str:
 def test_what_was_counted_and_how_far_losses_are_apart(question: Question) -> None:
     why = guard_of(study_of(question, (FIRST, found(2.0, 1, 1)), (SECOND, found(2.1, 2, 2))))
     assert why == (
-        "a twin shows nothing of a script of one's own; counted: 1 backward call in an optimizer"
+        "a replica shows nothing of a script of one's own; counted: 1 backward call in an optimizer"
         " step, with gradient_accumulation_steps=1; 12 optimizer steps in 12 reports; the first"
         " loss that was reported lies within 5% of that of another settings"
     )

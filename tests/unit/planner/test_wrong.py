@@ -13,11 +13,11 @@ from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.cost.memory import memory_bound
+from tuner.cost.memory.step import memory_bound
 from tuner.errors import NothingFitsError, TrainsWronglyError
-from tuner.guard.check import Ruling, Verdict
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.counts import path_of
-from tuner.guard.replica import twin_of
+from tuner.guard.replica import replica_of
 from tuner.planner import Stop, answer, next_probe, to_guard
 from tuner.planner.knowledge import learn
 from tuner.planner.known import require_best, why_none
@@ -195,15 +195,15 @@ FEW = {"tp_size": (1,), "gradient_accumulation_steps": (1,), "cpu_offload": (Fal
 
 
 def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab: SimpleNamespace) -> None:
-    """All that was tried and fits is found to be wrong by twins: the search goes on."""
+    """All that was tried and fits is found to be wrong by replicas: the search goes on."""
     study = study_of(lab, terms={"tolerance": 0.5}, activation_checkpointing=("none",), **FEW)
     fast, slow = learn(study).space.legal
     assert (fast.sharding, slow.sharding) == (Sharding.DDP, Sharding.FULL_SHARD)
     study = replace(study, probes=(lab.probe(1, fast, lab.ok(0.01, GIB)),))
     proposed = next_probe(study)
     assert not isinstance(proposed, ProbeRequest) or proposed.settings == fast
-    twin = twin_of(study.question, fast)
-    failed = verdict(str(twin.settings), wrong=True, key=twin.key(VERSIONS))
+    replica = replica_of(study.question, fast)
+    failed = verdict(str(replica.settings), wrong=True, key=replica.key(VERSIONS))
     study = replace(study, guards={failed.key: failed})
     assert fast in learn(study).wrong
     proposed = next_probe(study)
@@ -243,18 +243,18 @@ def test_memory_is_still_memory(lab: SimpleNamespace) -> None:
 # -- others have found it ---------------------------------------------------------------------
 
 
-def verdict(text: str, *, wrong: bool, ranks: int = 2, **more: Any) -> Verdict:
+def verdict(text: str, *, wrong: bool, ranks: int = 2, **more: Any) -> GuardCheck:
     outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
-    ruling = Ruling.FAILED if wrong else Ruling.PASSED
+    ruling = CheckState.FAILED if wrong else CheckState.PASSED
     values = {
         "key": f"{text} {ranks}", "family": "another", "ruling": ruling, "outcome": outcome,
         "detail": DETAIL if wrong else "", "settings": parse_settings(text).as_dict(),
         "ranks": ranks, "precision": "fp32", "versions": VERSIONS, **more,
     }  # fmt: skip
-    return Verdict(**values)
+    return GuardCheck(**values)
 
 
-def of_the_doctor(**more: Any) -> dict[str, Verdict]:
+def of_the_doctor(**more: Any) -> dict[str, GuardCheck]:
     """That each synchronization is wrong, and the last one right, in all shardings of a node."""
     found = []
     for sharding in ("ddp", "shard_grad_op", "full_shard"):
@@ -317,7 +317,7 @@ def test_another_studys_probe_counts_too(lab: SimpleNamespace) -> None:
 # -- what was never checked -------------------------------------------------------------------
 
 
-def predicted(lab: SimpleNamespace, *guards: Verdict, **terms: Any) -> Study:
+def predicted(lab: SimpleNamespace, *guards: GuardCheck, **terms: Any) -> Study:
     asked = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None, **terms}
     study = study_of(lab, cluster="8xh100-80gb", terms=asked, batch=64)
     return replace(study, guards={one.key: one for one in guards})
@@ -364,8 +364,8 @@ def test_a_failure_that_losses_show_is_confirmed_by_a_twin(lab: SimpleNamespace)
     assert known.wrong[fast].is_unconfirmed
     assert answer(study).best.settings == slow
     assert to_guard(known)[0] == fast
-    twin = twin_of(study.question, fast)
-    passed = verdict(str(twin.settings), wrong=False, key=twin.key(VERSIONS))
+    replica = replica_of(study.question, fast)
+    passed = verdict(str(replica.settings), wrong=False, key=replica.key(VERSIONS))
     known = learn(replace(study, guards={**study.guards, passed.key: passed}))
     assert fast not in known.wrong
 

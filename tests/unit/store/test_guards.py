@@ -3,39 +3,38 @@
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
 
 from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import ProbeRequest, Question, Terms
-from tuner.guard.check import Ruling, Verdict
-from tuner.guard.replica import family_of, twin_of
+from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.replica import family_of, replica_of
 from tuner.planner.verdicts import wrong_of
 from tuner.store import Store, WorkerIdentity
 
 
 @pytest.fixture
-def verdict(question: Question) -> Verdict:
+def verdict(question: Question) -> GuardCheck:
     settings = Settings(sharding=Sharding.FULL_SHARD)
-    twin = twin_of(question, settings)
-    return Verdict(
-        key=twin.key(question.framework.versions),
+    replica = replica_of(question, settings)
+    return GuardCheck(
+        key=replica.key(question.framework.versions),
         family=family_of(question),
-        ruling=Ruling.FAILED,
+        ruling=CheckState.FAILED,
         outcome=Outcome.WRONG_RESULT,
         detail="loss of optimizer step 1 is off",
-        structure=twin.structure,
+        structure=replica.structure,
         worst=0.1,
         versions=dict(question.framework.versions),
         notes=("attn_pdrop was set to 0",),
     )
 
 
-def undated(verdict: Verdict) -> Verdict:
+def undated(verdict: GuardCheck) -> GuardCheck:
     return replace(verdict, date=None)
 
 
-def test_a_verdict_is_kept_with_its_date(store: Store, verdict: Verdict) -> None:
+def test_a_verdict_is_kept_with_its_date(store: Store, verdict: GuardCheck) -> None:
     assert store.verdicts() == {}
     store.keep_verdict(verdict)
     (found,) = store.verdicts().values()
@@ -46,10 +45,10 @@ def test_a_verdict_is_kept_with_its_date(store: Store, verdict: Verdict) -> None
 
 
 def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
-    store: Store, verdict: Verdict
+    store: Store, verdict: GuardCheck
 ) -> None:
-    undecided = replace(verdict, ruling=Ruling.NOT_CHECKED, outcome=Outcome.TIMEOUT)
-    passed = replace(verdict, ruling=Ruling.PASSED, outcome=Outcome.OK, detail="")
+    undecided = replace(verdict, ruling=CheckState.NOT_CHECKED, outcome=Outcome.TIMEOUT)
+    passed = replace(verdict, ruling=CheckState.PASSED, outcome=Outcome.OK, detail="")
     for given, kept in ((undecided, undecided), (verdict, verdict), (undecided, verdict),
                         (passed, passed)):  # fmt: skip
         store.keep_verdict(given)
@@ -57,22 +56,13 @@ def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
 
 
 def test_a_study_is_read_with_its_verdicts(
-    store: Store, question: Question, verdict: Verdict
+    store: Store, question: Question, verdict: GuardCheck
 ) -> None:
     study = store.ask(question, Terms())
     assert study.guards == {}
     store.keep_verdict(verdict)
     store.keep_verdict(replace(verdict, key="of another model", family="another"))
     assert list(store.study(study.id).guards) == [verdict.key]
-
-
-def test_a_verdict_of_another_format_is_as_if_it_were_not_there(
-    store: Store, verdict: Verdict
-) -> None:
-    store.keep_verdict(verdict)
-    with store.transactions.write() as session:
-        session.execute(text("UPDATE checks SET record = '{\"format\": 0}'"))
-    assert store.verdicts() == {}
 
 
 def miscounted(store: Store, question: Question) -> str:
@@ -100,11 +90,11 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(
 ) -> None:
     study_id = miscounted(store, question)
     (kept,) = store.verdicts().values()
-    assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", Ruling.FAILED)
+    assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", CheckState.FAILED)
     workload = replace(question.workload, sequence_length=question.workload.sequence_length * 2)
     other = store.ask(replace(question, workload=workload), Terms())
     found = {v.settings["sharding"]: v.ruling for v in other.guards.values()}
-    assert found == {"ddp": Ruling.FAILED, "full_shard": Ruling.PASSED}
+    assert found == {"ddp": CheckState.FAILED, "full_shard": CheckState.PASSED}
     ddp, full = (
         parse_settings(f"sharding={one},gradient_accumulation_steps=2")
         for one in ("ddp", "full_shard")
@@ -113,11 +103,11 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(
 
 
 def test_a_verdict_on_another_model_that_failed_is_read_too(
-    store: Store, question: Question, verdict: Verdict
+    store: Store, question: Question, verdict: GuardCheck
 ) -> None:
     settings = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=3).as_dict()
     failed = replace(verdict, key="theirs", family="another", settings=settings, ranks=2)
-    beside = replace(failed, key="beside", ruling=Ruling.PASSED, outcome=Outcome.OK)
+    beside = replace(failed, key="beside", ruling=CheckState.PASSED, outcome=Outcome.OK)
     elsewhere = replace(failed, key="elsewhere", versions={**failed.versions, "torch": "1.0.0"})
     for one in (failed, beside, elsewhere):
         store.keep_verdict(one)

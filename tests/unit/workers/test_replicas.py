@@ -13,9 +13,9 @@ from tuner.core.framework import framework, installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.guard.check import Ruling
+from tuner.guard.check import CheckState
 from tuner.guard.counts import caused
-from tuner.guard.replica import STEPS, Twin, family_of, twin_of
+from tuner.guard.replica import STEPS, Replica, family_of, replica_of
 from tuner.model import load_model
 from tuner.store import Store
 from workers import replicas as guard_module
@@ -36,17 +36,17 @@ def question() -> Question:
     )
 
 
-def twin(sync: str) -> Twin:
-    return twin_of(question(), parse_settings(f"{FULL}={sync}"))
+def replica(sync: str) -> Replica:
+    return replica_of(question(), parse_settings(f"{FULL}={sync}"))
 
 
 def asked(*syncs: str) -> list[RequestedReplica]:
-    return [RequestedReplica(replica=twin(sync), family=family_of(question())) for sync in syncs]
+    return [RequestedReplica(replica=replica(sync), family=family_of(question())) for sync in syncs]
 
 
 def good(spec: dict) -> dict:
     """A record of a rank that did as it was told."""
-    of = twin(str(spec["settings"]["sync_each_batch"]).lower())
+    of = replica(str(spec["settings"]["sync_each_batch"]).lower())
     seen = caused(of.workload, of.settings, of.cluster) if spec["world_size"] > 1 else {}
     kinds = [
         {"op": op, "axis": axis, "phase": phase, "count": count, "bytes": 1}
@@ -120,9 +120,9 @@ def guard(tmp_path: Path) -> Callable[..., tuple[ReplicaTrainer, StandIn]]:
 def test_a_reference_is_trained_once_for_all(guard, tmp_path: Path) -> None:
     checks, launcher = guard(good)
     first = list(checks.train(asked("true", "false")))
-    assert [verdict.ruling for verdict in first] == [Ruling.PASSED] * 2
+    assert [verdict.ruling for verdict in first] == [CheckState.PASSED] * 2
     assert launcher.launched == [[1, 1], [2, 2]]
-    assert first[0].key == twin("true").key(installed_versions())
+    assert first[0].key == replica("true").key(installed_versions())
     assert first[0].worst == 0.0
     list(checks.train(asked("true")))
     assert launcher.launched[2:] == [[2, 1]]
@@ -135,8 +135,8 @@ def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None
 
     checks, launcher = guard(does)
     each, last = checks.train(asked("true", "false"))
-    assert (each.ruling, each.outcome) == (Ruling.NOT_CHECKED, Outcome.CRASHED)
-    assert last.ruling is Ruling.PASSED
+    assert (each.ruling, each.outcome) == (CheckState.NOT_CHECKED, Outcome.CRASHED)
+    assert last.ruling is CheckState.PASSED
     assert launcher.launched == [[1, 1], [2, 1], [2, 1]]
 
 
@@ -146,7 +146,7 @@ def test_what_one_process_cannot_train_says_nothing(guard) -> None:
 
     checks, launcher = guard(does)
     (verdict,) = checks.train(asked("true"))
-    assert verdict.ruling is Ruling.NOT_CHECKED
+    assert verdict.ruling is CheckState.NOT_CHECKED
     assert verdict.detail.startswith("one process could not train it: non_finite")
     list(checks.train(asked("true")))
     assert launcher.launched == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
@@ -159,30 +159,30 @@ def test_optimizer_steps_count_without_a_reference(guard) -> None:
         return good(spec) | {"optimizer_steps": 18}
 
     (verdict,) = guard(does)[0].train(asked("true"))
-    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.WRONG_RESULT)
+    assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
 
 
 def test_a_request_to_stop_starts_nothing_more(guard) -> None:
     checks, launcher = guard(good, "stop")
     verdicts = list(checks.train(asked("true", "false")))
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
-    assert [verdict.ruling for verdict in verdicts] == [Ruling.NOT_CHECKED] * 2
+    assert [verdict.ruling for verdict in verdicts] == [CheckState.NOT_CHECKED] * 2
     assert launcher.launched == []
 
 
 def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard) -> None:
-    full = twin_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
+    full = replica_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
     one = RequestedReplica(replica=full, family=family_of(question()))
     (verdict,) = guard(good)[0].train([one])
-    assert (verdict.ruling, verdict.outcome) == (Ruling.FAILED, Outcome.KNOB_INACTIVE)
+    assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert verdict.detail.startswith("activation_checkpointing acts as none: ")
 
 
 def test_each_verdict_comes_when_it_is_reached(guard) -> None:
     checks, launcher = guard(good)
     verdicts = checks.train(asked("true", "false"))
-    assert next(verdicts).key == twin("true").key(installed_versions())
-    assert launcher.launched == [[1, 1], [2, 1]]  # the second twin was not begun
+    assert next(verdicts).key == replica("true").key(installed_versions())
+    assert launcher.launched == [[1, 1], [2, 1]]  # the second replica was not begun
     verdicts.close()
     assert launcher.launched == [[1, 1], [2, 1]]
 
@@ -216,9 +216,9 @@ def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store: Stor
     with pytest.raises(KilledError):
         knobs_here(does, store)
     (kept,) = store.verdicts().values()
-    assert (kept.ruling, kept.settings["sync_each_batch"]) == (Ruling.PASSED, True)
+    assert (kept.ruling, kept.settings["sync_each_batch"]) == (CheckState.PASSED, True)
 
 
 def test_the_doctor_comes_to_its_end(knobs_here, store: Store) -> None:
     assert knobs_here(good, store)
-    assert [verdict.ruling for verdict in store.verdicts().values()] == [Ruling.PASSED] * 2
+    assert [verdict.ruling for verdict in store.verdicts().values()] == [CheckState.PASSED] * 2

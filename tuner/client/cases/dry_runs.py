@@ -30,7 +30,7 @@ from tuner.dryrun import (
     plan_dry_runs,
 )
 from tuner.errors import ProbeError
-from tuner.guard.check import Verdict
+from tuner.guard.check import GuardCheck
 from tuner.guard.counts import path_of
 from tuner.guard.faults import Faults, checks_of
 
@@ -63,7 +63,7 @@ class Cache(Protocol):
     def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
         """The rates that were measured on devices like the cluster's."""
 
-    def guards(self, question: Question) -> Mapping[str, Verdict]:
+    def guards(self, question: Question) -> Mapping[str, GuardCheck]:
         """The verdicts that may say something of a question's settings, by key."""
 
 

@@ -109,12 +109,10 @@ def canonical(
 
 def rule_path(field: str) -> str:
     """The path in a case of what a rule of the space names."""
-    if field in KNOBS:
-        return f"settings.{field}"
-    return {
-        "global_batch_size": "workload.global_batch_size",
-        "tp_size x pp_size": "settings.tp_size",
-    }.get(field, field)
+    first = field.partition(" x ")[0]  # of a product of sizes
+    if first in KNOBS:
+        return f"settings.{first}"
+    return "workload.global_batch_size" if field == "global_batch_size" else field
 
 
 @lru_cache

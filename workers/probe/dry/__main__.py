@@ -80,7 +80,7 @@ def preload() -> None:
         for name in MODULES:
             with suppress(ImportError):
                 importlib.import_module(name)
-        importlib.import_module("workers.probe.dry.answer")
+        importlib.import_module("workers.probe.dry.server")
     finally:
         if hides:
             sys.modules.pop("torchao", None)

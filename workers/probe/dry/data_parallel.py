@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from workers.probe.collectives import Call
+from workers.probe.ddp import assigned, bytes_of
 from workers.probe.dry.ledger import Category, Change, Ledger
-from workers.probe.replica import assigned, bytes_of
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack
 from workers.probe.tracker import rounded
@@ -24,12 +24,7 @@ _REDUCED_BYTES = {"bf16": 2, "fp32": 4}
 
 
 class DdpBuckets:
-    """DDP's buckets, whose reducer is C++ and does not run on fake tensors.
-
-    Args:
-        stack: that is trained; there are no buckets where DDP does not wrap it.
-        ledger: told of casts to the dtype of reductions, as the stack's own hook makes them.
-    """
+    """DDP's buckets, whose reducer is C++ and does not run on fake tensors."""
 
     def __init__(self, stack: Stack, ledger: Ledger) -> None:
         self._stack, self._ledger, spec = stack, ledger, stack.spec

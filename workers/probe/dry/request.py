@@ -20,12 +20,7 @@ ALLOWED = {
 
 
 class RefusedError(ValueError):
-    """A spec breaks a rule.
-
-    Args:
-        rule: its name.
-        message: the fault.
-    """
+    """A spec breaks a rule."""
 
     def __init__(self, rule: str, message: str) -> None:
         self.rule = rule

@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from workers.probe.dry.data_parallel import DdpBuckets, unsharded_gradients
-from workers.probe.dry.ledger import LOSS, Category, Ledger, Segment
-from workers.probe.dry.progress import Progress
+from workers.probe.dry.ledger import LOSS, Category, Ledger, Progress, Segment
 from workers.probe.dry.request import Request
 from workers.probe.dry.substitutes import substituted
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
@@ -55,11 +54,6 @@ class FakeDevice:
     float32 per head and token), and what their backward takes beside it is not counted, cuDNN's
     above all, which is not known; autocast of forward without FSDP follows CPU's list of operators;
     cuBLAS's workspace is not counted.
-
-    Args:
-        phase: kept current by the step.
-        kind: cpu or cuda.
-        progress: told each operator.
     """
 
     is_fake = True
@@ -79,12 +73,7 @@ class FakeDevice:
 
 
 class DryRun:
-    """A dry run of one request, in a process group that is fake already.
-
-    Args:
-        request: its order.
-        progress: told each phase and operator.
-    """
+    """A dry run of one request, in a process group that is fake already."""
 
     def __init__(self, request: Request, progress: Progress) -> None:
         self.request = request

@@ -41,12 +41,7 @@ STAND_INS: Mapping[Any, Any] = {
 
 @contextlib.contextmanager
 def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
-    """Under this, transformers and torch compute as a real step on a device of ``kind`` does.
-
-    Args:
-        kind: cpu or cuda.
-        backends: of ``Spec.attention_backends``.
-    """
+    """Under this, transformers and torch compute as a real step on a device of ``kind`` does."""
     module: Any = functional
     detection: Any = getattr(masking_utils, _DETECTION, None)
     replaced: list[tuple[Any, str, Any]] = [

@@ -111,10 +111,8 @@ def turning_points(log: Log) -> dict[Segment, list[Point]]:
 
     A moment is kept where a change upwards is followed by one downwards, and at a segment's
     start and end, so that a segment's highest point is always among its own. Which changes
-    go up does not depend on the micro-batch size, so nor does the number of points.
-
-    Args:
-        log: changes before the first segment say what is there at its start.
+    go up does not depend on the micro-batch size, so nor does the number of points. Changes before
+    the first segment say what is there at its start.
     """
     index = {category: i for i, category in enumerate(CATEGORIES)}
     level = [0] * len(CATEGORIES)

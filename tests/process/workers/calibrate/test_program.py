@@ -35,7 +35,7 @@ def options(tmp_path: Path) -> Options:
 
 @pytest.mark.parametrize(
     "name",
-    ["cpu:2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpu:1", "2x1xcpu"))],
+    ["cpu:2", *(pytest.param(name, marks=pytest.mark.long) for name in ("cpu:1", "2x1xcpu"))],
 )
 def test_cpu_ranks_are_calibrated(name: str, options: Options) -> None:
     found = calibrate(parse_cluster(name), StopRequest(), options=options)

@@ -33,9 +33,22 @@ while run.poll() is None:
         print("ready", flush=True)
     time.sleep(0.05)
 """
+# What a real cluster shows of it in a minute: the rest is for Slurm and Ray before a release.
+ON_CLUSTERS = (
+    "test_ranks_that_end_well",
+    "test_cancel_returns_when_nothing_is_left",
+    "test_ranks_follow_one_order_after_another",
+    "test_nothing_is_left_when_the_supervisor_is_killed",
+)
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 SECRETS = ("TUNER_DB", "HF_TOKEN", "ACCELERATE_USE_FSDP")
 Make = Callable[..., Job]
+
+
+def mark_long(item: pytest.Function) -> None:
+    """Leaves to ``make test-long`` what a cluster need not show each time."""
+    if item.function.__module__ == __name__ and item.originalname not in ON_CLUSTERS:
+        item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

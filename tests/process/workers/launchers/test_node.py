@@ -1,4 +1,4 @@
-"""The actor of a rank as a plain object; tests/ray has it on real nodes."""
+"""The actor of a rank as a plain object; tests/system/ray has it on real nodes."""
 
 import sys
 import time

@@ -64,7 +64,7 @@ def test_torch(probe: Probe) -> None:
     assert found.hardware["memory"] == "peak resident set of the process"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_accelerate(probe: Probe) -> None:
     sync = ("--sync", "{sync_each_batch}")
     found = probe("with_accelerate.py", *BATCH, *sync, name="accelerate")
@@ -92,7 +92,7 @@ def test_the_trainer(probe: Probe, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("trained/checkpoint*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_configuration_file_as_nanotron_has_it(probe: Probe) -> None:
     found = probe("plain.py", "--config-file", "{template}", template="nanotron.yaml")
     assert found.outcome is Outcome.OK, found

@@ -17,7 +17,7 @@ from tuner.core.study import Question
 from tuner.cost.calibration import Calibration
 from tuner.dryrun import DryRun
 from tuner.errors import ProbeError
-from tuner.guard.check import Verdict
+from tuner.guard.check import GuardCheck
 
 MIB = 2**20
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
@@ -49,9 +49,9 @@ class Cache:
     kept: dict[str, DryRun] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     rates: Calibration | None = None
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, GuardCheck] = field(default_factory=dict)
 
-    def guards(self, question: Question) -> Mapping[str, Verdict]:
+    def guards(self, question: Question) -> Mapping[str, GuardCheck]:
         """Those of all questions."""
         return self.verdicts
 

@@ -7,7 +7,7 @@ import pytest
 
 from tuner.client.cases import Policy
 from tuner.core.quantity import UNKNOWN
-from tuner.cost.device_memory import WORKSPACE_BYTES, WORKSPACES
+from tuner.cost.memory.device import WORKSPACE_BYTES, WORKSPACES
 from tuner.cost.prediction import Prediction, predict
 
 QUANTITY = {"value", "low", "high", "provenance"}

@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import pytest
-from markupsafe import Markup
 
 import api.pages.charts as charts
 from api.pages.charts import progress, small_multiples
@@ -46,15 +45,15 @@ def test_golden_files(name: str) -> None:
     assert written == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("chart", [*everything().values(), *hostile().values(), *EMPTY.values()])
-def test_nothing_that_a_strict_policy_forbids(chart: Markup) -> None:
-    root = parsed(chart)
-    tags = {element.tag for element in root.iter()}
-    assert not tags & {"script", "style", "foreignObject", "image", "iframe", "animate", "set"}
-    for name, value in all_of(root):
-        assert not name.startswith("on")
-        assert name not in {"style", "stroke", "color", "font-size", "font-family"}
-        assert name != "fill" or value.startswith("url(#"), value
+def test_nothing_that_a_strict_policy_forbids() -> None:
+    for chart in (*everything().values(), *hostile().values(), *EMPTY.values()):
+        root = parsed(chart)
+        tags = {element.tag for element in root.iter()}
+        assert not tags & {"script", "style", "foreignObject", "image", "iframe", "animate", "set"}
+        for name, value in all_of(root):
+            assert not name.startswith("on")
+            assert name not in {"style", "stroke", "color", "font-size", "font-family"}
+            assert name != "fill" or value.startswith("url(#"), value
 
 
 @pytest.mark.parametrize("name", NAMES)

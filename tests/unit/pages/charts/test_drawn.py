@@ -15,7 +15,6 @@ from api.pages.charts.scales import TEXT_PX, width_px
 from tests.profiles import examples
 from tests.unit.pages.charts.examples import (
     EFFECTS,
-    HOSTILE,
     POINTS,
     about,
     bar,
@@ -165,14 +164,6 @@ def test_few_marks_have_whiskers_and_of_many_only_the_front() -> None:
     assert whiskers((point(1, None, None, **certain),)) == 0
 
 
-def test_a_scatter_of_nothing_yet() -> None:
-    root = parsed(scattered(()))
-    assert words(root, "chart-nothing") == ["nothing to show yet"]
-    assert root.findtext("svg/desc") == "No settings yet."
-    failed = parsed(scattered((point(1, 40.0, None, kind=PointKind.OTHER),)))
-    assert words(failed, "chart-nothing") == ["nothing ran to its end yet"]
-
-
 @pytest.mark.parametrize("href", ["javascript:alert(1)", "//evil.example", "/\\evil.example"])
 def test_links_stay_on_this_site(href: str) -> None:
     with pytest.raises(AssertionError):
@@ -231,21 +222,6 @@ def test_failures_are_crosses_on_the_axis_and_the_best_is_a_staircase() -> None:
     assert root.findtext("svg/desc") == said
 
 
-def test_many_probes_are_small_marks_without_words() -> None:
-    chart = progress(ended(*(float(n % 90 + 1) for n in range(500))), per="GPU")
-    root = parsed(chart)
-    assert len(chart.encode()) < 50_000
-    assert not [use for use in root.iter("use") if use.find("title") is not None]
-    assert not list(with_class(root, "chart-whisker"))
-
-
-def test_no_probe_yet_and_nothing_but_failures() -> None:
-    assert words(of_speeds(), "chart-nothing") == ["no probe has ended yet"]
-    failed = of_speeds(None, None)
-    assert words(failed, "chart-nothing") == ["no probe has a speed yet"]
-    assert not list(with_class(failed, "chart-end"))
-
-
 # -- knobs ------------------------------------------------------------------------------------
 
 
@@ -277,20 +253,6 @@ def test_every_value_has_a_row_within_its_panel(
     assert all(6.0 <= ems(e, "x1")[0] <= 9.6 for e in with_class(panel, "chart-memory-line"))
 
 
-@pytest.mark.parametrize(
-    ("speeds", "labels"),
-    [
-        ((10.0, 95.0), ["0", "50"]),
-        ((71_000.0, 80_500.0), ["70k", "80k"]),
-        ((4_464.0, 8_596.0), ["6k", "8k"]),
-        ((6_101.0, 12_000.0, 18_000.0, 291_000.0), ["10k"]),
-    ],
-)
-def test_labels_of_ticks_do_not_touch(speeds: tuple[float, ...], labels: list[str]) -> None:
-    (panel,) = panels(effect(*(value(str(n), speed) for n, speed in enumerate(speeds))))
-    assert [one.text for one in with_class(panel, "chart-tick")] == labels
-
-
 def test_panels_share_one_scale_and_say_in_words_what_they_show() -> None:
     first, second = panels(*EFFECTS)
     best = [
@@ -315,34 +277,11 @@ def test_panels_share_one_scale_and_say_in_words_what_they_show() -> None:
     )
 
 
-@pytest.mark.parametrize(("memory", "keys"), [(512.0, ["memory, GiB"]), (None, [])])
-def test_the_unit_of_memory_is_told_where_no_speed_is_known(
-    memory: float | None, keys: list[str]
-) -> None:
-    root = parsed(small_multiples((effect(value("a", None, memory)),), per="GPU"))
-    shown = [span.text for one in with_class(root, "chart-legend") for span in one.iter("span")]
-    assert list(filter(None, shown)) == keys
-
-
 def test_lines_of_memory_are_to_scale() -> None:
     (panel,) = panels(effect(value("a", 5.0, 10.0), value("b", 5.0, 5.0)))
     lines = [ems(e, "x1", "x2") for e in with_class(panel, "chart-memory-line")]
     full, half = (end - start for start, end in lines)
     assert full == pytest.approx(2 * half)
-
-
-def test_long_words_are_cut_to_their_room() -> None:
-    (panel,) = panels(effect(value(HOSTILE, None, 5.0, note=HOSTILE), knob=HOSTILE))
-    for class_, most_em in {"chart-name": 25.0, "chart-value": 8.6, "chart-note": 13.0}.items():
-        (text,) = words(panel, class_)
-        assert text.endswith("…")
-        assert width_px(text) <= most_em * TEXT_PX + 0.1
-
-
-def test_no_knob_and_a_knob_without_values() -> None:
-    root = parsed(small_multiples((), per="GPU"))
-    assert words(root, "chart-nothing") == ["No knob has been tried yet."]
-    assert len(panels(effect())) == 1
 
 
 # -- memory by category -----------------------------------------------------------------------
@@ -407,15 +346,3 @@ def test_parts_are_told_apart_by_letter_and_by_their_own_colour() -> None:
     root = parsed(bar(parts=[Part(f"part {n}", 1.0) for n in range(30)]))
     assert len(boxes(root, "chart-part")) == 30
     assert len(list(with_class(root, "chart-tone-1"))) == 8, "colours begin again"
-
-
-def test_limits_and_nothing_known() -> None:
-    root = parsed(bar(0.0))
-    assert words(root, "chart-nothing") == ["nothing known yet"]
-    assert not list(with_class(root, "chart-figure"))
-    assert root.findtext("svg/desc") == "Nothing known, of 76.0 GiB."
-    for size, anchor in ((10.0, "end"), (4000.0, "start")):
-        (label,) = with_class(parsed(bar(size)), "chart-words")
-        assert label.get("text-anchor") == anchor, "its words stay within the plot"
-    with pytest.raises(AssertionError):
-        bar(1.0, limit=0.0)

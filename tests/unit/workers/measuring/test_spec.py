@@ -6,7 +6,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
-from tuner.cost.device_memory import device_terms
+from tuner.cost.memory.device import device_terms
 from tuner.planner.finalists import VERIFICATION_STEPS
 from workers.measuring.files import write_spec
 from workers.measuring.measure import MINIMUM_STEPS, WARMUP_STEPS, probe_spec

@@ -1,0 +1,110 @@
+"""What is committed of the benchmarks: results with their goals, and the pages made of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.core.quantity import Provenance, Quantity
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+@pytest.mark.slow
+def test_every_module_is_imported(benchmark) -> None:
+    folder = ROOT / "benchmarks"
+    for path in sorted([*folder.glob("*.py"), *folder.glob("gpu/*.py")]):
+        if path.name not in ("__init__.py", "rivals.py"):
+            benchmark(".".join(path.relative_to(folder).with_suffix("").parts))
+
+
+def test_every_result_says_when_where_and_what_was_asked_of_it(benchmark) -> None:
+    judge = benchmark("common").Goal
+    for path in RESULTS:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert found["name"] == path.stem
+        assert all(found[key] for key in ("date", "commit", "versions", "device", "rows")), path
+        assert found["goals"], path
+        for goal in found["goals"]:
+            again = judge(name=goal["name"], goal=goal["goal"], value=goal["value"])
+            assert goal["met"] is again.met, goal["name"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "met"),
+    [
+        ("<= 0.06", 0.06, True),
+        ("<= 0.06", 0.0601, False),
+        (">= 0.8", 0.8, True),
+        (">= 0.8", 0.79, False),
+        ("<= 1", float("inf"), False),
+        (">= 1", float("nan"), False),
+    ],
+)
+def test_a_goal_is_met_up_to_its_limit(benchmark, goal, value, met) -> None:
+    assert benchmark("common").Goal(name="x", goal=goal, value=value).met is met
+
+
+def test_judging(benchmark) -> None:
+    judging = benchmark("judging")
+    # By the formula without ties: 1 - 6 * (1 + 1) / (4 * 15).
+    assert judging.spearman([(1, 1), (2, 3), (3, 2), (4, 4)]) == pytest.approx(0.8)
+    # Ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: 4.5 / sqrt(4.5 * 5).
+    tied = judging.spearman([(1, 1), (2, 2), (2, 3), (3, 4)])
+    assert tied == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert judging.spearman([(1, 1), (1, 2), (1, 3)]) == 0
+    told = [(True, True)] * 3 + [(False, True)] + [(False, False)] + [(True, False)]
+    assert judging.balanced(told) == pytest.approx((3 / 4 + 1 / 2) / 2)
+    interval = Quantity(value=2, low=1, high=3, provenance=Provenance.PREDICTED)
+    assert [judging.holds(interval, value) for value in (0.9, 1, 3, 3.1)] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert judging.share([]) == 0
+
+
+def test_evidence_is_made_of_the_results(benchmark) -> None:
+    report = benchmark("report")
+    found = report.results()
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert report.rendered(text, found) == text, "make evidence"
+    for name, picture in report.pictures(found).items():
+        assert (report.PAGE.parent / name).read_text(encoding="utf-8") == picture, name
+
+
+def test_the_page_of_predictions_is_made_of_its_result(benchmark) -> None:
+    text = (ROOT / "benchmarks" / "results" / "predict.md").read_text(encoding="utf-8")
+    assert benchmark("page").filled(text, result("predict")) == text, "make bench-predict"
+
+
+def test_the_pages_of_the_search_are_made_of_its_result(benchmark) -> None:
+    page, found = benchmark("search_page"), result("search")
+    for path, sections in page.PAGES.items():
+        text = path.read_text(encoding="utf-8")
+        assert page.filled(text, found, sections) == text, "make bench-search"
+    picture = (ROOT / "docs" / "images" / "search.svg").read_text(encoding="utf-8")
+    assert benchmark("curves").picture(found) == picture, "make bench-search"
+
+
+def test_the_page_of_knobs_is_made_of_its_result(benchmark) -> None:
+    knobs, found = benchmark("knobs"), result("knobs")
+    for name, text in knobs.pictures(found).items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == text, name
+    page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    assert benchmark("knob_tables").filled(page, found) == page, "make docs"
+
+
+@pytest.mark.long
+def test_a_dry_run_now_finds_what_is_kept_of_a_knob(benchmark) -> None:
+    knobs = benchmark("knobs")
+    knob = knobs.COMPARED[0]
+    kept = {(row["knob"], row["value"]): row for row in result("knobs")["steps"]}
+    found = knobs.predicted([knob.question(value) for value in knob.values])
+    assert [row["allocated_value_gib"] for row in found] == pytest.approx(
+        [kept[knob.knob, value]["allocated_value_gib"] for value in knob.values], rel=0.002
+    )

@@ -1,0 +1,112 @@
+"""``tuner predict --cases`` as a process: lines in, lines out, signals, and a real dry run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLUSTER = "8xa100-80gb"
+GIVEN = ("--sequence-length", "64", "--global-batch-size", "32", "--cluster", CLUSTER)
+SETTINGS = "sharding=full_shard,micro_batch_size=2"
+MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def case(tiny: str) -> dict[str, Any]:
+    """A case with a whole configuration."""
+    return {
+        "workload": {
+            "model": json.loads(Path(tiny).read_text()),
+            "sequence_length": 64,
+            "global_batch_size": 32,
+        },
+        "cluster": CLUSTER,
+        "settings": SETTINGS,
+    }
+
+
+def test_a_case_at_a_time_is_answered_while_the_next_is_not_yet_there(
+    case: dict[str, Any], environment: dict[str, str]
+) -> None:
+    process = _start("predict", "--cases", "-", "--dry-runs", "none", env=environment)
+    with process:
+        assert process.stdin
+        assert process.stdout
+        for number in (1, 2):
+            process.stdin.write(json.dumps({**case, "id": number}).encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == number
+        process.stdin.close()
+        assert process.stdout.readline() == b""
+    assert process.returncode == 0
+
+
+def test_a_closed_stdout_ends_it_quietly(
+    case: dict[str, Any], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text((json.dumps(case) + "\n") * 3000)
+    process = _start("predict", "--cases", str(path), "--dry-runs", "none", env=environment)
+    with process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_ctrl_c_leaves_what_was_answered(case: dict[str, Any], environment: dict[str, str]) -> None:
+    process = _start("predict", "--cases", "-", "--dry-runs", "none", env=environment)
+    with process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps(case).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["fits"]
+        time.sleep(0.2)  # it waits for more
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+
+
+def test_a_real_dry_run_is_made_and_kept(
+    case: dict[str, Any], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps(case) + "\n" + json.dumps({**case, "settings": SETTINGS[:-1] + "4"}))
+    made = _run("predict", "--cases", str(path), env=environment)
+    kept = _run("predict", "--cases", str(path), "--dry-runs", "none", env=environment)
+    assert (made.returncode, made.stderr) == (0, b"")
+    assert made.stdout == kept.stdout
+    memories = [json.loads(line)["memory"] for line in made.stdout.splitlines()]
+    assert {memory["basis"] for memory in memories} == {"dry_run"}
+    assert memories[0]["allocated_gib"]["value"] < memories[1]["allocated_gib"]["value"]
+
+
+def _start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    argv = [sys.executable, "-P", "-c", MAIN, *arguments]
+    return subprocess.Popen(
+        argv,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=env,
+        # A shell starts what it runs in the background with the signal ignored, for good.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def _run(
+    *arguments: str, env: dict[str, str], stdin: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    argv = [sys.executable, "-P", "-c", MAIN, *arguments]
+    with (stdin or Path(os.devnull)).open("rb") as file:
+        return subprocess.run(argv, stdin=file, capture_output=True, env=env, check=False)

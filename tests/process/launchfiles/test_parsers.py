@@ -1,0 +1,149 @@
+"""Files as accelerate and transformers themselves read them."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.launchfiles.cases import ABOUT, CASES, Case, trainer
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.launchfiles import export
+from tuner.launchfiles.accelerate import LAYER_CLASSES, configuration
+from tuner.model import read_model_config
+from tuner.model.fields import ARCHITECTURES
+
+FULL = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=true"
+
+
+def test_accelerate_loads_the_file(written: Any) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+
+    for name, case in CASES.items():
+        question, settings = case.parts()
+        loaded = load_config_from_file(str(written(name)))
+        assert isinstance(loaded, ClusterConfig)
+        values = configuration(question, settings)
+        assert {field: getattr(loaded, field) for field in values} == values
+        assert loaded.num_processes == question.cluster.world_size
+
+
+def test_layer_classes_are_what_transformers_would_not_split() -> None:
+    import torch
+
+    from workers.probe.model import build_on_meta, decoder_layers
+
+    assert set(LAYER_CLASSES) == set(ARCHITECTURES)
+    for model_type, layer in LAYER_CLASSES.items():
+        fields = {"model_type": model_type, "num_hidden_layers": 2}
+        model = build_on_meta(read_model_config(fields, model_type).as_config(), torch.float32)
+        assert layer in model._no_split_modules
+        assert type(decoder_layers(model)[0]).__name__ == layer
+
+
+@pytest.mark.parametrize(
+    ("name", "reshard", "offload", "checkpointing", "layer"),
+    [
+        ("full_shard", True, True, False, "LlamaDecoderLayer"),
+        ("bf16_mixed", False, False, False, "LlamaDecoderLayer"),
+        ("checkpointing", True, False, True, "LlamaDecoderLayer"),
+        ("checkpointing_with_dropout", True, False, False, "GPT2Block"),
+    ],
+)
+def test_what_the_launcher_hands_on_and_the_plugin_reads(
+    launched_environment: Any,
+    name: str,
+    reshard: bool,
+    offload: bool,
+    checkpointing: bool,
+    layer: str,
+) -> None:
+    from accelerate import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    environment = launched_environment(name)
+    assert environment["ACCELERATE_USE_FSDP"] == "true"
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is reshard
+    assert isinstance(plugin.cpu_offload, CPUOffloadPolicy) is offload
+    assert plugin.transformer_cls_names_to_wrap == [layer]
+    assert plugin.activation_checkpointing is checkpointing
+    assert plugin.mixed_precision_policy is None
+
+
+def test_hybrid_shard_reaches_the_parallelism_config(launched_environment: Any) -> None:
+    from accelerate.utils import ParallelismConfig
+
+    assert launched_environment("hybrid_shard")["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    config = ParallelismConfig()
+    assert (config.dp_replicate_size, config.dp_shard_size, config.total_size) == (2, 8, 16)
+
+
+def test_ddp_hands_nothing_of_fsdp_on(launched_environment: Any) -> None:
+    environment = launched_environment("ddp_cpu")
+    assert "ACCELERATE_USE_FSDP" not in environment
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
+
+
+def _read(path: Path, text: str, **more: object) -> Any:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    path.write_text(json.dumps({**json.loads(text), **more}), encoding="utf-8")
+    (read,) = HfArgumentParser(TrainingArguments).parse_json_file(str(path))
+    return read
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("full", ["none", "full"])
+def test_the_trainers_parser_reads_the_sharded_arguments(
+    tmp_path: Path, precision: Precision, full: str
+) -> None:
+    reduce_dtype = ReduceDtype.FP32 if precision is Precision.FP32 else ReduceDtype.BF16
+    parts = Case(
+        settings=f"{FULL},activation_checkpointing={full}",
+        framework=trainer(),
+        workload={"precision": precision, "reduce_dtype": reduce_dtype},
+    ).parts()
+    text = export("trainer", *parts, ABOUT)
+    read = _read(tmp_path / "args.json", text, use_cpu=True, output_dir=str(tmp_path))
+    assert (read.per_device_train_batch_size, read.gradient_accumulation_steps) == (2, 4)
+    assert read.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
+    assert read.bf16 is (precision is Precision.BF16_MIXED)
+    assert read.run_name.startswith("tuner st-0123456789ab 2026-01-15 measured")
+    plugin = read.fsdp_plugin_args
+    assert plugin["fsdp_version"] == 2
+    assert plugin["reshard_after_forward"] is True
+    assert plugin["activation_checkpointing"] is (full == "full")
+    assert plugin["transformer_cls_names_to_wrap"] == "LlamaDecoderLayer"
+    assert read.activation_checkpointing is False  # the plugin's, or none
+
+
+def test_the_trainers_parser_reads_the_flags_as_the_file(tmp_path: Path) -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    for sharding in ("full_shard", "ddp"):
+        settings = f"sharding={sharding},micro_batch_size=2,gradient_accumulation_steps=4"
+        parts = Case(settings=settings, cluster="2x4xa100-80gb", framework=trainer()).parts()
+        text = export("trainer-flags", *parts, ABOUT)
+        command = shlex.split(text[text.index("exec torchrun") :].replace("\\\n", " "))
+        flags = [*command[command.index("$@") + 1 :], "--output_dir", str(tmp_path)]
+        (flagged,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(flags)
+        text = export("trainer", *parts, ABOUT)
+        as_json = _read(tmp_path / "args.json", text, output_dir=str(tmp_path))
+        flagged, as_json = flagged.to_dict(), as_json.to_dict()
+        for values in (flagged, as_json):
+            values.pop("logging_dir", None)
+        assert flagged == as_json
+
+
+def test_the_trainers_optimizers_are_those_of_the_probes() -> None:
+    from transformers.training_args import OptimizerNames
+
+    names = {}
+    for optimizer in Optimizer:
+        case = Case(settings=FULL, framework=trainer(), workload={"optimizer": optimizer})
+        names[str(optimizer)] = json.loads(export("trainer", *case.parts(), ABOUT))["optim"]
+    assert names == {"adamw": "adamw_torch", "adamw_8bit": "adamw_torch_8bit", "sgd": "sgd"}
+    assert set(names.values()) <= {str(name.value) for name in OptimizerNames}

@@ -1,0 +1,113 @@
+"""Scripts for shells: started by a shell, with real processes."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.launchfiles.launching import all_json, last_json, launched, save_tiny_llama
+from tests.unit.launchfiles.cases import ABOUT, Case, trainer
+from tests.unit.launchfiles.readers import variables_in
+from tuner.core.workload import Precision
+from tuner.launchfiles import export
+
+RANK = """\
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
+told = {name: value for name, value in os.environ.items() if name.startswith("TUNED_")}
+place = {name: os.environ[name] for name in names}
+sys.stdout.write(json.dumps({**place, **told, "arguments": sys.argv[1:]}) + "\\n")
+"""
+DDP = "sharding=ddp,gradient_accumulation_steps=4"
+
+
+def _text(name: str, cluster: str, settings: str = DDP, **more: Any) -> str:
+    given = {"model": "stories15m", "sequence_length": 128, **more}
+    return export(name, *Case(cluster=cluster, settings=settings, **given).parts(), ABOUT)
+
+
+def test_torchrun_starts_the_ranks_with_the_settings(tmp_path: Path) -> None:
+    text = _text("torchrun", "cpu:2")
+    (tmp_path / "torchrun.sh").write_text(text, encoding="utf-8")
+    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    out = launched(["sh", "torchrun.sh", "rank.py", "a b", "$c"], cwd=tmp_path)
+    ranks = all_json(out)
+    assert sorted(found["RANK"] for found in ranks) == ["0", "1"]
+    for found in ranks:
+        assert found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"] == "2"
+        assert found["arguments"] == ["a b", "$c"]
+        values = variables_in(text)
+        assert {name: found[name] for name in values} == values
+        assert found["TUNED_GRADIENT_ACCUMULATION_STEPS"] == "4"
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    fp32 = {"workload": {"precision": Precision.FP32}}
+    for name, told in (("torchrun", "sh torchrun.sh"), ("trainer-flags", "sh trainer.sh"),
+                       ("sbatch", "sbatch tuned.sbatch")):  # fmt: skip
+        text = _text(name, "cpu:2", **fp32)
+        done = subprocess.run(["sh"], input=text, text=True, capture_output=True)
+        assert done.returncode != 0
+        assert f"usage: {told} SCRIPT.py" in done.stderr
+    path = tmp_path / "torchrun.sh"
+    path.write_text(_text("torchrun", "2x2xcpu"), encoding="utf-8")
+    own = {"PATH": "/usr/bin:/bin", "HOST": "own"}
+    done = subprocess.run(["sh", path, "rank.py"], text=True, capture_output=True, env=own)
+    assert done.returncode != 0
+    assert "MASTER_ADDR: set it to the address" in done.stderr
+
+
+TRAINING = """\
+import importlib.util, json, os, sys
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+import torch
+
+folder, *rest = sys.argv[1:]
+parser = HfArgumentParser(TrainingArguments)
+if rest[0].endswith(".json"):
+    (arguments,) = parser.parse_json_file(rest[0])
+else:
+    (arguments,) = parser.parse_args_into_dataclasses(rest)
+spec = importlib.util.spec_from_file_location("launched", folder + "/launched.py")
+launched = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(launched)
+torch.manual_seed(0)
+tokens = torch.randint(0, 64, (16, 8))
+dataset = [{"input_ids": row, "labels": row} for row in tokens]
+model = AutoModelForCausalLM.from_pretrained(folder + "/model", dtype=torch.float32)
+arguments.num_train_epochs, arguments.report_to, arguments.save_strategy = 1, [], "no"
+arguments.disable_tqdm = True
+trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+with launched.Collectives() as collectives:
+    trainer.train()
+if arguments.process_index == 0:
+    seen = {"steps": trainer.state.global_step, "collectives": dict(collectives.counts)}
+    sys.stdout.write(json.dumps(seen) + "\\n")
+torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # threads of libraries that still run can abort an orderly end
+"""
+
+
+@pytest.mark.slow
+def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
+    """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
+    save_tiny_llama(tmp_path / "model", tied=True)
+    (tmp_path / "launched.py").symlink_to(Path(__file__).parent / "launched.py")
+    (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
+    more = {"framework": trainer(), "workload": {"precision": Precision.FP32}}
+    for name, sync, reductions in (("trainer", "true", 8), ("trainer-flags", "false", 2)):
+        text = _text(name, "cpu:2", f"{DDP},sync_each_batch={sync}", **more)
+        if name == "trainer":
+            values = {**json.loads(text), "output_dir": str(tmp_path / "out")}
+            (tmp_path / "args.json").write_text(json.dumps(values), encoding="utf-8")
+            command = ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+            command += [str(tmp_path), "args.json"]
+        else:
+            (tmp_path / "trainer.sh").write_text(text, encoding="utf-8")
+            command = ["sh", "trainer.sh", "train.py", str(tmp_path)]
+        found = last_json(launched(command, cwd=tmp_path))
+        assert found["steps"] == 2
+        assert found["collectives"]["allreduce torch.float32"] == reductions

@@ -1,0 +1,231 @@
+"""The dry-run program: requests in, traces and errors out."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.process.preloaded import Preloaded
+from tests.process.probe.specs import SHAPE, answers, peak_bytes, request
+from tests.process.probe.specs import spec as spec_of
+
+Answers = dict[str, Any]
+
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64,
+    "n_positions": 64,
+}  # fmt: skip
+
+
+def spec(*given: Any, **choices: Any) -> dict[str, Any]:
+    return spec_of(*given, sequence_length=64, **choices)
+
+
+@pytest.fixture(scope="module")
+def found(preloaded: Preloaded) -> Answers:
+    """The answers of one run of the program."""
+    cuda = {"device": "cuda", "precision": "bf16"}
+    llama = spec("llama", 8, sharding="full_shard", **cuda)
+    tensor_parallel = {"tp_size": 2, "tp_recompute_allgather": True}
+    requests = [
+        request("sizes", llama, micro_batch_sizes=[1, 2], accumulation_counts=[1, 2]),
+        request("at 5", llama, micro_batch_sizes=[5], accumulation_counts=[1, 2]),
+        request("no sync", spec("llama", 8, sharding="full_shard", sync_each_batch=False, **cuda)),
+        request("ddp", spec("llama", 2, precision="bf16_mixed", device="cuda")),
+        request("casts", spec("llama", 2, precision="bf16", reduce_dtype="fp32",
+                              sync_each_batch=False)),
+        request("512", spec("mixtral", 512, sharding="hybrid_shard", **tensor_parallel, **cuda)),
+        request("tp", spec("llama", 4, sharding="full_shard", **tensor_parallel, **cuda),
+                micro_batch_sizes=[2, 3]),
+        request("tp at 5", spec("llama", 4, sharding="full_shard", **tensor_parallel, **cuda),
+                micro_batch_sizes=[5]),
+        request("offload", spec("llama", 2, sharding="full_shard", cpu_offload=True, **cuda)),
+        request("one per node", spec("llama", 4, sharding="hybrid_shard", tp_size=2)),
+        request("ddp and tp", spec("llama", 4, **tensor_parallel)),
+        request("three sizes", llama, micro_batch_sizes=[1, 2, 3]),
+        request("no count", llama, accumulation_counts=[0]),
+        request("no plan", spec(GPT2, 2, tp_size=2)),
+        request("refused", spec({**GPT2, "n_head": 5}, 2)),
+        request("unknown", spec({"model_type": "xyz", "vocab_size": 8}, 2)),
+    ]  # fmt: skip
+    lines = ["{", *map(json.dumps, requests), '{"id": "odd", "spec": 1}', "[]"]
+    limits = ("--limit-s", "200", "--wall-s", "600", "--jobs", "2")
+    return answers(preloaded, lines, ("-m", "workers.probe.dry", *limits))
+
+
+def trace(found: Answers, name: str) -> dict[str, Any]:
+    assert "trace" in found[name], found[name]
+    value: dict[str, Any] = found[name]["trace"]
+    return value
+
+
+def envelope(trace: dict[str, Any], step: int, size: int) -> int:
+    low, high = trace["micro_batch_sizes"]
+    lines = [x["bytes"] for s in trace["steps"][step]["segments"] for x in s["lines"]]
+    return max(a + (b - a) * (size - low) // (high - low) for a, b in lines)
+
+
+def test_segments_are_the_steps_parts_in_order(found: Answers) -> None:
+    once, twice = trace(found, "sizes")["steps"]
+    layers = [f"layer {i}" for i in range(4)]
+    expected = [("forward", part) for part in ("before", *layers, "after")]
+    expected += [("loss", "after")]
+    expected += [("backward", part) for part in ("after", *layers[::-1], "before")]
+    expected += [("optimizer", "after")]
+    parts = [(s["micro_batch"], s["phase"], s["part"]) for s in twice["segments"]]
+    assert parts == [(m, *part) for m in (0, 1) for part in expected]
+    assert [once["accumulation"], twice["accumulation"]] == [1, 2]
+
+
+def test_categories_add_up_to_bytes(found: Answers) -> None:
+    for name in ("sizes", "ddp", "512"):
+        for step in trace(found, name)["steps"]:
+            for line in (x for s in step["segments"] for x in s["lines"]):
+                for i, total in enumerate(line["bytes"]):
+                    assert total == sum(sizes[i] for sizes in line["categories"].values())
+
+
+def test_state_is_as_large_as_arithmetic_says(found: Answers) -> None:
+    """Rank 0 of 8 in bf16: 2 bytes a parameter, twice that for adamw's moments."""
+    shape = SHAPE
+    hidden, kv = shape["hidden_size"], shape["hidden_size"] // 2
+    layer = 2 * hidden**2 + 2 * hidden * kv + 3 * hidden * shape["intermediate_size"] + 2 * hidden
+    parameters = 4 * layer + 2 * hidden * shape["vocab_size"] + hidden
+    segment = trace(found, "sizes")["steps"][0]["segments"][0]
+    categories = segment["lines"][0]["categories"]
+    assert categories["parameters"][0] == pytest.approx(2 * parameters / 8, rel=0.05)
+    assert categories["optimizer_state"][0] == pytest.approx(4 * parameters / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "direct"), [("sizes", "at 5"), ("tp", "tp at 5")])
+def test_lines_are_exact_at_other_sizes(found: Answers, name: str, direct: str) -> None:
+    """Exact but for the allocator's rounding of what grows with the micro-batch."""
+    from_lines, at_size = trace(found, name), trace(found, direct)
+    for step in range(len(at_size["steps"])):
+        peak = peak_bytes(at_size, step)
+        assert envelope(from_lines, step, 5) == pytest.approx(peak, rel=2e-3)
+
+
+def test_without_sync_whole_gradients_are_held(found: Answers) -> None:
+    def held(name: str) -> int:
+        step = trace(found, name)["steps"][-1]
+        forward = next(s for s in step["segments"] if s["micro_batch"] == 1)
+        return int(forward["lines"][0]["categories"].get("gradients_unsharded", [0])[0])
+
+    assert held("sizes") == 0
+    assert held("no sync") > 7 * trace(found, "sizes")["block_bytes"] / 4
+
+
+def test_ddp_has_buckets_and_casts_by_arithmetic(found: Answers) -> None:
+    answer = trace(found, "ddp")
+    lines = [x for s in answer["steps"][0]["segments"] for x in s["lines"]]
+    ((buckets,),) = {tuple(line["categories"]["ddp_buckets"]) for line in lines}
+    (reduction,) = {c["bytes"][0] for c in answer["steps"][0]["collectives"]
+                    if c["op"] == "all_reduce" and c["overlap"] == "behind_backward"}  # fmt: skip
+    assert 0 < reduction < 2 * buckets
+    assert any("ddp_buckets" in note for note in answer["notes"])
+
+
+def test_ddp_holds_casts_from_their_reductions_to_backwards_end(found: Answers) -> None:
+    """In bf16, reduced in fp32: casts are twice the buckets, in the micro-batch that reduces."""
+    answer = trace(found, "casts")
+    held = {
+        (s["micro_batch"], s["phase"], s["part"]): max(
+            line["categories"]["ddp_buckets"][0] for line in s["lines"]
+        )
+        for s in answer["steps"][0]["segments"]
+    }
+    buckets = held[0, "forward", "before"]
+    assert held[1, "backward", "before"] == pytest.approx(3 * buckets, rel=1e-3)
+    assert held[1, "backward", "after"] == buckets
+    assert {held[0, "backward", "before"], held[1, "optimizer", "after"]} == {buckets}
+
+
+def test_collectives_are_counted_with_what_hides_them(found: Answers) -> None:
+    """FSDP2's units are the root, four layers, and one of accelerate's own for the head."""
+    _, twice = trace(found, "sizes")["steps"]
+    counts = {(c["op"], c["phase"], c["overlap"]): c["count"] for c in twice["collectives"]}
+    assert counts == {
+        ("all_gather", "forward", "exposed"): 2,
+        ("all_gather", "forward", "prefetched"): 2 * 5,
+        ("all_gather", "backward", "prefetched"): 2 * 5,
+        ("reduce_scatter", "backward", "behind_backward"): 2 * 5,
+        ("reduce_scatter", "backward", "exposed"): 2 * 1,
+    }
+
+
+def test_ranks_that_are_not_there_cost_nothing(found: Answers) -> None:
+    answer = trace(found, "512")
+    used = {row["axis"] for step in answer["steps"] for row in step["collectives"]}
+    assert used == {"dp_shard", "dp_replicate", "tp"}
+    assert answer["block_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("", "spec"), ("odd", "spec"), ("offload", "cpu_offload"),
+        ("ddp and tp", "ddp_with_tensor_parallel"), ("one per node", "hybrid_shard_within_nodes"),
+        ("three sizes", "micro_batch_sizes"),
+        ("no count", "accumulation_counts"), ("no plan", "tensor_parallel_plan"),
+    ],
+)  # fmt: skip
+def test_wrong_requests_name_their_rule(found: Answers, name: str, rule: str) -> None:
+    error = found[name]["error"]
+    assert error["rule"] == rule, error
+    assert error["message"]
+
+
+def test_what_the_stack_refuses_names_its_phase(found: Answers) -> None:
+    for name in ("refused", "unknown"):
+        assert found[name]["error"]["phase"] == "build"
+        assert found[name]["error"]["message"]
+
+
+# Models that fake tensors cannot run, by the size of their MLP.
+SERVE = """
+import sys
+import torch
+from transformers.models.llama import modeling_llama
+from workers.probe.dry import server
+def forward(mlp, x):
+    if mlp.intermediate_size == 192: x = x * x.max().item()
+    if mlp.intermediate_size == 160: x = x * torch.nonzero(x).sum()
+    if mlp.intermediate_size == 144: raise KeyError("no operator")
+    if mlp.intermediate_size == 136: raise OSError("no space left on device")
+    while mlp.intermediate_size == 128: x = x + 1
+    return mlp.down_proj(mlp.up_proj(x))
+modeling_llama.LlamaMLP.forward = forward
+write = lambda line: print(line, flush=True)
+limit_s = float(sys.argv[1])
+server.Server(0, write, is_heard=lambda: True, limit_s=limit_s, wall_s=400.0, jobs=2).run()
+"""
+# The rule and the operator of the error of each; a machine's errors have neither.
+ERRORS = {
+    192: ("", "aten._local_scalar_dense.default"),
+    160: ("", "aten.nonzero.default"),
+    144: ("stack", ""),
+    136: ("", ""),
+    128: ("time_limit", "aten.add.Tensor"),
+}
+
+
+def test_errors_name_the_operator_that_raised(preloaded: Preloaded) -> None:
+    lines = [
+        json.dumps(
+            request(
+                str(size),
+                spec({**SHAPE, "model_type": "llama", "intermediate_size": size}, 2),
+            )
+        )
+        for size in (*ERRORS, 256)
+    ]
+    for limit_s in ("4", "20", "100"):  # until it leaves the one without a fault the time
+        found = answers(preloaded, lines, ("-c", SERVE, limit_s))
+        if "trace" in found["256"]:
+            break
+    assert "trace" in found["256"], found["256"]
+    for size, expected in ERRORS.items():
+        error = found[str(size)]["error"]
+        assert (error["rule"], error["operator"]) == expected, error
+        assert error["phase"] == "forward"

@@ -1,0 +1,177 @@
+"""One answer for every line, whatever becomes of it, while somebody hears them."""
+
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.process.preloaded import Preloaded
+from tests.process.probe.specs import answers
+from workers.probe.dry.request import id_and_class
+
+ANSWERS = """
+import json, os, sys, time
+from workers.probe.dry import server
+from workers.probe.dry.ledger import packed_operator
+def answer(line, progress):
+    what = json.loads(line)["id"]
+    what = what.partition(":")[0]
+    progress.enter("backward")
+    progress.run(packed_operator("aten." + what))
+    if what == "abort": os.abort()
+    if what == "sleep": time.sleep(600)
+    until = time.process_time() + (0.35 if what == "slow" else 0.0)
+    while what == "spin" or time.process_time() < until: pass
+    return {"trace": {"line": line}}
+server.answer = answer
+"""
+SERVE = f"""{ANSWERS}
+write = lambda line: print(line, flush=True)
+limits = dict(zip(("limit_s", "wall_s", "jobs"), map(float, sys.argv[1:])))
+server.Server(0, write, is_heard=lambda: True, **limits).run()
+"""
+PROGRAM = f"""{ANSWERS}
+from workers.probe.dry.__main__ import main
+sys.exit(main())
+"""
+STARTER = """
+import subprocess, sys
+server = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1], "--jobs", "2"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+server.stdin.write(sys.argv[2].encode())
+server.stdin.flush()
+print(server.stdout.readline().decode(), flush=True)
+server.wait()
+"""
+
+
+# torchao among them, which transformers imports where it is installed.
+PRELOAD = """
+import sys
+from workers.probe.dry.__main__ import preload
+preload()
+assert "workers.probe.dry.run" in sys.modules
+print(sorted({"torchao", "tuner", "pandas", "scipy"} & set(sys.modules)))
+"""
+
+
+def lines(*words: str, **more: str) -> str:
+    return "".join(json.dumps({"id": word, **more}) + "\n" for word in words)
+
+
+def served(
+    preloaded: Preloaded, asked: str, *, limit_s: float, wall_s: float, jobs: int
+) -> dict[str, Any]:
+    """Answers by id, in the order in which they came."""
+    limits = map(str, (limit_s, wall_s, jobs))
+    return answers(preloaded, asked.splitlines(), ("-c", SERVE, *limits))
+
+
+def hold(found: dict[str, Any], *, bad: dict[str, tuple[str, float]], good: list[str]) -> None:
+    """The rule and limit of each that ended badly, who say where, and all others' answers."""
+    assert set(found) == {*bad, *good}
+    for name, (rule, limit_s) in bad.items():
+        error = found[name]["error"]
+        assert (error["rule"], error["limit_s"]) == (rule, limit_s)
+        assert (error["operator"], error["phase"]) == (f"aten.{name}", "backward")
+    for name in good:
+        assert json.loads(found[name]["trace"]["line"])["id"] == name
+
+
+def test_a_crash_or_a_dry_run_without_end_leaves_the_others_alone(preloaded: Preloaded) -> None:
+    asked = lines("abort", "first", "spin", "second")
+    found = served(preloaded, asked, limit_s=0.5, wall_s=100.0, jobs=3)
+    hold(found, bad={"abort": ("", 0.0), "spin": ("time_limit", 0.5)}, good=["first", "second"])
+    assert found["abort"]["error"]["type"] == "Crashed"
+
+
+def test_a_dry_run_that_waits_for_ever_leaves_the_others_alone(preloaded: Preloaded) -> None:
+    """It has taken no CPU time, which alone is a word on the settings."""
+    for wall_s in (2.0, 10.0, 60.0):  # until it leaves the other one the time to be done
+        found = served(preloaded, lines("sleep", "first"), limit_s=1.0, wall_s=wall_s, jobs=1)
+        if "trace" in found["first"]:
+            break
+    hold(found, bad={"sleep": ("time_limit", 0.0)}, good=["first"])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_dry_runs_of_a_class_share_their_cpu_time(preloaded: Preloaded, jobs: int) -> None:
+    words = ["slow:1", "slow:2", "slow:3", "slow:4", "slow:5"]
+    asked = lines(*words, **{"class": "c"}) + lines("slow:6")
+    found = served(preloaded, asked, limit_s=0.5, wall_s=100.0, jobs=jobs)
+    assert "trace" in found["slow:1"]
+    assert "trace" in found["slow:6"]
+    assert "error" in found["slow:3"]
+    for last in ("slow:4", "slow:5"):  # never begun
+        error = found[last]["error"]
+        assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 0.5, "")
+
+
+def test_the_dry_runs_of_a_class_share_their_wall_time(preloaded: Preloaded) -> None:
+    words = ["sleep:1", "sleep:2", "sleep:3"]
+    asked = lines(*words, **{"class": "c"})
+    found = served(preloaded, asked, limit_s=1.0, wall_s=2.0, jobs=1)
+    assert [found[word]["error"]["operator"] for word in words] == ["aten.sleep", "", ""]
+
+
+def test_a_class_that_is_asked_for_again_has_its_time_again(preloaded: Preloaded) -> None:
+    asked = lines("spin", **{"class": "c"}) + lines("sleep", **{"class": "d"})
+    program = subprocess.Popen(
+        preloaded([sys.executable, "-P", "-c", SERVE, "0.8", "3.0", "2"]),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write(asked)
+    program.stdin.flush()
+    assert "error" in json.loads(program.stdout.readline())
+    assert "error" in json.loads(program.stdout.readline())
+    said, _ = program.communicate(lines("good", **{"class": "c"}), timeout=120)
+    assert "trace" in json.loads(said)
+
+
+def test_nothing_is_left_of_a_program_whose_starter_is_killed() -> None:
+    """Its end is seen by the pipe that all of them inherited as stderr."""
+    asked = lines("first", "sleep", "sleep", "sleep")
+    starter = subprocess.Popen(
+        [sys.executable, "-P", "-c", STARTER, PROGRAM, asked],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert starter.stdout is not None
+    assert json.loads(starter.stdout.readline())["id"] == "first"
+    starter.send_signal(signal.SIGKILL)
+    _, said = starter.communicate(timeout=120)  # until the last holder of stderr has ended
+    assert "Traceback" not in said
+
+
+def test_nothing_is_left_when_nobody_reads_the_answers(preloaded: Preloaded) -> None:
+    program = subprocess.Popen(
+        preloaded([sys.executable, "-P", "-c", PROGRAM, "--jobs", "2"]),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdin is not None
+    assert program.stdout is not None
+    with program.stdin as requests:
+        requests.write(lines("first", "sleep", "sleep", "sleep"))
+    with program.stdout as answers:
+        assert json.loads(answers.readline())["id"] == "first"
+    program.stdin = program.stdout = None
+    _, said = program.communicate(timeout=120)  # until the last holder of stderr has ended
+    assert program.returncode == 1, said
+
+
+def test_nothing_is_imported_that_few_dry_runs_need() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", PRELOAD], capture_output=True, text=True, timeout=600,
+        check=True,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+def test_a_wrong_line_keeps_its_id_if_it_has_one() -> None:
+    assert id_and_class('{"id": "x", "spec": 3}') == ("x", "x")
+    assert id_and_class('{"id": "x", "class": "c"}') == ("x", "c")
+    assert id_and_class("{") == id_and_class("[1]") == ("", "")

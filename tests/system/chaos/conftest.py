@@ -1,0 +1,42 @@
+"""Databases that can be ended and started again, and processes that are gone after each test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.chaos.databases import Database, PostgresServer, SqliteFile, postgresql
+from tests.system.chaos.processes import Member
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of the test's own, with an empty database at the schema."""
+    with postgresql() as found:
+        yield found
+
+
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgresql"))]
+)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """An empty database, once of each kind."""
+    if request.param == "sqlite":
+        return SqliteFile(tmp_path)
+    found: PostgresServer = request.getfixturevalue("server")
+    return found
+
+
+@pytest.fixture
+def join() -> Iterator[Callable[[Member], Member]]:
+    """Starts a process; none is left after the test."""
+    joined: list[Member] = []
+
+    def start(member: Member) -> Member:
+        joined.append(member)
+        member.start()
+        return member
+
+    yield start
+    for member in joined:
+        member.kill()

@@ -1,0 +1,118 @@
+"""``examples/kubernetes/trainjob.yaml``: its containers' commands, run with their volumes here."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.system.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S, Service
+
+PARTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "trainjob.yaml").read_text()))
+RUNTIME, JOB = PARTS
+POD = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
+    "spec"
+]
+Start = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_job_is_of_the_runtime() -> None:
+    for part in PARTS:
+        assert part["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    reference = JOB["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (RUNTIME["kind"], RUNTIME["metadata"]["name"])
+    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
+    assert replicated["name"] == "node"
+    labels = replicated["template"]["metadata"]["labels"]
+    assert labels["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    volumes = {volume["name"] for volume in POD["volumes"]}
+    for container in (*POD["initContainers"], *POD["containers"]):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    # every pod asks for itself, so there must be one
+    assert RUNTIME["spec"]["mlPolicy"]["numNodes"] == JOB["spec"]["trainer"]["numNodes"] == 1
+
+
+@pytest.fixture
+def volumes(question: Path, environment: dict[str, str], tmp_path: Path) -> dict[str, Path]:
+    """The pod's volumes, by name."""
+    made = {name: tmp_path / f"volume-{name}" for name in ("tuned", "question", "key")}
+    for path in made.values():
+        path.mkdir()
+    shutil.copy(EXAMPLES / "ask-tuner.sh", made["question"])
+    shutil.copy(question, made["question"])
+    shutil.copy(environment["TUNER_KEY_FILE"], made["key"] / "key")
+    return made
+
+
+@pytest.fixture
+def start(volumes: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> Start:
+    """Runs a container's command, with the places of its mounts in the place of their paths."""
+    (tmp_path / "bin").mkdir()
+    torchrun = tmp_path / "bin" / "torchrun"
+    torchrun.write_text('#!/bin/sh\necho "trained $TUNED_SHARDING $TUNED_MICRO_BATCH_SIZE"\n')
+    torchrun.chmod(0o755)
+
+    def start(container: dict[str, Any], **more: str) -> subprocess.CompletedProcess[str]:
+        def placed(text: str) -> str:
+            for name, path in volumes.items():
+                text = text.replace(f"/{name}/", f"{path}/")
+            return text
+
+        said = {one["name"]: placed(one["value"]) for one in container["env"]}
+        argv = [placed(word) for word in (*container["command"], *container["args"])]
+        path = {"PATH": f"{tmp_path}/bin:{environment['PATH']}", "TMPDIR": environment["TMPDIR"]}
+        return subprocess.run(
+            argv, env={**said, **path, **more}, capture_output=True, text=True, timeout=WITHIN_S,
+            check=False, cwd=tmp_path,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.fixture
+def pod(start: Start, service: Service) -> Callable[..., tuple[str, str]]:
+    """Runs the pod: what it says on stdout and stderr."""
+
+    def run(**more: str) -> tuple[str, str]:
+        (asking,) = POD["initContainers"]
+        asked = start(asking, **{"TUNER_URL": service.url, **more})
+        assert asked.returncode == 0, asked.stderr  # or the pod would not go on
+        trained = start(JOB["spec"]["trainer"])
+        assert trained.returncode == 0, trained.stderr
+        return trained.stdout, asked.stderr
+
+    return run
+
+
+def test_a_pod_trains_with_the_answer(
+    pod: Callable[..., tuple[str, str]], service: Service, working: Callable[..., None]
+) -> None:
+    working()
+    out, _ = pod()
+    assert f"settings of study {service.store.studies()[0].id}" in out
+
+
+@pytest.mark.parametrize(
+    ("within_s", "more", "why"),
+    [
+        (LONGER_S, {}, "has no answer after {} s"),
+        ((3,), {"TUNER_URL": "http://127.0.0.1:9"}, "does not answer"),
+        ((300,), {"TUNER_KEY_FILE": "/dev/null"}, "refused the key"),
+    ],
+)
+def test_a_pod_trains_with_its_own_settings_otherwise(
+    pod: Callable[..., tuple[str, str]], within_s: tuple[int, ...], more: dict[str, str], why: str
+) -> None:
+    for wait_s in within_s:  # until it leaves time to ask
+        out, err = pod(TUNER_WAIT_S=f"{wait_s}", **more)
+        if why.format(wait_s) in err:
+            break
+    assert why.format(wait_s) in err
+    assert "the job's own settings are used" in err
+    assert out.splitlines() == [
+        "settings of study none, micro-batches of 1",
+        "trained full_shard 1",
+    ]

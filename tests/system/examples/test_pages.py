@@ -1,0 +1,100 @@
+"""What docs/api.md, docs/cli.md and docs/schedulers.md show, run."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.system.examples.conftest import EXAMPLES, WITHIN_S, Ask, Service
+from tests.system.examples.test_ci import CONFIG
+from tuner import suggest
+from tuner.cli.options import SuggestAsked
+
+ROOT = EXAMPLES.parent
+PYTHON = (ROOT / "docs" / "api.md").read_text()
+CHECK = (ROOT / "docs" / "cli.md").read_text()
+SCHEDULERS = (ROOT / "docs" / "schedulers.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PYTHON, re.M | re.S)
+SAYS = ("adamw", "full_shard", "nothing fits")
+"""What each block prints among other things; the first one is seen by its progress."""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+    ],
+)
+def test_python_runs_as_it_is_shown(number: int, tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", BLOCKS[number]], capture_output=True, text=True,
+        timeout=WITHIN_S, check=False, cwd=tmp_path, env={
+            "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
+            "TUNER_DB": f"sqlite:///{tmp_path}/studies.db",
+        },
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert SAYS[number] in found.stdout or number == 1
+    if number == 1:
+        assert found.stdout.startswith("True Quantity(")
+        assert len(found.stdout.splitlines()) == 4
+
+
+def test_no_block_is_left_out() -> None:
+    assert len(BLOCKS) == len(SAYS)
+
+
+def test_arguments_that_are_shown_are_there() -> None:
+    taken = suggest.__annotations__
+    options_there = {field.name for field in fields(SuggestAsked)}
+    (table,) = re.findall(r"\| argument \|.*?\n\n", PYTHON, re.S)
+    for row in table.splitlines()[2:]:
+        if not row:
+            continue
+        _, arguments, options, *_ = row.split("|")
+        names = re.findall(r"`(\w+)(?:=[^`]*)?`|, `(\w+)=", arguments)
+        assert names
+        assert {one or other for one, other in names} <= taken.keys()
+        for option in re.findall(r"`--([a-z-]+)", options):
+            assert option.replace("-", "_") in options_there
+
+
+def test_every_example_is_named() -> None:
+    named = set(re.findall(r"^\| `examples/(\S+)`", SCHEDULERS, re.M))
+    files = {str(one.relative_to(EXAMPLES)) for one in EXAMPLES.rglob("*") if one.is_file()}
+    assert named | {"slurm/question.json", "optuna_study.py"} == files
+
+
+def test_the_command_that_asks_does(
+    run: Ask, service: Service, working: Callable[..., None], folder: Path
+) -> None:
+    (command,) = re.findall(r"^```\n(TUNER_URL=.*?)\n```", SCHEDULERS, re.M | re.S)
+    working()
+    (folder / "scheduler.key").write_text(service.key)
+    here = command.replace("https://tuner.example.org", service.url)
+    assert here != command
+    found = run("bash", "-euo", "pipefail", "-c", here)
+    assert found.returncode == 0, found.stderr
+    assert "TUNED_SHARDING=" in (folder / "tuned.env").read_text()
+
+
+def test_the_command_that_checks_does(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^```\n(tuner check.*?)\n```", CHECK, re.M | re.S)
+    (tmp_path / "accelerate.yaml").write_text(CONFIG.format(checkpointing="true"))
+    main = "import sys; from tuner.cli import main; sys.exit(main())"
+    script = f"tuner() {{ {sys.executable} -P -c '{main}' \"$@\"; }}\n{command} --dry-runs none"
+    found = subprocess.run(
+        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S,
+        check=False, env={
+            "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path),
+            "TUNER_DB": f"sqlite:///{tmp_path}/studies.db",
+        },
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "fits        yes" in found.stdout

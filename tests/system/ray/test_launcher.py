@@ -1,0 +1,186 @@
+"""The Ray launcher on a real cluster: two raylets of this machine, with addresses of their own."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.process.workers.launchers.contract import *  # noqa: F403
+from tests.process.workers.launchers.contract import codes, finish, wait_for_ready
+from tests.system.ray.running import RayCluster
+from tuner.core.measurement import Measurement, Outcome
+from tuner.errors import ProbeError
+from workers.launchers.base import Job, Launcher, Run, Why
+from workers.launchers.ray import launcher as launcher_module
+from workers.launchers.ray.launcher import RayLauncher, RaySite
+from workers.measuring.ranks import Kind, WarmRanks
+
+MEET = """
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+(folder / f"rank-{rank}-was-here").touch()
+while len(list(folder.glob("*-was-here"))) < 2:
+    time.sleep(0.01)
+"""
+
+
+@dataclass
+class Noting:
+    """A launcher that keeps what it has started."""
+
+    launcher: Launcher
+    runs: list[Run] = field(default_factory=list)
+
+    def start(self, job: Job) -> Run:
+        self.runs.append(self.launcher.start(job))
+        return self.runs[-1]
+
+
+@pytest.fixture
+def launcher(site: RaySite) -> RayLauncher:
+    return site.launcher
+
+
+@pytest.fixture
+def nodes() -> int:
+    return 2
+
+
+@pytest.fixture
+def supervisor(in_ray: RayCluster) -> str:
+    return (
+        "from workers.launchers.ray.client import RayDriver\n"
+        "from workers.launchers.ray.launcher import RayLauncher\n"
+        f"launcher = RayLauncher(RayDriver({in_ray.address!r}))"
+    )
+
+
+def test_machines_are_the_nodes_and_made_up_gpus_are_none(site: RaySite) -> None:
+    machines = site.machines()
+    assert len(machines) == 2
+    assert all(machine.cores == os.cpu_count() and not machine.gpus for machine in machines)
+    assert len(site.devices()) == 1  # both nodes have the cores of this machine
+    assert site.name.startswith("the Ray cluster at 127.0.0.2:")
+
+
+@pytest.mark.long
+def test_ranks_of_one_node_share_its_folder(launcher, make_job) -> None:
+    program = f"import os, pathlib, sys, time\n{MEET}"
+    argv = (sys.executable, "-P", "-c", program, str(make_job({}).directory))
+    run = launcher.start(make_job({}, argv=argv, nodes=1, peer_grace_s=60.0))
+    assert codes(finish(run)) == [0, 0]
+
+
+@pytest.mark.long
+def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job) -> None:
+    script = {"*": ["environment:CUDA_VISIBLE_DEVICES", "ok"]}
+    run = launcher.start(make_job(script, nodes=2, ranks=4, device="cuda"))
+    finish(run)
+    for log in run.logs().values():
+        assert '"CUDA_VISIBLE_DEVICES": "0,1"' in log
+
+
+@pytest.mark.long
+def test_ranks_know_nothing_of_ray(launcher, make_job) -> None:
+    names = "RAY_AUTH_TOKEN,RAY_AUTH_MODE,RAY_JOB_ID,RAY_RAYLET_PID"
+    run = launcher.start(make_job({"*": [f"environment:{names}", "ok"]}, nodes=2))
+    finish(run)
+    assert set(run.logs().values()) == {"{}\n"}
+
+
+def test_a_place_that_there_is_not(launcher, make_job) -> None:
+    with pytest.raises(ProbeError, match="3 Ray nodes of one kind are needed, and 2 are there"):
+        launcher.start(make_job({}, nodes=3, ranks=3))
+    with pytest.raises(ProbeError, match="1 Ray nodes with 4 GPUs are needed, and 0 are there"):
+        launcher.start(make_job({}, nodes=1, ranks=4, device="cuda"))
+
+
+@pytest.mark.long
+def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch) -> None:
+    run = launcher.start(make_job({"*": ["say:ready", "hang"]}, nodes=2))
+    wait_for_ready(run)
+    monkeypatch.setattr(launcher_module, "PLACE_S", 0.5)
+    second = launcher.start(make_job({}, nodes=2))
+    with pytest.raises(ProbeError, match="no place for 2 ranks on 2 nodes within"):
+        finish(second)
+    assert second.cancel().why is Why.CANCELLED
+    run.cancel()
+
+
+@pytest.mark.long
+def test_an_actor_that_is_killed_is_a_rank_that_is_lost(
+    launcher, make, marker, alive, eventually
+) -> None:
+    run = launcher.start(make({"*": ["say:ready", "hang"]}))
+    wait_for_ready(run)
+    alive(marker)[0].parent().kill()
+    ended = finish(run)
+    assert ended.why is Why.PEER_FAILED
+    assert sorted(codes(ended)) == [-signal.SIGTERM, -signal.SIGKILL]
+    eventually(lambda: not alive(marker))
+
+
+def test_a_node_that_is_gone_in_the_midst_of_a_probe(
+    cluster, site, stand_in_argv, tmp_path, marker, alive, eventually
+) -> None:
+    kind = Kind(ranks=2, world_size=2, device="cpu", nodes=2)
+    script = {"*@1": ["ready", "hang"], "*": ["ok"], marker: []}
+    folder = tmp_path / "probes"
+    kills = iter([cluster.kill_node])
+
+    def pause(seconds: float) -> str:
+        time.sleep(seconds)
+        if len(list(folder.rglob("ready-*"))) == 2:
+            next(kills, lambda: None)()
+        return ""
+
+    def measure() -> Measurement:
+        return ranks.measure(kind, {}, deadline_s=300.0, pause=pause).measurement
+
+    launcher = Noting(site.launcher)
+    cores = tuple(device.name for device in site.devices())
+    with WarmRanks(
+        launcher=launcher, argv=lambda out: stand_in_argv(out, script), folder=folder
+    ) as ranks:
+        lost = measure()
+        ended = launcher.runs[0].poll()
+        assert ended is not None
+        assert ended.lost_nodes in ((0,), (1,)), "Ray places them in any order"
+        assert ended.node_devices == (cores, cores)
+        assert lost.lost_devices == (), "the other node has them too"
+        assert lost.outcome is Outcome.DEVICE_LOST
+        assert "is no longer in the Ray cluster" in lost.detail
+        eventually(lambda: not alive(marker))
+        with pytest.raises(ProbeError, match="2 Ray nodes of one kind are needed, and 1 are there"):
+            measure()
+        cluster.add_node()
+        assert len(site.machines()) == 2
+        script["*@1"] = ["ok"]
+        assert measure().outcome is Outcome.OK
+
+
+@pytest.mark.long
+def test_a_connection_that_is_lost_is_told_and_made_anew(site, launcher, make) -> None:
+    run = launcher.start(make({"*": ["say:ready", "hang"]}))
+    wait_for_ready(run)
+    site.launcher._driver._process.kill()
+    with pytest.raises(ProbeError, match="the connection to Ray is lost"):
+        finish(run)
+    assert run.cancel().why is Why.CANCELLED
+    assert codes(finish(launcher.start(make({"*": ["ok"]})))) == [0, 0]
+
+
+def test_nodes_of_another_kind_are_left_out_and_told_once(site, monkeypatch, caplog) -> None:
+    facts = site._driver.ask("nodes")["nodes"]
+    said = {"nodes": facts[:1], "left_out": {"10.0.0.9": "it has no tuner"}}
+    monkeypatch.setattr(site, "_told", set())
+    monkeypatch.setattr(site._driver, "ask", lambda what: said)
+    assert len(site.machines()) == len(site.machines()) == 1
+    assert caplog.messages == [f"a node of {site.name} is not used, 10.0.0.9: it has no tuner"]
+    said["nodes"] = []
+    with pytest.raises(
+        ProbeError, match=r"no node of .* can be used \(10.0.0.9: it has no tuner\)"
+    ):
+        site.machines()

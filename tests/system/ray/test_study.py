@@ -1,0 +1,71 @@
+"""A study of two nodes to its answer, by a worker on a Ray cluster."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.system.ray.running import RayCluster
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import RAN
+from tuner.core.quantity import Provenance
+from tuner.core.study import Question, StudyState, Terms
+from tuner.core.workload import Workload
+from tuner.model import load_model
+from tuner.planner import answer
+from tuner.store import Store
+from workers.executor import WorkerOptions
+from workers.launchers.ray.launcher import RaySite
+from workers.stop import StopRequest
+from workers.worker import Worker
+
+
+@pytest.fixture
+def question() -> Question:
+    """Small: stories15m on one CPU rank of each of two nodes."""
+    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
+    cluster = parse_cluster("2x1xcpu")
+    knobs = {"micro_batch_size": (1, 2), "sharding": ("full_shard",), "sync_each_batch": (False,)}
+    return Question(workload=workload, cluster=cluster, framework=framework("torch"), knobs=knobs)
+
+
+def test_a_worker_answers_a_study_of_the_two_nodes(
+    site: RaySite, store: Store, question: Question, tmp_path: Path
+) -> None:
+    study = store.ask(question, Terms(max_probes=2))
+    options = WorkerOptions(
+        site=site, folder=tmp_path / "probes", guards=False
+    )  # replicas are of one node
+    assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+    study = store.study(study.id)
+    assert study.state is StudyState.DONE, study.reason
+    found = [probe.measurement for probe in study.probes if probe.measurement]
+    assert len(found) == 2
+    assert {one.outcome for one in found} <= RAN, found
+    assert all(len(one.memory.per_rank_bytes) == 2 for one in found if one.memory)
+    best = answer(study).best
+    assert best is not None
+    assert best.step_time_s.provenance is Provenance.MEASURED
+    assert not list((tmp_path / "probes").iterdir())
+
+
+@pytest.mark.long
+def test_gpus_that_are_only_made_up_are_refused(
+    in_ray: RayCluster, store: Store, question: Question
+) -> None:
+    asked = replace(question, cluster=parse_cluster("2x2xh100-80gb"))
+    study = store.ask(asked, Terms())
+    argv = [sys.executable, "-P", "-m", "workers", "--db", store.url, "--study", study.id]
+    done = subprocess.run(
+        [*argv, "--launcher", "ray", "--ray", in_ray.address],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "2x2xh100-80gb is asked about; nvidia-smi shows no GPU on" in done.stderr
+    assert store.study(study.id).state is StudyState.FAILED

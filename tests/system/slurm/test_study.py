@@ -1,0 +1,64 @@
+"""A study of two nodes to its answer, by a worker that is a batch job."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.slurm.cluster import SlurmCluster
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import Question, StudyState, Terms
+from tuner.core.workload import Workload
+from tuner.model import load_model
+from tuner.planner import answer
+from tuner.store import Store
+
+TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
+
+
+@pytest.fixture
+def question() -> Question:
+    """Small: stories15m on one CPU rank of each of two nodes."""
+    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
+    cluster = parse_cluster("2x1xcpu")
+    knobs = {
+        "micro_batch_size": (2,),
+        "sharding": ("full_shard",),
+        "activation_checkpointing": ("none",),
+    }
+    return Question(workload=workload, cluster=cluster, framework=framework("torch"), knobs=knobs)
+
+
+def test_a_batch_job_answers_a_study_of_its_two_nodes(
+    in_slurm: SlurmCluster,
+    store: Store,
+    question: Question,
+    tmp_path: Path,
+) -> None:
+    study = store.ask(question, Terms(max_probes=2))
+    options = ("--once", "--probes", str(tmp_path / "shared"), "--db", store.url)
+    done = subprocess.run(
+        [*TUNER, "worker", "--slurm", "--nodes=2 --time=30", *options],
+        env=in_slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "running on n[1-2]" in done.stderr
+    study = store.study(study.id)
+    assert study.state is StudyState.DONE, done.stderr
+    (found,) = (probe.measurement for probe in study.at(Fidelity.MEASURED).probes)
+    assert found is not None
+    assert found.outcome is Outcome.OK, found.detail
+    assert found.memory is not None
+    assert len(found.memory.per_rank_bytes) == 2
+    best = answer(study).best
+    assert best is not None
+    assert best.step_time_s.provenance is Provenance.MEASURED
+    assert not list((tmp_path / "shared").glob("*/*-*"))

@@ -1,0 +1,104 @@
+"""``tuner worker --slurm``: a job is submitted, shown and cancelled; and what can go wrong."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.slurm.cluster import SlurmCluster
+
+TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
+Submit = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def submit(in_slurm: SlurmCluster, store, tmp_path: Path) -> Iterator[Submit]:
+    """Run ``tuner worker --slurm OPTIONS`` with an empty database."""
+    started: list[subprocess.Popen[str]] = []
+
+    def submit(options: str, *more: str, **variables: str) -> subprocess.Popen[str]:
+        argv = [*TUNER, "worker", "--slurm", options, "--probes", str(tmp_path), *more]
+        environment = {**in_slurm.environment, "TUNER_DB": store.url, **variables}
+        started.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield submit
+    for process in started:
+        process.kill()
+        process.communicate()
+    in_slurm.run("scancel", "--quiet", "--user=root")
+    in_slurm.mend()
+
+
+def lines_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stderr is not None
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(seen)
+
+
+def test_ctrl_c_cancels_the_job(submit: Submit, in_slurm: SlurmCluster) -> None:
+    process = submit("--nodes=2 --time=5 --job-name=mine")
+    assert "running on n[1-2]" in lines_until(process, "serving any study")
+    script = in_slurm.run("squeue", "-h", "-o", "%j %i %N")
+    assert script.startswith("mine ")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(240) == 130
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert "cancelling Slurm job" in said
+    assert "the worker got SIGTERM" in said, "and its probes are given back"
+
+
+@pytest.mark.long
+def test_a_job_that_waits_says_why(submit: Submit, in_slurm: SlurmCluster) -> None:
+    process = submit("--nodes=2 --time=5 --hold")
+    seen = lines_until(process, "pending")
+    assert "pending in partition test (JobHeldUser), 1 of 1 that wait there by priority" in seen
+    process.terminate()
+    assert process.wait(240) == 130
+    assert in_slurm.run("squeue", "-h") == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--nodes=2 --time=soon", "sbatch: sbatch: error: Invalid --time specification"),
+        ("--partition=none", "invalid partition specified: none"),
+    ],
+)
+def test_what_sbatch_says_against_it_is_shown(submit: Submit, options: str, why: str) -> None:
+    process = submit(options)
+    said = process.communicate(timeout=240)[1]
+    assert process.returncode == 1
+    assert why in said
+
+
+@pytest.mark.long
+def test_a_job_that_fails_is_told(submit: Submit) -> None:
+    """Its database is not what a database is."""
+    process = submit("--nodes=2 --time=5", "--once", TUNER_DB="postgresql://localhost:1/none")
+    said = process.communicate(timeout=240)[1]
+    assert process.returncode == 1
+    assert "failed (NonZeroExitCode)" in said
+
+
+@pytest.mark.long
+def test_a_folder_that_the_nodes_do_not_see_is_hinted_at(
+    submit: Submit, in_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """It is gone when the job begins."""
+    process = submit("--nodes=2 --time=5 --hold")
+    lines_until(process, "pending")
+    (tmp_path / "slurm").rename(tmp_path / "elsewhere")
+    in_slurm.run("scontrol", "release", in_slurm.run("squeue", "-h", "-o", "%i").strip())
+    said = process.communicate(timeout=240)[1]
+    assert process.returncode == 1
+    assert f"it has said nothing in {tmp_path}/slurm/" in said

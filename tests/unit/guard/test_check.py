@@ -1,0 +1,107 @@
+"""A replica passes when its collectives and its figures are those that they must be."""
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Collective, Measurement, Outcome
+from tuner.core.study import Question
+from tuner.core.workload import Precision, Workload
+from tuner.guard.check import CheckState, GuardCheck, check_state_of, judge
+from tuner.guard.counts import Counts, caused
+from tuner.guard.replica import STEPS, Replica, replica_of
+from tuner.model import load_model
+
+FULL = "sharding=full_shard,gradient_accumulation_steps=4"
+
+
+def replica(precision: Precision = Precision.FP32, text: str = FULL) -> Replica:
+    workload = Workload(model=load_model("llama-3.1-8b"), sequence_length=512, global_batch_size=64)
+    asked = Question(
+        workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
+    )
+    return replica_of(asked, parse_settings(text), precision)
+
+
+def counts(of: Replica) -> Counts:
+    return caused(of.workload, of.settings, of.cluster)
+
+
+def measured(seen: Counts | None = None, *, off: float = 0.0, step: int = 2) -> Measurement:
+    """Four steps, of which one has a gradient norm that is off; two more are not compared."""
+    norms = [3.0 - i for i in range(STEPS)]
+    norms[step] *= 1 + off
+    return Measurement(
+        outcome=Outcome.OK,
+        losses=(4.0, 3.0, 2.0, 1.0, 99.0, 99.0),
+        gradient_norms=(*norms[:3], 0.5),
+        collectives=tuple(
+            Collective(op=op, axis=axis, phase=phase, count=n, bytes=1)
+            for (op, axis, phase), n in (seen or {}).items()
+        ),
+    )
+
+
+REFERENCE = measured()
+
+
+def test_a_twin_that_agrees_passes() -> None:
+    assert judge(replica(), measured(counts(replica()), off=1e-7), REFERENCE) == (
+        Outcome.OK,
+        "",
+        "",
+    )
+
+
+def test_a_difference_is_said_with_its_step_and_size() -> None:
+    outcome, why, knob = judge(replica(), measured(counts(replica()), off=7e-4), REFERENCE)
+    assert outcome is Outcome.WRONG_RESULT
+    assert why == (
+        "gradient norm of optimizer step 2 is off by 7.0e-04 of one process's, 1e-05 at most"
+    )
+    assert knob == ""  # losses show none
+
+
+def test_bf16_has_its_own_tolerance() -> None:
+    for precision in [Precision.BF16, Precision.BF16_MIXED]:
+        one = replica(precision)
+        assert judge(one, measured(counts(one), off=3e-3), REFERENCE)[0] is Outcome.OK
+        assert judge(one, measured(counts(one), off=5e-2), REFERENCE)[0] is Outcome.WRONG_RESULT
+
+
+def test_a_knob_that_acts_as_another_value_is_named() -> None:
+    last = replica(text=f"{FULL},sync_each_batch=false")
+    outcome, why, knob = judge(replica(), measured(counts(last)), REFERENCE)
+    assert (outcome, knob) == (Outcome.KNOB_INACTIVE, "sync_each_batch")
+    assert why.startswith("sync_each_batch acts as false: ")
+
+
+def test_a_collective_that_no_knob_explains_is_told() -> None:
+    seen = counts(replica())
+    seen["all_to_all", "dp_shard", "forward"] += 1
+    outcome, why, _ = judge(replica(), measured(seen), REFERENCE)
+    assert outcome is Outcome.OK
+    assert why == (
+        "it communicates otherwise than is priced: 1 all_to_all over dp_shard in forward instead"
+        " of 0"
+    )
+    assert judge(replica(), measured(seen, off=1e-3), REFERENCE)[0] is Outcome.WRONG_RESULT
+
+
+def test_accidents_say_nothing() -> None:
+    for outcome in list(Outcome):
+        wrong = {Outcome.WRONG_RESULT, Outcome.KNOB_INACTIVE, Outcome.NON_FINITE}
+        expected = CheckState.FAILED if outcome in wrong else CheckState.NOT_CHECKED
+        assert check_state_of(outcome) is (CheckState.PASSED if outcome is Outcome.OK else expected)
+
+
+def test_a_verdict_survives_json() -> None:
+    verdict = GuardCheck(
+        key="k", family="f", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="why",
+        structure="s", settings=replica().settings.as_dict(), worst=0.1, versions={"torch": "2"},
+        notes=("n",), model_type="llama",
+    )  # fmt: skip
+    assert GuardCheck.from_dict(verdict.as_dict()) == verdict
+    with pytest.raises(ValueError, match="format"):
+        GuardCheck.from_dict(verdict.as_dict() | {"format": 0})

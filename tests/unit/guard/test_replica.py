@@ -1,0 +1,125 @@
+"""Replicas have their settings' knobs, few ranks, and one reference for all of a model."""
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.guard.replica import GLOBAL_BATCH, MOST_RANKS, NoReplicaError, family_of, replica_of
+from tuner.model import load_model
+
+VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
+FULL = "sharding=full_shard,gradient_accumulation_steps=16"
+
+
+def question(
+    cluster: str = "8xa100-80gb", model: str = "llama-3.1-8b", name: str = "torch", **versions: str
+) -> Question:
+    workload = Workload(model=load_model(model), sequence_length=2048, global_batch_size=256)
+    stated = {"nanotron": "0.4"} if name == "nanotron" else {**VERSIONS, **versions}
+    return Question(
+        workload=workload,
+        cluster=parse_cluster(cluster),
+        framework=framework(name, stated, {}),
+    )
+
+
+def settings(text: str) -> Settings:
+    return parse_settings(text)
+
+
+def test_few_ranks_keep_the_structure() -> None:
+    for cluster, text, ranks, nodes, tp, micro in [
+        ("8xa100-80gb", FULL, 2, 1, 1, 4),
+        ("8xa100-80gb", f"{FULL},tp_size=8", 2, 1, 2, 8),
+        ("8xa100-80gb", f"{FULL},tp_size=4", 4, 1, 2, 4),
+        ("4x8xa100-80gb", FULL.replace("full", "hybrid"), 4, 2, 1, 2),
+        ("4x8xa100-80gb", f"{FULL.replace('full', 'hybrid')},tp_size=4", 8, 2, 2, 2),
+        ("a100-80gb", FULL.replace("full_shard", "ddp"), 1, 1, 1, 8),
+    ]:
+        replica = replica_of(question(cluster), settings(text))
+        assert (replica.cluster.world_size, replica.cluster.nodes) == (ranks, nodes)
+        assert replica.cluster.world_size <= MOST_RANKS
+        assert replica.settings.tp_size == tp
+        assert replica.settings.micro_batch_size == micro
+        spec = replica.spec()
+        replicas = ranks // tp
+        steps = replica.settings.gradient_accumulation_steps
+        assert micro * steps * replicas == spec["global_batch_size"] == GLOBAL_BATCH
+        assert replica.workload.precision is Precision.FP32
+
+
+def test_knobs_are_the_settings_own() -> None:
+    text = f"{FULL},sync_each_batch=false,activation_checkpointing=full,cpu_offload=true"
+    replica = replica_of(question(), settings(text)).settings
+    assert (replica.sync_each_batch, replica.activation_checkpointing) == (False, "full")
+    assert replica.cpu_offload
+
+
+def test_what_differs_has_another_verdict() -> None:
+    keys = {
+        replica_of(asked, settings(text), precision).key(versions)
+        for asked, text, precision, versions in (
+            (question(), FULL, None, VERSIONS),
+            (question(), FULL, None, VERSIONS | {"accelerate": "1.14.0"}),
+            (question(), FULL, Precision.BF16, VERSIONS),
+            (question(), "sharding=full_shard", None, VERSIONS),  # does not accumulate
+            (question(), f"{FULL},sync_each_batch=false", None, VERSIONS),
+            (question(model="mixtral-8x7b"), FULL, None, VERSIONS),
+        )
+    }
+    assert len(keys) == 6
+
+
+def with_optimizer(optimizer: Optimizer) -> Question:
+    asked = question()
+    return replace(asked, workload=replace(asked.workload, optimizer=optimizer))
+
+
+def test_a_twin_is_trained_with_the_workloads_optimizer() -> None:
+    replicas = {kind: replica_of(with_optimizer(kind), settings(FULL)) for kind in Optimizer}
+    used = {kind: replica.spec()["optimizer"] for kind, replica in replicas.items()}
+    assert used == {"adamw": "adamw", "sgd": "sgd", "adamw_8bit": "adamw"}
+    assert replicas[Optimizer.SGD].reference.spec()["optimizer"] == "sgd"
+    assert replicas[Optimizer.SGD].notes == ()
+    assert replicas[Optimizer.ADAMW_8BIT].notes == (
+        "the replica was trained with adamw in the place of adamw_8bit",
+    )
+
+
+def test_verdicts_are_of_the_optimizer_that_trained() -> None:
+    adamw, eight_bit, sgd = (
+        (replica_of(asked, settings(FULL)).key(VERSIONS), family_of(asked))
+        for asked in map(with_optimizer, (Optimizer.ADAMW, Optimizer.ADAMW_8BIT, Optimizer.SGD))
+    )
+    assert adamw == eight_bit
+    assert not set(adamw) & set(sgd)
+
+
+def test_one_process_is_the_reference_of_all() -> None:
+    replicas = [
+        replica_of(question(), settings(t)) for t in (FULL, f"{FULL},sync_each_batch=false")
+    ]
+    references = {replica.reference.key(VERSIONS) for replica in replicas}
+    assert len(references) == 1
+    alone = replicas[0].reference
+    assert alone.cluster.world_size == alone.settings.gradient_accumulation_steps == 1
+    assert alone.settings.micro_batch_size == GLOBAL_BATCH
+    assert alone.workload == replicas[0].workload
+
+
+def test_no_family_where_a_version_is_not_known() -> None:
+    asked = replace(question(), framework=framework("torch", {"torch": "2.13.0"}, {}))
+    assert family_of(asked) == ""
+
+
+def test_what_has_no_twin() -> None:
+    with pytest.raises(NoReplicaError, match="nanotron"):
+        replica_of(question(name="nanotron"), settings(FULL))
+    hybrid = "sharding=hybrid_shard,tp_size=3"
+    with pytest.raises(NoReplicaError, match="12 ranks"):
+        replica_of(question("4x6xa100-80gb"), settings(hybrid))

@@ -1,0 +1,321 @@
+"""Files as people have them: what is taken from them, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.client.check import Beside, case_of
+from tuner.cost.prediction import predict
+from tuner.errors import UnknownNameError, UsageError
+from tuner.launchfiles.files import read_file
+
+FSDP: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "debug": False,
+    "distributed_type": "FSDP",
+    "downcast_bf16": "no",
+    "fsdp_config": {
+        "fsdp_activation_checkpointing": True,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_offload_params": False,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_version": 2,
+    },
+    "main_training_function": "main",
+    "mixed_precision": "bf16",
+    "num_machines": 1,
+    "num_processes": 8,
+    "rdzv_backend": "static",
+    "same_network": True,
+    "use_cpu": False,
+}
+"""As ``accelerate config`` writes it."""
+TRAINER: dict[str, Any] = {
+    "output_dir": "out",
+    "learning_rate": 2e-5,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "bf16": True,
+    "gradient_checkpointing": True,
+}
+DEEPSPEED: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 3},
+    "bf16": {
+        "enabled": True,
+        "bf16_master_weights_and_grads": True,
+        "bf16_optimizer_states": True,
+    },
+    "gradient_clipping": 1.0,
+}
+NANOTRON: dict[str, Any] = {
+    "parallelism": {"dp": 2, "tp": 4, "pp": 1, "tp_mode": "REDUCE_SCATTER", "pp_engine": "1f1b"},
+    "tokens": {
+        "sequence_length": 2048,
+        "micro_batch_size": 2,
+        "batch_accumulation_per_replica": 8,
+        "train_steps": 100,
+    },
+    "optimizer": {"zero_stage": 1, "accumulate_grad_in_fp32": True},
+    "model": {
+        "dtype": "bfloat16",
+        "model_config": {
+            "is_llama_config": True,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    },
+}
+BOMB = "\n".join(
+    ["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))],
+)
+"""Some hundred bytes that stand for a hundred million values."""
+HERE = {"model": "llama-3.1-8b", "sequence_length": 2048, "cluster": "8xh100-80gb"}
+
+
+def changed(values: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy with another value at a dotted path."""
+    name, _, rest = path.partition(".")
+    inner = changed(values.get(name, {}), rest, value) if rest else value
+    return {**values, name: inner}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    """Writes a file; its path."""
+
+    def write(values: Any) -> str:
+        path = tmp_path / "file"
+        path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+        return str(path)
+
+    return write
+
+
+def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> None:
+    found = read_file(written(FSDP))
+    beside = Beside(**HERE, global_batch_size=32, settings={"micro_batch_size": 4})
+    case = case_of(found, beside)
+    assert case.settings.as_dict() | {"sync_each_batch": None} == {
+        "sharding": "full_shard", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
+        "micro_batch_size": 4, "gradient_accumulation_steps": 1, "sync_each_batch": None,
+        "activation_checkpointing": "full", "cpu_offload": False,
+    }  # fmt: skip
+    assert case.question.workload.precision == "bf16_mixed"
+    assert case.question.framework.name == "accelerate"
+    more = Beside(**HERE, global_batch_size=64, settings={"micro_batch_size": 4})
+    with pytest.raises(UsageError, match="sync_each_batch: got nothing; the training script"):
+        case_of(found, more)
+    told = {"micro_batch_size": 4, "sync_each_batch": False}
+    case = case_of(found, Beside(**HERE, global_batch_size=64, settings=told))
+    assert case.settings.gradient_accumulation_steps == 2
+    assert not case.settings.sync_each_batch
+
+
+def test_a_no_without_quotes_is_one(written: Any) -> None:
+    text = "distributed_type: NO\nmixed_precision: no\nnum_processes: 1\nuse_cpu: no\n"
+    found = read_file(written(text))
+    assert found.knobs["sharding"] == "ddp"
+    assert found.may["precision"] == ("bf16", "fp32")
+
+
+def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_path: Path) -> None:
+    braces = tmp_path / "braces.yaml"
+    braces.write_text("{distributed_type: NO, num_processes: 1}")
+    assert read_file(str(braces)).ranks == 1
+    merged = tmp_path / "merged.yaml"
+    merged.write_text(
+        "parallelism: &p {dp: 1, tp: 1, pp: 1}\n"
+        "tokens: &t {micro_batch_size: 1, sequence_length: 8}\n"
+        "model: {<<: *t, micro_batch_size: 2}\noptimizer: {}\nmore: {<<: *p, dp: 2}\n"
+    )
+    assert read_file(str(merged)).knobs["micro_batch_size"] == 1
+    marked = tmp_path / "marked.json"
+    marked.write_text('{\n\t"per_device_train_batch_size": 3\n}', encoding="utf-8-sig")
+    assert read_file(str(marked)).knobs["micro_batch_size"] == 3
+
+
+def test_old_names_and_fields_that_are_not_read_are_no_slips(written: Any) -> None:
+    old = {name: value for name, value in DEEPSPEED.items() if name != "bf16"}
+    found = read_file(written(json.dumps({**old, "bfloat16": DEEPSPEED["bf16"]})))
+    assert found.may["precision"] == ("bf16",)
+    for name in ("per_device_eval_batch_size", "torch_compile_mode",
+                 "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):  # fmt: skip
+        assert read_file(written(json.dumps({**TRAINER, name: "x"}))).format_name == "trainer"
+
+
+def test_a_file_of_the_trainer_says_the_batch(written: Any) -> None:
+    case = case_of(read_file(written(json.dumps(TRAINER))), Beside(**HERE))
+    assert case.question.workload.global_batch_size == 4 * 2 * 8
+    assert case.settings.sharding == "ddp"
+    assert case.settings.activation_checkpointing == "full"
+    assert not case.settings.sync_each_batch
+    usual = case_of(read_file(written({"output_dir": "out"})), Beside(**HERE))
+    assert usual.question.workload.global_batch_size == 8 * 8
+
+
+def test_a_file_of_deepspeed_is_read_as_torch_s_equivalent(written: Any) -> None:
+    found = read_file(written(json.dumps(DEEPSPEED)))
+    case = case_of(found, Beside(**HERE))
+    assert case.settings.sharding == "full_shard"
+    assert case.settings.sync_each_batch
+    assert case.question.workload.precision == "bf16"
+    assert any("DeepSpeed needs other buffers" in note for note in case.notes)
+    auto = changed(DEEPSPEED, "gradient_accumulation_steps", "auto")
+    with pytest.raises(UsageError, match="global_batch_size: got nothing"):
+        case_of(read_file(written(auto)), Beside(**HERE))
+
+
+def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
+    found = read_file(written(NANOTRON))
+    case = case_of(found, Beside(cluster="8xh100-80gb"))
+    assert case.question.framework.name == "nanotron"
+    assert case.question.workload.global_batch_size == 2 * 8 * 2
+    assert case.question.workload.sequence_length == 2048
+    assert case.question.workload.model.hidden_size == 2048
+    assert case.settings.tp_size == 4
+    assert case.settings.sharding == "zero1"
+    question = case.question
+    assert predict(
+        question.workload, question.cluster, question.framework, case.settings
+    ).needed_bytes.value
+    with pytest.raises(UsageError, match="cluster: got nothing"):
+        case_of(found, Beside())
+    with pytest.raises(UsageError, match="model: got 'gpt2'; the file says which"):
+        case_of(found, Beside(cluster="8xh100-80gb", model="gpt2"))
+
+
+REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
+    (FSDP, "fsdp_config.fsdp_version", 1, "fsdp_config.fsdp_version: got 1; must be 2"),
+    (FSDP, "fsdp_config.fsdp_auto_wrap_policy", "NO_WRAP", "auto_wrap_policy: got 'NO_WRAP'"),
+    (FSDP, "fsdp_config.fsdp_new", 1, "fsdp_config.fsdp_new: got 1; is not known"),
+    (FSDP, "fsdp_config", [1], "fsdp_config: got [1]; must be an object"),
+    (FSDP, "distributed_type", "MEGATRON_LM", "distributed_type: got 'MEGATRON_LM'"),
+    (FSDP, "mixed_precision", "fp16", "mixed_precision: got 'fp16'"),
+    (FSDP, "num_processes", "8", "num_processes: got '8'; must be a positive whole"),
+    (FSDP, "dynamo_config.dynamo_backend", "INDUCTOR", "dynamo_backend: got 'INDUCTOR'"),
+    (FSDP, "parallelism_config.parallelism_config_tp_size", 2, "tp_size: got 2; must be 1"),
+    (FSDP, "\x1b[2J", 1, "\\x1b[2J: got 1; is not known"),
+    (FSDP, "distributed_type", "DEEPSPEED", "check DeepSpeed's own JSON in its place"),
+    (FSDP, "distributed_type", "NO", "num_processes: got 8; must be 1 where"),
+    (FSDP, "fp8_config", True, "fp8_config: got true; is not predicted"),
+    (FSDP, "num_processes", 2**31, "num_processes: got 2147483648; must be a positive whole"),
+    (FSDP, "parallelism_config.dp_shard_sise", 2, "did you mean dp_shard_size?"),
+    (TRAINER, "per_device_train_batchsize", 4, "did you mean per_device_train_batch_size?"),
+    (TRAINER, "fp16", True, "fp16: got true"),
+    (TRAINER, "torch_compile", True, "torch_compile: got true"),
+    (TRAINER, "use_liger_kernel", True, "use_liger_kernel: got true"),
+    (TRAINER, "deepspeed", "ds.json", "deepspeed: got 'ds.json'; check that file"),
+    (TRAINER, "optim", "adamw_bnb_8bit", "optim: got 'adamw_bnb_8bit'"),
+    (TRAINER, "accelerator_config.split_batches", True, "split_batches: got true"),
+    (TRAINER, "per_device_train_batch_size", 0, "per_device_train_batch_size: got 0"),
+    (TRAINER, "fsdp", True, "fsdp_config.fsdp_version: got nothing; must be 2"),
+    (TRAINER, "fsdp", "full_shard wrap", "fsdp: got 'full_shard wrap'"),
+    (DEEPSPEED, "zero_optimization.stage", 4, "zero_optimization.stage: got 4"),
+    (DEEPSPEED, "zero_optimization.offload_optimizer.device", "cpu", "offload_param: got"),
+    (DEEPSPEED, "zero_optimization.zero_hpz_partition_size", 8, "hpz_partition_size: got 8"),
+    (DEEPSPEED, "zero_optimization.cpu_offload", True, "cpu_offload: got true; is not"),
+    (DEEPSPEED, "bf16.enabled", "auto", "or false; write what accelerate or the Trainer would"),
+    (DEEPSPEED, "fp16.enabled", True, "fp16.enabled: got true"),
+    (DEEPSPEED, "bf16.bf16_optimizer_states", False, "bf16.bf16_optimizer_states: got false"),
+    (DEEPSPEED, "tensor_parallel.autotp_size", 2, "tensor_parallel: got"),
+    (NANOTRON, "parallelism.expert_parallel_size", 2, "expert_parallel_size: got 2"),
+    (NANOTRON, "parallelism.tp_mode", "ALL_REDUCE", "parallelism.tp_mode: got 'ALL_REDUCE'"),
+    (NANOTRON, "parallelism.dp", None, "parallelism.dp: got nothing; is required"),
+    (NANOTRON, "optimizer.zero_stage", 2, "optimizer.zero_stage: got 2"),
+    (NANOTRON, "model.dtype", "float32", "model.dtype: got 'float32'"),
+]
+
+
+def test_what_is_not_predicted_is_refused(written: Any) -> None:
+    for values, path, value, said in REFUSED:
+        with pytest.raises(UsageError) as caught:
+            read_file(written(changed(values, path, value)))
+        assert said in str(caught.value), (path, value)
+
+
+CONTRADICTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (FSDP, {"cluster": "4xh100-80gb"}, "num_processes: got 8; 4xh100-80gb has 4 ranks"),
+    (FSDP, {"cluster": "2x4xh100-80gb"}, "num_machines: got 1; 2x4xh100-80gb has 2"),
+    (FSDP, {"precision": "bf16"}, "precision: got 'bf16'; the file says bf16_mixed"),
+    (FSDP, {"framework": "nanotron"}, "framework: got 'nanotron'; the file says accelerate"),
+    (FSDP, {"settings": {}}, "micro_batch_size: got nothing; the file does not say it"),
+    (FSDP, {"model": None}, "model: got nothing"),
+    (
+        FSDP,
+        {"settings": {"sharding": "ddp", "micro_batch_size": 1}},
+        "settings: got 'sharding=ddp'; the file says sharding=full_shard",
+    ),
+    (
+        changed(FSDP, "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "GPT2Block"),
+        {},
+        "got 'GPT2Block'; the blocks of this model are of the class LlamaDecoderLayer",
+    ),
+    (TRAINER, {"global_batch_size": 128}, "global_batch_size: got 128; the file makes 64"),
+    (
+        changed(TRAINER, "per_device_train_batch_size", None),
+        {"settings": {"micro_batch_size": 4}},
+        "got 'micro_batch_size=4'; the file says nothing of it, which means micro_batch_size=8",
+    ),
+    (NANOTRON, {"model": None, "global_batch_size": 128}, "global_batch_size: got 128"),
+    (changed(DEEPSPEED, "train_batch_size", 1), {}, "global_batch_size: got 32; the file says"),
+]
+
+
+def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
+    for values, more, said in CONTRADICTED:
+        facts: dict[str, Any] = {**HERE, "global_batch_size": 32}
+        if "distributed_type" in values:
+            facts["settings"] = {"micro_batch_size": 4}
+        with pytest.raises(UsageError) as caught:
+            case_of(read_file(written(values)), Beside(**{**facts, **more}))
+        assert said in str(caught.value), more
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1, 2]", "must hold one object"),
+        ("{", "is neither JSON nor YAML"),
+        ("a: b: c", "is neither JSON nor YAML"),
+        ("!!python/object/apply:os.system ['true']", "is neither JSON nor YAML"),
+        ("learning_rate: 1", "is like none of the formats: say --format accelerate|trainer"),
+        (json.dumps({**FSDP, **TRAINER}), "could be of accelerate or trainer"),
+        ("x" * 2**21, "must have 1048576 bytes at most"),
+        ("output_dir: a\noutput_dir: b", "names 'output_dir' twice in one object"),
+        (
+            "output_dir: a\nfsdp_config: {version: 1, version: 2}",
+            "names 'version' twice in one object",
+        ),
+        ('{"output_dir": {"a": 1, "a": 2}}', "names 'a' twice in one object"),
+        ('{"output_dir": "a",}', "is neither JSON nor YAML"),
+        (f"{BOMB}\noutput_dir: *a8", "must hold 100000 values at most"),
+        ("output_dir: a\nx: &x [*x]", "must hold 100000 values at most"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(written: Any, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_file(written(text))
+    assert said in str(caught.value)
+
+
+def test_a_path_that_is_none_is_refused(tmp_path: Path, written: Any) -> None:
+    with pytest.raises(UsageError, match="must be a file, and is a folder"):
+        read_file(str(tmp_path))
+    for path in (str(tmp_path / "missing"), "a\0b", ""):
+        with pytest.raises(UsageError, match="file: got"):
+            read_file(path)
+    with pytest.raises(UnknownNameError, match="format: got 'acelerate'"):
+        read_file(written(FSDP), "acelerate")
+    assert read_file(written("gradient_accumulation_steps: 2"), "trainer").format_name == "trainer"

@@ -1,0 +1,106 @@
+"""What is exported is read back as what it was, in every format that can be checked."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tuner.client.check import Beside, case_of
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import KNOBS, Settings
+from tuner.core.framework import FrameworkName, framework
+from tuner.core.quantity import Provenance
+from tuner.core.study import Question
+from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.launchfiles import About, export, why_not
+from tuner.launchfiles.files import READERS, format_of, parse
+from tuner.model import load_model
+from tuner.space import enumerate_space
+
+ABOUT = About(study_id="st-0123456789ab", date="2026-01-15", provenance=Provenance.MEASURED)
+CLUSTERS = {"l4": 4, "8xa100-80gb": 16, "2x4xh100-80gb": 16}
+"""Global batch sizes by cluster."""
+WORKLOADS: tuple[dict[str, Any], ...] = (
+    {"precision": Precision.BF16, "optimizer": Optimizer.ADAMW},
+    {"precision": Precision.BF16_MIXED, "optimizer": Optimizer.SGD},
+    {"precision": Precision.FP32, "optimizer": Optimizer.ADAMW_8BIT},
+)
+KNOBS_WANTED = {"cpu_offload": (False, True)}
+
+
+def questions(stack: FrameworkName) -> Iterator[Question]:
+    """Of this stack."""
+    model = load_model("stories15m")
+    kinds = (*zip(CLUSTERS.items(), WORKLOADS, strict=True), (("2x4xh100-80gb", 16), WORKLOADS[0]))
+    for (cluster, batch), more in kinds:
+        workload = Workload(model=model, sequence_length=128, global_batch_size=batch, **more)
+        yield Question(
+            workload=workload,
+            cluster=parse_cluster(cluster),
+            framework=framework(stack),
+            knobs={} if stack is FrameworkName.NANOTRON else KNOBS_WANTED,
+        )
+
+
+def beside(question: Question, settings: Settings, said: set[str], decided: set[str]) -> Beside:
+    """All that the file does not say."""
+    work = question.workload
+    facts: dict[str, Any] = {
+        "model": work.model,
+        "sequence_length": work.sequence_length,
+        "global_batch_size": work.global_batch_size,
+        "optimizer": str(work.optimizer),
+        "reduce_dtype": str(work.reduce_dtype),
+        "framework": str(question.framework.name),
+    }
+    kept = {name: value for name, value in facts.items() if name not in said}
+    if "framework" in said:
+        kept["framework"] = facts["framework"]
+    knobs = {name: getattr(settings, name) for name in KNOBS if name not in decided}
+    return Beside(
+        cluster=question.cluster,
+        precision=str(work.precision),
+        framework_versions=question.framework.versions,
+        settings=knobs,
+        **kept,
+    )
+
+
+STACKS = {"nanotron": (FrameworkName.NANOTRON,), "trainer": (FrameworkName.TRAINER,)}
+"""Of which stack's studies a format is; of others too unless it is named here."""
+
+
+@pytest.mark.parametrize("format_name", READERS)
+def test_what_is_exported_is_read_back(format_name: str) -> None:
+    seen = set()
+    usual = (FrameworkName.TORCH, FrameworkName.ACCELERATE)
+    for stack in STACKS.get(format_name, usual):
+        for question in questions(stack):
+            for settings in enumerate_space(question).legal:
+                if why_not(format_name, question, settings) is None:
+                    check(format_name, question, settings)
+                    seen.add((str(settings.sharding), question.cluster.name))
+    assert len(seen) > 2, seen
+
+
+def check(format_name: str, question: Question, settings: Settings) -> None:
+    values = parse(export(format_name, question, settings, ABOUT), "file")
+    assert format_of(values, "file") == format_name
+    found = READERS[format_name].read(values)
+    case = case_of(found, beside(question, settings, set(found.may), set(found.knobs)))
+    assert case.settings == settings, (question.workload, values)
+    work = case.question.workload
+    assert replace(work, model=question.workload.model) == question.workload
+    assert work.model.as_config() == question.workload.model.as_config()
+    assert case.question.cluster == question.cluster
+    assert case.question.framework == question.framework
+
+
+def test_a_file_of_json_says_all() -> None:
+    question = next(questions(FrameworkName.TORCH))
+    settings = enumerate_space(question).legal[0]
+    values = parse(export("json", question, settings, ABOUT), "file")
+    case = case_of(READERS["json"].read(values), Beside())
+    assert case.settings == settings
+    assert case.question == replace(question, knobs={})

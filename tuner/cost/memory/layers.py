@@ -1,0 +1,454 @@
+"""Builds the graph of one decoder layer, operator by operator, as transformers computes it."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from tuner.core.cluster import Device
+from tuner.cost.memory.attention import Attention, Backend, leaves_groups
+from tuner.cost.memory.graph import Graph, Program
+from tuner.model import ModelConfig
+from tuner.model.fields import ARCHITECTURES
+
+# Model types whose norms multiply by their weight in fp32.
+WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
+# Model types with one linear for queries, keys and values.
+_FUSED = frozenset({"gpt2", "gpt_neox", "phi3"})
+# Model types that may rotate a part of each head, and join it with the rest (``torch.cat``).
+_JOINED = frozenset({"phi", "phi3", "gpt_neox"})
+# Activations that transformers computes operator by operator.
+_SPELLED_OUT = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"})
+
+
+class LayerKey(NamedTuple):
+    """Holds what decides the operators of a layer."""
+
+    model: ModelConfig
+    sequence_length: int
+    compute_bytes: int
+    """Bytes of an element in matrix products."""
+    residual_bytes: int
+    """Bytes of an element between the blocks; under autocast these stay fp32."""
+    tp: int
+    recompute: bool
+    """Whether backward gathers activations again (``tp_recompute_allgather``)."""
+    device: Device
+    attention: Attention
+    """What computes attention."""
+
+
+@lru_cache(maxsize=4096)
+def layer_program(key: LayerKey, *, sparse: bool, sliding: bool) -> Program:
+    """The events of one layer: ``sparse`` with experts, ``sliding`` with windowed attention."""
+    return _Layer(key, sparse=sparse, sliding=sliding).program()
+
+
+def dropout_mask(size: float, width: int, device: Device) -> float:
+    """Bytes that dropout of ``size`` bytes keeps: CUDA's kernel a byte for each element of
+    ``width`` bytes, CPU's a mask in the tensor's own precision."""
+    return size / width if device is Device.CUDA else size
+
+
+class _Layer:
+    """Builds the graph of one layer. ``x`` are tensors of the graph."""
+
+    def __init__(self, key: LayerKey, *, sparse: bool, sliding: bool) -> None:
+        model = key.model
+        self.key, self.model, self.sparse, self.sliding = key, model, sparse, sliding
+        self.architecture, self.fields = ARCHITECTURES[model.model_type], model.fields
+        self.c, self.r, self.tp = key.compute_bytes, key.residual_bytes, key.tp
+        self.casts = self.r > self.c
+        self.copies = 2 if key.device is Device.CPU else 1  # gloo scatters a copy
+        self.tokens = key.sequence_length
+        self.hidden = model.hidden_size
+        self.own = key.sequence_length / self.tp
+        """Tokens of a sequence that this rank holds between the blocks."""
+        self.queries = model.heads * model.head_dim / self.tp
+        self.keys = model.kv_heads * model.head_dim / self.tp
+        self.stream = self.r * self.own * self.hidden
+        self.memory: dict[int, int] = {}  # of tensors that are parts of others
+        self.returned: tuple[int, ...] = ()  # what attention returns beside its output
+        self.graph = Graph(self.stream, casts_weights=self.casts, keeps_casts=self.tp == 1)
+
+    def program(self) -> Program:
+        """The compiled layer."""
+        if self.model.model_type in ("phi", "gpt_neox"):
+            return self.graph.compile(self._parallel())
+        x = 0
+        for block in (self._attention, self._moe if self.sparse else self._mlp):
+            x = self._add(x, self._after(block(self._before(x))))
+        self.graph.hold(*self.returned)
+        return self.graph.compile(x)
+
+    def _before(self, x: int) -> int:
+        return x if self.model.model_type == "olmo2" else self._norm(x)
+
+    def _after(self, x: int) -> int:
+        """Adds what some types do with a block's output before it is added."""
+        if self.model.model_type in ("olmo2", "gemma2", "gemma3_text"):
+            return self._norm(x)
+        return self._dropout(x, self.fields.get("resid_pdrop", self.fields.get("hidden_dropout")))
+
+    def _parallel(self) -> int:
+        """Attention and MLP beside each other, on one norm or two."""
+        attention = self._norm(0)
+        mlp = attention if self.model.model_type == "phi" else self._norm(0)
+        side = self._after(self._attention(attention))
+        if self.fields.get("use_parallel_residual") is False:
+            middle = self._add(0, side)
+            return self._add(middle, self._after(self._mlp(self._norm(middle))))
+        return self._add(self._add(side, self._after(self._mlp(mlp))), 0)
+
+    def _add(self, x: int, y: int) -> int:
+        return self.graph.op(self.stream, x, y, passes=True)
+
+    def _dropout(self, x: int, rate: float | None) -> int:
+        if not rate:
+            return x
+        mask = dropout_mask(self.stream, self.r, self.key.device)
+        index = self.graph.next + 1
+        return self.graph.ops((self.stream, mask), x, saves=(index,))[0]
+
+    def _norm(self, x: int) -> int:
+        """The norm of the residual stream."""
+        return self._normed(x, self.own, self.hidden, self.r, weights=self.hidden)
+
+    def _inner_norm(self, x: int, channels: float, heads: int) -> int:
+        """The norm of queries or keys, over each head's channels or over all."""
+        if self.architecture.wide_norms:
+            return self._normed(
+                x, self.tokens, channels, self.c, weights=self.model.head_dim * heads
+            )
+        rows, channels = self.tokens * channels / self.model.head_dim, self.model.head_dim
+        return self._normed(x, rows, channels, self.c, weights=self.model.head_dim)
+
+    def _normed(self, x: int, rows: float, channels: float, width: int, *, weights: int) -> int:
+        """RMSNorm in fp32, or LayerNorm, of elements of ``width`` bytes.
+
+        Each row's root mean square, or its mean and deviation, is kept in fp32.
+        """
+        graph, size, index = self.graph, rows * channels, self.graph.next + 1
+        if self.architecture.norm_weights == 2:
+            sizes = (width * size, 8 * rows)
+            return graph.ops(sizes, x, saves=(x, index), weights=(2 * weights,))[0]
+        wide = x if width == 4 else graph.op(4 * size, x)
+        normed = graph.ops(
+            (4 * size, 4 * rows), wide, saves=(wide, graph.next + 1),
+            forward_work=4 * size, backward_work=8 * size,
+        )[0]  # fmt: skip
+        if self.model.model_type in WIDE_NORMS:
+            weighed = graph.op(
+                4 * size, normed, saves=(normed,), backward_work=4 * size, weight=weights
+            )
+            return weighed if width == 4 else graph.op(width * size, weighed)
+        narrow = normed if width == 4 else graph.op(width * size, normed)
+        return graph.op(
+            width * size, narrow, saves=(narrow,), backward_work=width * size, weight=weights
+        )
+
+    def _cast(self, x: int, size: float) -> int:
+        """Adds the copy that autocast makes of a linear's input."""
+        return self.graph.op(self.c * size, x) if self.casts else x
+
+    def _columns(
+        self, x: int, outputs: tuple[float, ...], bias: bool | str = False
+    ) -> tuple[int, ...]:
+        """Linears that share an input of the hidden size; ``outputs`` are of this rank."""
+        graph, whole = self.graph, self.tokens * self.hidden
+        if self.tp == 1:
+            return tuple(self._linear(x, self.hidden, width, bias=bias) for width in outputs)
+        shard = self._cast(x, self.own * self.hidden)
+        again = self.key.recompute
+        gathered = graph.op(
+            self.c * whole, shard, saves=(shard,) if again else (),
+            forward_work=self.c * whole, backward_work=self.copies * self.c * whole,
+        )  # fmt: skip
+        return graph.ops(
+            [self.c * self.tokens * width for width in outputs], gathered,
+            saves=() if again else (gathered,),
+            backward_work=2 * self.c * whole if again else 0.0,
+            weights=[(self.hidden + self._has(bias)) * width for width in outputs],
+        )  # fmt: skip
+
+    def _linear(
+        self, x: int, into: float, out: float, *, wide: bool = True, bias: bool | str = False
+    ) -> int:
+        """A linear; ``wide`` inputs are in the residual stream's precision."""
+        cast = self._cast(x, self.tokens * into) if wide else x
+        weight = (into + self._has(bias)) * out
+        return self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=weight)
+
+    def _has(self, condition: bool | str) -> bool:
+        """A property of the architecture, or the flag of the configuration that decides it."""
+        return bool(self.fields[condition]) if isinstance(condition, str) else condition
+
+    def _row(self, x: int, into: float, bias: bool | str = False) -> int:
+        """The linear that leads back to the hidden size."""
+        out = self._linear(x, into, self.hidden, wide=False, bias=bias)
+        if self.tp == 1:
+            return out
+        whole = self.c * self.tokens * self.hidden
+        return self.graph.op(
+            whole / self.tp, out, forward_work=self.copies * whole, backward_work=whole
+        )
+
+    def _queries_keys_values(self, x: int) -> tuple[int, int, int]:
+        """Three linears, or one whose parts they are."""
+        widths = (self.queries, self.keys, self.keys)
+        if self.model.model_type not in _FUSED:
+            q, k, v = self._columns(x, widths, self.architecture.qkv_bias)
+            return q, k, v
+        whole = self._linear(x, self.hidden, sum(widths), bias=self.architecture.qkv_bias)
+        sizes = [self.c * self.tokens * width for width in widths]
+        q, k, v = self.graph.ops(sizes, whole, views=True)
+        self.memory = dict.fromkeys((q, k, v), whole)
+        return q, k, v
+
+    def _attention(self, x: int) -> int:
+        q, k, v = self._queries_keys_values(x)
+        if self._norms_queries():
+            q = self._inner_norm(q, self.queries, self.model.heads)
+            k = self._inner_norm(k, self.keys, self.model.kv_heads)
+        if self.architecture.rope is not None:
+            straight = q, k
+            q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
+            self.graph.hold(*straight)
+        attended = self._attend()(q, k, v)
+        out = self._row(attended, self.queries, self.architecture.output_bias)
+        self.graph.hold(x, q, k, v)
+        return out
+
+    def _attend(self) -> Callable[[int, int, int], int]:
+        backend = self.key.attention.of(masked=self.sliding)
+        if backend is Backend.EAGER:
+            return self._capped
+        if backend is Backend.MATH:
+            return self._math
+        if self._drops_out() and self.key.device is Device.CPU:
+            return self._unfused
+        return self._joined if self.model.model_type in _JOINED else self._fused
+
+    def _drops_out(self) -> bool:
+        return bool(self.fields.get("attention_dropout") or self.fields.get("attn_pdrop"))
+
+    def _norms_queries(self) -> bool:
+        return self._has(self.architecture.head_norms) or self.architecture.wide_norms
+
+    def _rotate(self, x: int, width: float) -> int:
+        """Rotary positions: two products and their sum, of which nothing is kept."""
+        size = self.tokens * width
+        wide = 4 if self.casts else self.c
+        turned = self.graph.op(
+            wide * size, x, forward_work=3 * wide * size, backward_work=2 * wide * size
+        )
+        return self._cast(turned, size)
+
+    def _repeated(self, x: int, width: int | None = None) -> int:
+        """Keys or values for every query head, where the kernel does not do it itself.
+
+        They have elements of ``width`` bytes; by default those of matrix products.
+        """
+        if self.keys == self.queries:
+            return x
+        return self.graph.op((width or self.c) * self.tokens * self.queries, x)
+
+    def _fused(self, q: int, k: int, v: int) -> int:
+        """A fused kernel keeps its inputs, its output, and one fp32 per head and token.
+
+        cuDNN's and the efficient one keep what flash attention keeps; what cuDNN's backward takes
+        beside it is not known, and not counted.
+
+        With a window it takes a mask: each layer keeps it in the scores' precision, and keys and
+        values are repeated for all query heads (transformers, ``use_gqa_in_sdpa``).
+        """
+        size, heads = self.c * self.tokens * self.queries, self.model.heads / self.tp
+        first = self.graph.next
+        mask = 0.0
+        if self.sliding or not leaves_groups(self.model):
+            k, v = self._repeated(k), self._repeated(v)
+            first = self.graph.next
+        if self.sliding:
+            mask = self.c * self.tokens**2
+        outputs = (size, 4 * self.tokens * heads, mask)
+        given = (self.memory.get(t, t) for t in (q, k, v))
+        saves = (*given, first, first + 1, first + 2)
+        return self.graph.ops(outputs, q, k, v, saves=saves)[0]
+
+    def _joined(self, q: int, k: int, v: int) -> int:
+        """Joined heads lie one after the other, and so do their outputs: these are copied."""
+        return self.graph.op(self.c * self.tokens * self.queries, self._fused(q, k, v))
+
+    def _scores(self) -> float:
+        """Scores of all heads of this rank, in elements."""
+        return self.model.heads / self.tp * float(self.tokens) ** 2
+
+    def _capped(self, q: int, k: int, v: int) -> int:
+        """Attention operator by operator, with capped scores.
+
+        Softmax copies scores to fp32 first: ATen's kernel of both does so for fp16 only. The layer
+        holds the probabilities, which attention returns, to its end.
+        """
+        graph, c, scores = self.graph, self.c, self._scores()
+        size = c * self.tokens * self.queries
+        k, v = self._repeated(k), self._repeated(v)
+        repeated = k, v
+        q = graph.op(size, q)
+        raw = graph.op(c * scores, q, k, saves=(q, k), forward_work=c * scores)
+        capped = graph.op(
+            c * scores, raw, output_saved=True, forward_work=c * scores, backward_work=c * scores
+        )
+        masked = graph.op(c * scores, capped, forward_work=c * scores, backward_work=c * scores)
+        soft = graph.op(
+            4 * scores, masked, output_saved=True, backward_work=4 * scores,
+            forward_work=4 * scores if c < 4 else 0.0,
+        )  # fmt: skip
+        narrow = soft if c == 4 else graph.op(c * scores, soft)
+        graph.hold(masked)
+        out = graph.op(size, narrow, v, saves=(narrow, v), forward_work=size)
+        joined = graph.op(size, out)
+        graph.hold(*repeated)
+        self.returned = (narrow,)
+        return joined
+
+    def _math(self, q: int, k: int, v: int) -> int:
+        """Attention by torch's operators (``_scaled_dot_product_attention_math`` in
+        ``aten/src/ATen/native/transformers/attention.cpp``), in fp32 whatever comes in.
+
+        Kept are queries and keys as they were multiplied, the probabilities, and the values. What
+        is not grouped is copied for the products, for its heads lie beside each other. The mask is
+        added out of place, as it is wherever a mode looks on; ``_safe_softmax`` marks scores in a
+        byte each, and softmax's backward has a buffer (``softmax_backward_cuda_out`` in
+        ``SoftMax.cu``). The mask itself, one for all heads, is not counted.
+        """
+        graph, wide, scores = self.graph, 4 * self.tokens * self.queries, 4 * self._scores()
+        repeats = leaves_groups(self.model) and not self.sliding
+        if not repeats:
+            k, v = self._repeated(k), self._repeated(v)
+        given = k, v
+        if self.c < 4:
+            less = wide * self.keys / self.queries if repeats else wide
+            q, k, v = (graph.op(size, x) for size, x in ((wide, q), (less, k), (less, v)))
+        scaled, held = graph.op(wide, q), (q, k, v)
+        if repeats:
+            k, v = self._repeated(k, 4), self._repeated(v, 4)
+        turned = graph.op(wide, k)
+        queries = graph.op(wide, scaled)
+        keys = turned if repeats else graph.op(wide, turned)
+        raw = graph.op(scores, queries, keys, saves=(queries, keys))
+        graph.hold(turned)
+        masked = graph.op(scores, raw, passes=True)
+        soft = graph.op(
+            scores, masked, output_saved=True, forward_work=scores / 4, backward_work=scores
+        )
+        weights = soft
+        if self._drops_out():
+            index = graph.next + 1
+            weights = graph.ops((scores, scores / 4), soft, saves=(index,))[0]
+        values = v if repeats else graph.op(wide, v)
+        out = graph.op(wide, weights, values, saves=(weights, values))
+        if self.c < 4:
+            out = graph.op(wide * self.c / 4, out, forward_work=self.c * scores / 4)
+        graph.hold(*given, *held, k, v, scaled, weights)
+        return graph.op(wide * self.c / 4, out)
+
+    def _unfused(self, q: int, k: int, v: int) -> int:
+        """CPU's attention with dropout: in fp32, with its weights, a mask and their product."""
+        graph, scores, size = self.graph, self._scores(), 4 * self.tokens * self.queries
+        k, v = self._repeated(k), self._repeated(v)
+        q, k, v = graph.op(size, q), graph.op(size, k), graph.op(size, v)
+        raw = graph.op(4 * scores, q, k, saves=(q, k), forward_work=4 * scores)
+        soft = graph.op(4 * scores, raw, output_saved=True)
+        first = graph.next
+        dropped = graph.ops((4 * scores, 4 * scores), soft, saves=(first + 1,))[0]
+        out = graph.op(
+            size, dropped, v, saves=(dropped, v), forward_work=self.c * scores if self.c < 4 else 0
+        )
+        return graph.op(self.c * self.tokens * self.queries, out, forward_work=size / 2)
+
+    def _mlp(self, x: int) -> int:
+        out = self._dense(x)
+        self.graph.hold(x)
+        return out
+
+    def _dense(self, x: int) -> int:
+        width = self.model.intermediate_size / self.tp
+        name, bias = self._activation_name(), self.architecture.mlp_bias
+        if not self.architecture.gated:
+            inner = self._columns(x, (width,), bias)[0]
+            return self._row(self._activated(inner, width, name), width, bias)
+        if self.model.model_type == "phi3":
+            return self._row(self._fused_gate(x, width), width)
+        if self.tp > 1:
+            gate, up = self._columns(x, (width, width), bias)
+            active = self._activated(gate, width, name)
+        else:
+            gate = self._linear(x, self.hidden, width, bias=bias)
+            active = self._activated(gate, width, name)
+            up = self._linear(x, self.hidden, width, bias=bias)
+        size = self.c * self.tokens * width
+        return self._row(self.graph.op(size, active, up, saves=(active, up)), width, bias)
+
+    def _fused_gate(self, x: int, width: float) -> int:
+        """Gate and up from one linear."""
+        size = self.c * self.tokens * width
+        both = self._linear(x, self.hidden, 2 * width)
+        gate, up = self.graph.ops((size, size), both, views=True)
+        active = self.graph.op(size, gate, saves=(both,))
+        return self.graph.op(size, active, up, saves=(active, both))
+
+    def _activation_name(self) -> str:
+        names = ("hidden_act", "hidden_activation", "activation_function")
+        return str(next((self.fields[n] for n in names if n in self.fields), "silu"))
+
+    def _activated(self, x: int, width: float, name: str) -> int:
+        graph, size = self.graph, self.c * self.tokens * width
+        if name not in _SPELLED_OUT:
+            return graph.op(size, x, saves=(x,))
+        half = graph.op(size, x)
+        inner = graph.op(
+            size, x, saves=(x,), output_saved=True, forward_work=2 * size, backward_work=2 * size
+        )
+        more = graph.op(size, inner, passes=True)
+        return graph.op(size, half, more, saves=(half, more))
+
+    def _moe(self, x: int) -> int:
+        """A router, and the grouped products of transformers' ``grouped_mm_experts_forward``.
+
+        Tokens are copied for each of their experts. Autocast passes over grouped products, so
+        experts compute in the precision that they get. Each rank's own tokens only.
+        """
+        graph, model, e = self.graph, self.model, self.r
+        chosen = self.own * model.experts_per_token
+        width, experts = model.expert_intermediate_size, model.experts
+        tokens, inner = e * chosen * self.hidden, e * chosen * width
+        weighed = 4.0 * chosen * self.hidden
+        first = graph.next
+        routed = graph.ops(
+            (4 * self.own * experts, 32 * chosen), x, saves=(x, first, first + 1),
+            weights=(experts * self.hidden,),
+        )[0]  # fmt: skip
+        sent = graph.op(tokens, x)
+        into, out_of = experts * 2 * width * self.hidden, experts * width * self.hidden
+        if self.tp > 1:  # replicated weights get their gradients at the block's end, together
+            into, out_of = into + out_of, 0
+        both = graph.op(2 * inner, sent, saves=(sent,), weight=into, casts=False)
+        gate, up = graph.ops((inner, inner), both, views=True)
+        active = graph.op(inner, gate, saves=(both,))
+        product = graph.op(inner, active, up, saves=(active, both))
+        down = graph.op(tokens, product, saves=(product,), weight=out_of, casts=False)
+        scaled = graph.op(weighed, down, routed, saves=(down,), backward_work=weighed)
+        back = graph.op(weighed, scaled)
+        out = graph.op(self.stream, back, forward_work=4 * self.own * self.hidden)
+        graph.hold(x, sent, down)
+        shared = self.fields.get("shared_expert_intermediate_size")
+        return self._add(out, self._shared(x, shared)) if shared else out
+
+    def _shared(self, x: int, width: float) -> int:
+        """The expert that every token goes through, and its gate."""
+        size = self.c * self.own * width
+        gate, up = self._linear(x, self.hidden, width), self._linear(x, self.hidden, width)
+        active = self.graph.op(size, gate, saves=(gate,))
+        out = self._linear(
+            self.graph.op(size, active, up, saves=(active, up)), width, self.hidden, wide=False
+        )
+        return self.graph.op(self.stream, out, saves=(out,), weight=self.hidden)

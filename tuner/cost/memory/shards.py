@@ -1,0 +1,368 @@
+"""Parameters that FSDP2 gathers together, in elements: accelerate's units.
+
+accelerate wraps the embedding, each decoder layer, and the last norm with the head; what is left is
+the root's (``fsdp2_prepare_model`` in ``accelerate/utils/fsdp_utils.py``). Where the head is the
+embedding, both are one unit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple
+
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.cost.memory.attention import attention_of
+from tuner.cost.memory.graph import Program
+from tuner.cost.memory.layers import LayerKey, layer_program
+from tuner.cost.memory.tensors import Split, Tensor, model_tensors
+from tuner.model import ModelConfig
+from tuner.model.shape import SLIDING, layer_kinds
+
+
+class Unit(NamedTuple):
+    """Elements of parameters that are gathered together."""
+
+    whole: int = 0
+    """What one rank computes with: the tensor-parallel rank's part."""
+    padded: int = 0
+    """The same with what sharding pads: whole rows of dimension 0 for every rank."""
+    shard: int = 0
+    """What one rank keeps."""
+    summed: int = 0
+    """Of the largest weight whose gradient is summed over tensor-parallel ranks."""
+
+    def beside(self, other: "Unit") -> "Unit":
+        """Both as one unit."""
+        return Unit(
+            whole=self.whole + other.whole,
+            padded=self.padded + other.padded,
+            shard=self.shard + other.shard,
+            summed=max(self.summed, other.summed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """The units of a model."""
+
+    embedding: Unit
+    """The token embedding, also where it is the head too."""
+    layers: tuple[Unit, ...]
+    """Decoder layers, in order."""
+    tail: Unit
+    """The last norm, and the head where it is not the embedding."""
+    root: Unit
+    """Learned positions, where there are any."""
+
+
+@lru_cache(maxsize=4096)
+def model_units(model: ModelConfig, tp: int, ranks: int) -> Units:
+    """The units of a model that is sharded over ``ranks``."""
+    tensors = model_tensors(model)
+
+    def unit(*parts: Tensor) -> Unit:
+        return _unit(parts, tp, ranks)
+
+    dense, sparse = unit(*tensors.dense_layer), unit(*tensors.sparse_layer)
+    return Units(
+        embedding=unit(*tensors.embedding),
+        layers=tuple(sparse if is_sparse else dense for is_sparse in tensors.is_sparse),
+        tail=unit(*tensors.norm, *tensors.head),
+        root=unit(*tensors.positions),
+    )
+
+
+@lru_cache(maxsize=256)
+def largest_shard(model: ModelConfig, tp: int, ranks: int) -> int:
+    """Elements of the largest single parameter's shard."""
+    return max(shard_elements(t.local(tp), ranks) for t in set(model_tensors(model).all))
+
+
+def shard_elements(tensor: Tensor, ranks: int) -> int:
+    """Counts the elements that rank 0 keeps: FSDP2 cuts dimension 0, and every shard has room for
+    the largest.
+
+    For packed experts that dimension is the expert: each rank holds room for whole ones, even if
+    there are more ranks than experts.
+    """
+    return -(-tensor.rows // ranks) * tensor.columns
+
+
+def _unit(parts: Iterable[Tensor], tp: int, ranks: int) -> Unit:
+    local = [part.local(tp) for part in parts]
+    shard = sum(shard_elements(part, ranks) for part in local)
+    summed = [part.elements for part in local if tp > 1 and part.split is Split.NONE]
+    return Unit(
+        whole=sum(part.elements for part in local),
+        padded=shard * ranks,
+        shard=shard,
+        summed=max(summed, default=0),
+    )
+
+
+class Axis(StrEnum):
+    """Mesh axes."""
+
+    DP = "dp"  # DDP's replicas
+    DP_SHARD = "dp_shard"  # ranks that FSDP shards over
+    DP_REPLICATE = "dp_replicate"  # ranks that hold equal shards (hybrid_shard)
+    TP = "tp"
+
+
+class Sizes(NamedTuple):
+    """Ranks on each axis."""
+
+    tp: int
+    shard: int
+    """Ranks that FSDP shards over; 1 without it."""
+    replicate: int
+    """Ranks that hold equal shards; 1 unless FSDP shards within nodes."""
+    dp: int
+    """Ranks that see different data, with FSDP or without."""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Tells whether FSDP wraps the model."""
+        return self.shard * self.replicate > 1
+
+
+def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
+    """Ranks on each axis; ``hybrid_shard`` shards within a node and replicates between nodes."""
+    dp = settings.data_parallel_size(cluster.world_size)
+    sharded = settings.sharding in FSDP and dp > 1
+    replicate = cluster.nodes if sharded and settings.sharding is Sharding.HYBRID_SHARD else 1
+    shard = dp // replicate if sharded else 1
+    return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp)
+
+
+def is_fsdp(settings: Settings, cluster: Cluster) -> bool:
+    """Tells whether FSDP wraps the model."""
+    return axis_sizes(settings, cluster).is_fsdp
+
+
+def shard_ranks(settings: Settings, cluster: Cluster) -> int:
+    """Ranks that split the optimizer's state among themselves."""
+    sizes = axis_sizes(settings, cluster)
+    return sizes.dp if settings.sharding is Sharding.ZERO1 else sizes.shard
+
+
+# Bytes of a parameter, and of its gradient where it is kept between micro-batches.
+WEIGHT_BYTES = {Precision.BF16: 2, Precision.BF16_MIXED: 4, Precision.FP32: 4}
+
+# Bytes of an activation, and of a gathered parameter.
+COMPUTE_BYTES = {Precision.BF16: 2, Precision.BF16_MIXED: 2, Precision.FP32: 4}
+
+# Bytes of an unsharded gradient that waits for its reduction.
+REDUCE_BYTES = {ReduceDtype.BF16: 2, ReduceDtype.FP32: 4}
+
+# torchao's 8-bit AdamW: two moments of a byte, and an fp32 scale for each block of 256.
+STATE_BYTES_8BIT = 2 * (1 + 4 / 256)
+
+# Of its step on CUDA, per element of the parameter that is updated: both moments in fp32, and new
+# scales (``single_param_adam`` in torchao/optim/adam.py, as inductor compiles it).
+STEP_BYTES_8BIT = 2 * (4 + 4 / 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One decoder layer."""
+
+    program: Program
+    """What its activations do."""
+    unit: Unit
+    """Its parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Some layers together; the sums of their fields."""
+
+    count: int
+    """How many."""
+    kept_bytes: float
+    cast_elements: float
+    unsaved_cast_elements: float
+    whole: float
+    padded: float
+    shard: float
+
+    @classmethod
+    def of(cls, layers: tuple[Layer, ...]) -> "Span":
+        """The sums of some layers."""
+        return cls(
+            count=len(layers),
+            kept_bytes=sum(layer.program.kept_bytes for layer in layers),
+            cast_elements=sum(layer.program.cast_elements for layer in layers),
+            unsaved_cast_elements=sum(layer.program.unsaved_cast_elements for layer in layers),
+            whole=sum(layer.unit.whole for layer in layers),
+            padded=sum(layer.unit.padded for layer in layers),
+            shard=sum(layer.unit.shard for layer in layers),
+        )
+
+
+# Layers at each end whose backward is followed one by one.
+NEAR_ENDS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """A model as one rank holds it."""
+
+    layers: tuple[Layer, ...]
+    """In order."""
+    all_layers: Span
+    """All of them together."""
+    inner: Span
+    """Those between the first and the last."""
+    middle: Span
+    """Those between the first two and the last two."""
+    embedding: Unit
+    """The token embedding; empty where it is tied to the head."""
+    tail: Unit
+    """The output head and the last norm; learned positions too, which are few."""
+    largest: float
+    """Elements of the largest single parameter's shard."""
+
+    @property
+    def whole(self) -> float:
+        """Elements that one rank computes with."""
+        return self.embedding.whole + self.all_layers.whole + self.tail.whole
+
+    @property
+    def shard(self) -> float:
+        """Elements that one rank keeps."""
+        return self.embedding.shard + self.all_layers.shard + self.tail.shard
+
+
+def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
+    """Tells whether fp32 weights are cast where they are used, and not where they are gathered."""
+    return workload.precision is Precision.BF16_MIXED and not is_fsdp(settings, cluster)
+
+
+def state_bytes(workload: Workload) -> float:
+    """Bytes of optimizer state per parameter: Adam has two moments."""
+    if workload.optimizer is Optimizer.ADAMW:
+        return 2 * WEIGHT_BYTES[workload.precision]
+    return STATE_BYTES_8BIT if workload.optimizer is Optimizer.ADAMW_8BIT else 0
+
+
+def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
+    """The model as one rank holds it; under pipelining, the first stage's share of layers."""
+    compute = COMPUTE_BYTES[workload.precision]
+    residual = 4 if autocasts(workload, settings, cluster) else compute
+    key = LayerKey(
+        model=workload.model,
+        sequence_length=workload.sequence_length,
+        compute_bytes=compute,
+        residual_bytes=residual,
+        tp=axis_sizes(settings, cluster).tp,
+        recompute=settings.tp_recompute_allgather,
+        device=cluster.gpu.device,
+        attention=attention_of(workload.model, compute, cluster.gpu),
+    )
+    return _shards(key, shard_ranks(settings, cluster), settings.pp_size)
+
+
+@lru_cache(maxsize=1024)
+def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
+    model, tp = key.model, key.tp
+    variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
+    units = model_units(model, tp, ranks)
+    made = {
+        one: Layer(program=layer_program(key, sparse=one.sparse, sliding=one.masked), unit=unit)
+        for one, unit in set(zip(variants, units.layers[: len(variants)], strict=True))
+    }
+    tail, tied = units.tail.beside(units.root), model.tied_embeddings
+    layers = tuple(made[one] for one in variants)
+    return Shards(
+        layers=layers,
+        all_layers=Span.of(layers),
+        inner=Span.of(layers[1:-1]),
+        middle=Span.of(layers[NEAR_ENDS:-NEAR_ENDS]),
+        embedding=Unit() if tied else units.embedding,
+        tail=tail.beside(units.embedding) if tied else tail,
+        largest=largest_shard(model, tp, ranks),
+    )
+
+
+class LayerVariant(NamedTuple):
+    """Holds what makes two layers need different memory in sequences of one length."""
+
+    sparse: bool
+    """Whether it has experts."""
+    masked: bool
+    """Whether its attention takes a window's mask."""
+
+
+@lru_cache(maxsize=256)
+def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVariant, ...]:
+    """The variant of each layer, in order."""
+    window = model.fields.get("sliding_window") or 0
+    masks = 0 < window <= sequence_length
+    return tuple(
+        LayerVariant(sparse=kind.sparse, masked=masks and kind.attention == SLIDING)
+        for kind in layer_kinds(model)
+    )
+
+
+def checkpointed(settings: Settings) -> bool:
+    """Tells whether backward computes each layer again."""
+    return settings.activation_checkpointing is Checkpointing.FULL
+
+
+def copies_whole(workload: Workload, cluster: Cluster) -> bool:
+    """On CUDA torch's AdamW works on all parameters at once, through one copy of them."""
+    return workload.optimizer is Optimizer.ADAMW and cluster.gpu.device is Device.CUDA
+
+
+# DDP's first bucket is small, so that reducing starts early.
+FIRST_BUCKET_BYTES = 2**20
+# ``bucket_cap_mb`` of ``DistributedDataParallel`` where nobody sets it.
+BUCKET_BYTES = 25 * 2**20
+
+
+@lru_cache(maxsize=256)
+def ddp_buckets(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
+    """Bytes of DDP's buckets, from the last parameter to the first.
+
+    A bucket is closed by the gradient that brings it to its cap
+    (``compute_bucket_assignment_by_size``), so a large gradient makes a large bucket.
+    """
+    closed: list[int] = []
+    filling, cap = 0, FIRST_BUCKET_BYTES
+    for tensor in reversed(list(model_tensors(model).all)):
+        filling += weight_bytes * tensor.elements
+        if filling >= cap:
+            closed.append(filling)
+            filling, cap = 0, BUCKET_BYTES
+    return (*closed, filling) if filling else tuple(closed)
+
+
+@lru_cache(maxsize=256)
+def full_buckets_bytes(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
+    """Bytes of the buckets that are full as backward comes down to each layer.
+
+    Item ``i`` is for when ``i`` layers are left to do, so the first is for when only the
+    embedding's gradient is missing.
+    """
+    tensors, there = model_tensors(model), 0
+    parts: list[Sequence[Tensor]] = [*reversed(list(tensors.layers))]
+    found: list[int] = []
+    for part in [(*tensors.norm, *tensors.head), *parts]:
+        there += weight_bytes * sum(tensor.elements for tensor in part)
+        found.append(_full(ddp_buckets(model, weight_bytes), there))
+    return tuple(reversed(found))
+
+
+def _full(buckets: tuple[int, ...], there: int) -> int:
+    """Bytes of the first buckets that gradients of ``there`` bytes fill."""
+    full = 0
+    for size in buckets:
+        if full + size > there:
+            break
+        full += size
+    return full

@@ -1,0 +1,466 @@
+"""Memory of one optimizer step of torch, accelerate and trainer by arithmetic: what is held when.
+
+The step's last micro-batch is followed from event to event: FSDP2's gathers, copies and reductions
+(:mod:`tuner.cost.memory.wrapping`; as accelerate 1.15 wraps, the embedding, each decoder layer, and
+the last norm with the head are units), autograd through the layers
+(:mod:`tuner.cost.memory.layers`), the loss of transformers 5, and the optimizer. Layers between the
+first two and the last two are passed in one go, for memory in between is a straight line. Sources
+beside that code: Rajbhandari et al. 2020, "ZeRO" (https://arxiv.org/abs/1910.02054) for what data
+parallelism shards, Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198) for sequence
+parallelism.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Phase
+from tuner.core.workload import Optimizer, Workload
+from tuner.cost.memory.layers import WIDE_NORMS, dropout_mask
+from tuner.cost.memory.shards import (
+    NEAR_ENDS,
+    REDUCE_BYTES,
+    STEP_BYTES_8BIT,
+    WEIGHT_BYTES,
+    Layer,
+    Span,
+    Unit,
+    copies_whole,
+    is_fsdp,
+    layer_variants,
+    shards,
+    state_bytes,
+)
+from tuner.cost.memory.tensors import rotated_channels
+from tuner.cost.memory.wrapping import (
+    ACTIVATIONS,
+    DDP_BUCKETS,
+    GATHERED_PARAMETERS,
+    GRADIENTS_SHARDED,
+    GRADIENTS_UNSHARDED,
+    LOGITS_AND_LOSS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    TEMPORARIES,
+    Moment,
+    Wrapping,
+)
+from tuner.model.fields import ARCHITECTURES
+from tuner.model.shape import has_capped_scores, layer_kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Memory of one optimizer step on the rank that needs most."""
+
+    moments: Mapping[Phase, Moment]
+    """The highest moment of each phase."""
+    micro_batch_size: int
+    """Sequences at once."""
+
+    @property
+    def total_bytes(self) -> float:
+        """The peak."""
+        return max(self.by_phase.values())
+
+    @property
+    def by_phase(self) -> dict[Phase, float]:
+        """The highest of each phase, in bytes."""
+        return {phase: one.total(self.micro_batch_size) for phase, one in self.moments.items()}
+
+    def breakdown(self, phase: Phase) -> Mapping[str, float]:
+        """Bytes by category at a phase's highest moment."""
+        return self.moments[phase].breakdown(self.micro_batch_size)
+
+
+def step_memory(workload: Workload, settings: Settings, cluster: Cluster) -> StepMemory:
+    """The memory of a configuration. ``pp_size`` divides the layers; no more of it is followed.
+
+    Raises:
+        ZeroDivisionError: settings of more ranks than the cluster has.
+    """
+    size, count = settings.micro_batch_size, settings.gradient_accumulation_steps
+    highest: dict[Phase, Moment] = {}
+    for moment in step_moments(workload, settings.settings_class, count > 1, cluster):
+        known = highest.get(moment.phase)
+        if known is None or moment.total(size) > known.total(size):
+            highest[moment.phase] = moment
+    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBound:
+    """Holds what puts probes in order of memory."""
+
+    floor_bytes: int
+    """What the step's peak cannot be below."""
+    total_bytes: int
+    """Estimate of the step's peak."""
+
+
+def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> MemoryBound:
+    """The bound of a configuration; it does not fall when only the micro-batch size grows.
+
+    The floor is parameters, optimizer state, and gradients as they must be between micro-batches.
+
+    Raises:
+        ZeroDivisionError: settings of more ranks than the cluster has.
+    """
+    total = step_memory(workload, settings, cluster).total_bytes
+    held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
+    sharded, weights = is_fsdp(settings, cluster), WEIGHT_BYTES[workload.precision]
+    own = on_device * weights * (held.shard if sharded else held.whole)
+    state = held.shard if settings.sharding is not Sharding.ZERO1 else 0.0
+    state *= on_device * state_bytes(workload)
+    waits = 0.0  # whole gradients that wait for the step's last micro-batch
+    if settings.gradient_accumulation_steps > 1 and not sharded:
+        waits = weights * held.whole
+    elif settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
+        assert workload.reduce_dtype is not None
+        waits = REDUCE_BYTES[workload.reduce_dtype] * held.whole
+    floor = min(own + state + max(own, waits), total)
+    return MemoryBound(floor_bytes=int(floor), total_bytes=int(total))
+
+
+@lru_cache(maxsize=8192)
+def step_moments(
+    workload: Workload, settings_class: Settings, accumulates: bool, cluster: Cluster
+) -> tuple[Moment, ...]:
+    """The highest moments of a step of rank 0, for every micro-batch size of the layout.
+
+    ``accumulates`` says whether the step has more than one micro-batch.
+    """
+    return _Step(workload, settings_class, accumulates, cluster).run()
+
+
+class _Step(Wrapping):
+    """One micro-batch and the optimizer, on a tape."""
+
+    def run(self) -> tuple[Moment, ...]:
+        """Follow the step."""
+        tape = self.tape
+        self._hold()
+        tape.enter(Phase.OPTIMIZER)  # between micro-batches, what waits is there
+        tape.enter(Phase.FORWARD)
+        self._forward()
+        tape.enter(Phase.LOSS)
+        self._loss()
+        tape.enter(Phase.BACKWARD)
+        self._loss_backward()
+        self._backward()
+        tape.enter(Phase.OPTIMIZER)
+        self._update()
+        return tape.moments()
+
+    def _hold(self) -> None:
+        """Holds what is there all the time, and what waits from one micro-batch to the next."""
+        tape, parts = self.tape, self.parts
+        own = parts.shard if self.fsdp else parts.whole
+        tape.fixed(PARAMETERS, self.on_device * self.w * own)
+        state = parts.shard if self.settings.sharding is not Sharding.ZERO1 else own / self.replicas
+        tape.fixed(OPTIMIZER_STATE, self.on_device * state_bytes(self.workload) * state)
+        if not self.fsdp and self.replicas > 1:
+            tape.fixed(DDP_BUCKETS, self.w * own)
+        if self.whole_waits:
+            waiting = (self.reduce if self.fsdp else self.w) * parts.whole
+            tape.fixed(GRADIENTS_UNSHARDED, waiting)
+        elif self.accumulates:
+            tape.fixed(GRADIENTS_SHARDED, self.on_device * self.w * parts.shard)
+
+    def _forward(self) -> None:
+        layers, count = self.parts.layers, len(self.parts.layers)
+        self._embed()
+        self._forward_layer(layers[0], first=True)
+        if count > 2:
+            self._forward_between(self.parts.inner, layers[-2].unit)
+        if count > 1:
+            self._forward_layer(layers[-1])
+        if not self.tied:
+            self.gather(self.parts.tail)
+        self._last_norm()
+        self.tape.sequence(TEMPORARIES, -self.embedded_held)
+        if not self.full:
+            self._hold_masks(-1)
+
+    def _embed(self) -> None:
+        """Tokens of the whole sequence; tensor parallelism sums and cuts them at the first layer.
+
+        transformers' decoder holds the embedded tokens to its end.
+        """
+        tape, whole = self.tape, self.stream * self.tp
+        self.gather(self.parts.tail if self.tied else self.parts.embedding)
+        if self.tp == 1:
+            tape.sequence(TEMPORARIES, self.stream)
+        else:
+            tape.sequence(TEMPORARIES, 2 * whole)
+            tape.sequence(TEMPORARIES, self.stream - whole)
+            self.embedded_held = whole
+        if self.embedded_mask:
+            tape.sequence(TEMPORARIES, self.stream)
+            tape.sequence(ACTIVATIONS, self.embedded_mask)
+            tape.sequence(TEMPORARIES, -self.stream)
+        tape.fixed(ACTIVATIONS, self.turns)
+        self._hold_masks(1)
+        if not self.tied:
+            self.release(self.parts.embedding)
+
+    @property
+    def turns(self) -> float:
+        """Cosines and sines of rotary positions, which all layers share."""
+        return 2 * self.r * self.tokens * sum(rotated_channels(self.model))
+
+    def _hold_masks(self, sign: int) -> None:
+        """Masks that layers share: born (1), or freed (-1).
+
+        A window's is of bytes, for all sequences together. Attention that is computed by operators
+        takes a wide one for each sequence and kind of layer. transformers' decoder holds them to
+        the end of forward, and checkpoints of layers hold them to the end of backward.
+        """
+        square = sign * float(self.tokens) ** 2
+        if has_capped_scores(self.model):
+            kinds = {kind.attention for kind in layer_kinds(self.model)}
+            self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
+        elif any(layer.masked for layer in layer_variants(self.model, self.tokens)):
+            self.tape.fixed(ACTIVATIONS, square)
+
+    @property
+    def embedded_mask(self) -> float:
+        """Bytes that dropout of the embedded tokens keeps, per sequence."""
+        fields = self.model.fields
+        rate = fields.get("embd_pdrop", fields.get("hidden_dropout"))
+        return dropout_mask(self.stream, self.r, self.cluster.gpu.device) if rate else 0.0
+
+    def _forward_layer(self, layer: Layer, *, first: bool = False) -> None:
+        self.gather(layer.unit)
+        program = layer.program
+        if self.full:
+            self.replay(program.unsaved)
+            self.tape.sequence(TEMPORARIES, -self.stream)
+            self.tape.sequence(ACTIVATIONS, self.stream)
+        else:
+            self.replay(program.forward)
+        if first and self.tp == 1 and not self.full and not program.saves_input:
+            self.tape.sequence(TEMPORARIES, self.stream)
+            self.embedded_held = self.stream
+        self.release(layer.unit)
+
+    def _forward_between(self, span: Span, unit: Unit) -> None:
+        """All but the first layer and the last; ``unit`` is the last of these."""
+        tape = self.tape
+        tape.sequence(ACTIVATIONS, self._kept(span))
+        tape.fixed(GATHERED_PARAMETERS, self.c * self._cast(span))
+        if not self.fsdp:
+            return
+        if not self.reshards:
+            tape.fixed(GATHERED_PARAMETERS, self.c * span.padded)
+        last = self.c * unit.padded
+        tape.fixed(GATHERED_PARAMETERS, last - self.gathered)
+        self.gathered = last
+
+    def _cast(self, span: Span) -> float:
+        """Elements of layers' weights that stay cast to the end of forward."""
+        return span.unsaved_cast_elements if self.full else span.cast_elements
+
+    def _kept(self, span: Span) -> float:
+        return self.stream * span.count if self.full else span.kept_bytes
+
+    @property
+    def _normed(self) -> tuple[float, float]:
+        """Bytes that the last norm keeps, and its output, which the head keeps; per sequence."""
+        if ARCHITECTURES[self.model.model_type].norm_weights == 2:
+            return self.stream, self.stream
+        own = self.stream / self.r
+        if self.model.model_type in WIDE_NORMS:
+            return 8 * own, self.stream
+        return (4 + self.r) * own if self.r < 4 else 8 * own, self.stream
+
+    def _last_norm(self) -> None:
+        kept, out = self._normed
+        self.tape.sequence(ACTIVATIONS, kept + out)
+        self.tape.sequence(TEMPORARIES, -self.stream)
+
+    @property
+    def _head_input(self) -> float:
+        """Bytes that the head keeps beside the norm's output: gathered, or cast."""
+        whole = self.c * self.tokens * self.model.hidden_size
+        if self.tp > 1:
+            return 0.0 if self.settings.tp_recompute_allgather else whole
+        return whole if self.casts else 0.0
+
+    @property
+    def _capped(self) -> bool:
+        return bool(self.model.fields.get("final_logit_softcapping"))
+
+    def _loss(self) -> None:
+        """Logits, their fp32 copy, and its log-softmax; capped logits keep their tanh too."""
+        tape, v = self.tape, self.vocabulary
+        if self.tp > 1 and self.settings.tp_recompute_allgather:
+            whole = self.c * self.tokens * self.model.hidden_size
+            tape.sequence(LOGITS_AND_LOSS, whole)
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -whole)
+        else:
+            tape.sequence(LOGITS_AND_LOSS, self._head_input + self.c * v)
+        if self.casts:
+            tape.fixed(GATHERED_PARAMETERS, self.c * self.parts.tail.whole)
+        if self._capped:
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+        wide = 4 * v if self.c < 4 else 0.0
+        tape.sequence(LOGITS_AND_LOSS, wide + 4 * v)
+        if self.fsdp:
+            tape.fixed(GATHERED_PARAMETERS, -self.gathered)
+            self.gathered = 0.0
+        tape.sequence(LOGITS_AND_LOSS, -(wide + self.c * v))
+        if self.casts and self.full:  # autocast forgets its casts; nothing else holds them
+            tape.fixed(GATHERED_PARAMETERS, -self.c * self._cast(self.parts.all_layers))
+
+    # ---------------------------------------------------------------- backward
+
+    def _loss_backward(self) -> None:
+        """Down to the gradient of the last layer's output."""
+        tape, v, tail = self.tape, self.vocabulary, self.parts.tail
+        apart = self.tp == 1
+        kept, out = self._normed
+        if self.casts or (self.tp > 1 and not self.settings.tp_recompute_allgather):
+            # the head keeps a copy; the norm's output itself ended with the model's forward
+            tape.sequence(ACTIVATIONS, -out)
+            out = 0.0
+        tape.sequence(LOGITS_AND_LOSS, 8 * v if apart else 4 * v)
+        tape.sequence(LOGITS_AND_LOSS, -8 * v if apart else -4 * v)
+        if self.c < 4:
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -4 * v)
+        if self._capped:
+            tape.sequence(LOGITS_AND_LOSS, self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -2 * self.c * v)
+        self.prefetch(self.parts.layers[-1].unit)
+        self._head_backward()
+        tape.sequence(LOGITS_AND_LOSS, -min(self.c, 4) * v - self._head_input)
+        if self.casts:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
+        tape.sequence(ACTIVATIONS, -(kept + out))
+        if not self.tied:
+            self.reduce_unit(tail, one_weight=True)
+
+    def _head_backward(self) -> None:
+        tape, whole = self.tape, self.c * self.tokens * self.model.hidden_size
+        again = self.tp > 1 and self.settings.tp_recompute_allgather
+        if again:
+            tape.sequence(TEMPORARIES, 2 * whole)
+            tape.sequence(TEMPORARIES, -whole)
+        if self.tied:  # waits for the embedding's part
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * self.parts.tail.whole)
+        else:
+            self.weight_gradient(self.parts.tail.whole)
+        if again:
+            tape.sequence(TEMPORARIES, -whole)
+        tape.sequence(TEMPORARIES, whole)
+        if self.tp > 1:
+            tape.sequence(TEMPORARIES, whole)
+            tape.sequence(TEMPORARIES, -whole)
+        tape.sequence(TEMPORARIES, self.stream - whole)
+
+    @property
+    def w_gradient(self) -> int:
+        """Bytes of an element of a weight's gradient as autograd makes it."""
+        return self.c if self.fsdp else self.w
+
+    def _backward(self) -> None:
+        layers = self.parts.layers
+        near = min(NEAR_ENDS, len(layers))
+        self.cast_full_buckets(len(layers))
+        for index in reversed(range(max(near, len(layers) - NEAR_ENDS), len(layers))):
+            self._backward_layer(index)
+        if self.parts.middle.count:
+            self._backward_between(self.parts.middle)
+            self.cast_full_buckets(near)
+        for index in reversed(range(near)):
+            self._backward_layer(index)
+        self._embedding_backward()
+
+    def _backward_layer(self, index: int) -> None:
+        layer = self.parts.layers[index]
+        self.take_prefetched(layer.unit)
+        if index:
+            self.prefetch(self.parts.layers[index - 1].unit)
+        elif not self.tied:
+            self.prefetch(self.parts.embedding)
+        program = layer.program
+        if self.full:
+            self.replay(program.again)
+        self.replay(program.backward)
+        if self.full:
+            saved_twice = self.stream if program.saves_input else 0.0
+            # the graph counts its input where it saves it; here it was there already
+            self.tape.sequence(ACTIVATIONS, saved_twice - self.stream)
+        self.reduce_unit(layer.unit)
+        self.cast_full_buckets(index)
+
+    def _backward_between(self, span: Span) -> None:
+        tape = self.tape
+        tape.sequence(ACTIVATIONS, -self._kept(span))
+        if not self.full:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
+        if not self.fsdp:
+            tape.fixed(GRADIENTS_UNSHARDED, 0.0 if self.whole_waits else self.w * span.whole)
+            return
+        if not self.reshards:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * span.padded)
+        if self.whole_waits:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.reduce * span.whole)
+        if self.on_device and not self.adds_up:
+            tape.fixed(GRADIENTS_SHARDED, self.w * span.shard)
+        if self.hybrid and self.reduced_apart:
+            tape.fixed(GRADIENTS_SHARDED, self.reduce * span.shard)
+
+    def _embedding_backward(self) -> None:
+        tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
+        tape.fixed(ACTIVATIONS, -self.turns)
+        if self.full:
+            self._hold_masks(-1)
+        if self.embedded_mask:
+            tape.sequence(TEMPORARIES, self.stream)
+            tape.sequence(TEMPORARIES, -self.stream)
+            tape.sequence(ACTIVATIONS, -self.embedded_mask)
+        if self.tp > 1:
+            tape.sequence(TEMPORARIES, self.stream * self.tp)
+        arriving = self.stream * (1 + (self.tp if self.tp > 1 else 0))
+        if self.tied:
+            # the sum of both parts is a third tensor, as it is wherever a dispatch mode looks on
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
+            tape.sequence(TEMPORARIES, -arriving)
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
+            tape.fixed(GRADIENTS_UNSHARDED, -2 * self.w_gradient * tail.whole)
+            if self.whole_waits and not (self.fsdp and self.reduce != self.c):
+                tape.fixed(GRADIENTS_UNSHARDED, -self.w_gradient * tail.whole)
+        else:
+            self.take_prefetched(embedding)
+            size = self.w_gradient * embedding.whole
+            tape.fixed(GRADIENTS_UNSHARDED, size)
+            if self.whole_waits and not (self.fsdp and self.reduce != self.c):
+                tape.fixed(GRADIENTS_UNSHARDED, -size)
+            tape.sequence(TEMPORARIES, -arriving)
+        self.reduce_unit(tail if self.tied else embedding, one_weight=True)
+        self.cast_full_buckets(-1)
+        self.free_cast_buckets()
+        tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+        self.reducing = 0.0
+        if self.hybrid and self.reduced_apart:
+            tape.fixed(GRADIENTS_SHARDED, -self.reduce * self.parts.shard)
+
+    def _update(self) -> None:
+        """AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part.
+
+        On CUDA the 8-bit one holds both moments of one parameter in fp32. On CPUs no probe sees
+        what its compiled step makes.
+        """
+        own = self.parts.shard if self.fsdp else self.parts.whole
+        eight_bit = self.workload.optimizer is Optimizer.ADAMW_8BIT
+        if self.on_device and eight_bit and self.cluster.gpu.device is Device.CUDA:
+            self.tape.fixed(TEMPORARIES, STEP_BYTES_8BIT * self.parts.largest)
+        if not self.on_device or self.workload.optimizer is not Optimizer.ADAMW:
+            return
+        copies = own if copies_whole(self.workload, self.cluster) else 2 * self.parts.largest
+        self.tape.fixed(TEMPORARIES, self.w * copies)

@@ -1,0 +1,301 @@
+"""Memory as it rises and falls through a step, with what it is for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Category, Phase
+from tuner.core.workload import Workload
+from tuner.cost.memory.graph import Event, EventKind
+from tuner.cost.memory.shards import (
+    COMPUTE_BYTES,
+    REDUCE_BYTES,
+    WEIGHT_BYTES,
+    Shards,
+    Unit,
+    autocasts,
+    axis_sizes,
+    checkpointed,
+    ddp_buckets,
+    full_buckets_bytes,
+    shards,
+)
+
+CATEGORIES = tuple(Category)
+(
+    PARAMETERS, GRADIENTS_SHARDED, GRADIENTS_UNSHARDED, OPTIMIZER_STATE, ACTIVATIONS,
+    GATHERED_PARAMETERS, LOGITS_AND_LOSS, DDP_BUCKETS, TEMPORARIES,
+) = range(len(CATEGORIES))  # fmt: skip
+
+# Sizes at which the highest moment of each phase is looked for. Between them another moment may be
+# a little higher, where the highest of two neighbors cross.
+MICRO_BATCHES = (1, 2, 4, 16, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Bytes held at one moment: a straight line in the micro-batch size."""
+
+    phase: Phase
+    """When."""
+    fixed_bytes: tuple[float, ...]
+    """Bytes by category whatever the micro-batch size."""
+    sequence_bytes: tuple[float, ...]
+    """Bytes by category for each sequence of the micro-batch."""
+    fixed: float
+    """Sum of ``fixed_bytes``."""
+    per_sequence: float
+    """Sum of ``sequence_bytes``."""
+
+    def total(self, micro_batch_size: int) -> float:
+        """All bytes."""
+        return self.fixed + self.per_sequence * micro_batch_size
+
+    def breakdown(self, micro_batch_size: int) -> Mapping[str, float]:
+        """Bytes by category; those that hold nothing are left out."""
+        pairs = zip(CATEGORIES, self.fixed_bytes, self.sequence_bytes, strict=True)
+        held = {str(name): f + s * micro_batch_size for name, f, s in pairs}
+        return {name: size for name, size in held.items() if size > 0.5}
+
+
+class Tape:
+    """Goes through a step, and remembers its highest moments."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.FORWARD
+        self._fixed = [0.0] * len(CATEGORIES)
+        self._sequence = [0.0] * len(CATEGORIES)
+        self._total, self._slope, self._rising = 0.0, 0.0, True
+        self._best: dict[tuple[Phase, int], tuple[float, Moment]] = {}
+
+    def fixed(self, category: int, size: float) -> None:
+        """Bytes that do not depend on the micro-batch; negative where they are freed."""
+        if size < 0:
+            self.note()
+        elif size:
+            self._rising = True
+        self._fixed[category] += size
+        self._total += size
+
+    def sequence(self, category: int, size: float) -> None:
+        """Bytes for each sequence of the micro-batch."""
+        if size < 0:
+            self.note()
+        elif size:
+            self._rising = True
+        self._sequence[category] += size
+        self._slope += size
+
+    def enter(self, phase: Phase) -> None:
+        """Another phase begins; what is held now is in both."""
+        self.note()
+        self.phase, self._rising = phase, True
+        self.note()
+
+    def note(self) -> None:
+        """Memory is about to fall: remember this moment if it is among the highest."""
+        if not self._rising:
+            return
+        self._rising = False
+        fixed, slope, best = self._total, self._slope, self._best
+        moment = None
+        for size in MICRO_BATCHES:
+            total, key = fixed + slope * size, (self.phase, size)
+            known = best.get(key)
+            if known is None or total > known[0]:
+                moment = moment or self._moment()
+                best[key] = (total, moment)
+
+    def moments(self) -> tuple[Moment, ...]:
+        """The highest of each phase, each once."""
+        self.note()
+        return tuple(_distinct(moment for _, moment in self._best.values()))
+
+    def _moment(self) -> Moment:
+        return Moment(
+            phase=self.phase,
+            fixed_bytes=tuple(self._fixed),
+            sequence_bytes=tuple(self._sequence),
+            fixed=self._total,
+            per_sequence=self._slope,
+        )
+
+
+def _distinct(moments: Iterator[Moment]) -> Iterator[Moment]:
+    seen: set[int] = set()
+    for moment in moments:
+        if id(moment) not in seen:
+            seen.add(id(moment))
+            yield moment
+
+
+class Wrapping:
+    """A tape, and what the wrapper writes on it.
+
+    Args:
+        workload: what is trained.
+        settings: micro-batch size and accumulation are not read.
+        accumulates: whether the step has more than one micro-batch.
+        cluster: where.
+    """
+
+    def __init__(
+        self, workload: Workload, settings: Settings, accumulates: bool, cluster: Cluster
+    ) -> None:
+        self.workload, self.settings, self.cluster = workload, settings, cluster
+        sizes = axis_sizes(settings, cluster)
+        self.model, self.tp = workload.model, sizes.tp
+        self.tape = Tape()
+        self.parts: Shards = shards(workload, settings, cluster)
+        self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
+        assert workload.reduce_dtype is not None
+        self.reduce = REDUCE_BYTES[workload.reduce_dtype]
+        self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
+        self.casts = autocasts(workload, settings, cluster)
+        self.r = 4 if self.casts else self.c
+        self.full = checkpointed(settings)
+        self.reshards = self.fsdp and settings.sharding is not Sharding.SHARD_GRAD_OP
+        self.hybrid = sizes.replicate > 1
+        self.over_gloo = cluster.gpu.device is Device.CPU
+        self.accumulates = accumulates
+        self.whole_waits = accumulates and (not self.fsdp or not settings.sync_each_batch)
+        self.on_device = not settings.cpu_offload
+        self.tokens = workload.sequence_length
+        self.stream = self.r * self.tokens * self.model.hidden_size / self.tp
+        self.vocabulary = self.tokens * self.model.vocab_size / self.tp
+        self.tied = not self.parts.embedding.whole
+        self.gathered = 0.0  # the last all-gather's buffer, which FSDP2 frees late
+        self.reducing = 0.0  # the last reduce-scatter's input, which it frees late
+        self.embedded_held = 0.0
+        self.cast_buckets = 0.0  # what DDP casts for its reductions, held to backward's end
+        self.full_buckets = self._full_buckets()
+
+    def _full_buckets(self) -> tuple[int, ...]:
+        """Bytes of buckets to be cast, by the layers left; none where nothing is cast.
+
+        The last item is for when all gradients are there.
+        """
+        ddp = self.settings.sharding is Sharding.DDP and self.settings.pp_size == 1
+        if not ddp or self.replicas == 1 or self.reduce == self.w:
+            return ()
+        whole = sum(ddp_buckets(self.model, self.w))
+        return (*full_buckets_bytes(self.model, self.w), whole)
+
+    def cast_full_buckets(self, layers_left: int) -> None:
+        """A bucket is cast once it is full, and its cast can live as long as backward does.
+
+        The hook that reduces in another dtype casts (``_set_reduce_dtype`` in
+        workers/probe/stack.py). Reductions that are fast free some casts before.
+
+        Args:
+            layers_left: layers that backward has still to do; -1 when all is done.
+        """
+        if self.full_buckets:
+            held = self.reduce / self.w * self.full_buckets[layers_left]
+            self.tape.fixed(DDP_BUCKETS, held - self.cast_buckets)
+            self.cast_buckets = held
+
+    def free_cast_buckets(self) -> None:
+        """All is reduced."""
+        self.tape.fixed(DDP_BUCKETS, -self.cast_buckets)
+        self.cast_buckets = 0.0
+
+    def gather(self, unit: Unit) -> None:
+        """In forward: the buffer of the gathering stays until the next unit's copy is made."""
+        if not self.fsdp:
+            return
+        size = self.c * unit.padded
+        self.tape.fixed(GATHERED_PARAMETERS, size)
+        self.tape.fixed(GATHERED_PARAMETERS, size)
+        self.tape.fixed(GATHERED_PARAMETERS, -self.gathered)
+        self.gathered = size
+
+    def release(self, unit: Unit) -> None:
+        """After a unit's forward; its parameters are gathered again for backward."""
+        if self.reshards:
+            self.tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+
+    def prefetch(self, unit: Unit) -> None:
+        """In backward the next unit's gathering is started while this one computes."""
+        if self.reshards:
+            self.tape.fixed(GATHERED_PARAMETERS, self.c * unit.padded)
+
+    def take_prefetched(self, unit: Unit) -> None:
+        """The prefetched buffer is copied into parameters, and freed."""
+        if self.reshards:
+            self.tape.fixed(GATHERED_PARAMETERS, self.c * unit.padded)
+            self.tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+
+    def reduce_unit(self, unit: Unit, *, one_weight: bool = False) -> None:
+        """After a unit's backward: free its parameters, copy its gradients, reduce them."""
+        if not self.fsdp:
+            return
+        tape = self.tape
+        tape.fixed(GRADIENTS_UNSHARDED, self.c * unit.summed)
+        tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.summed)
+        tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+        tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+        self.reducing = self.reduce * unit.padded
+        held = self.reduce if self.whole_waits else self.c
+        if self.whole_waits and self.reduce != self.c:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.whole)  # added to what waits
+        tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
+        last = one_weight * held * unit.whole
+        tape.fixed(GRADIENTS_UNSHARDED, last - held * unit.whole)
+        self._keep_reduced(unit, last)
+
+    @property
+    def adds_up(self) -> bool:
+        """Tells whether a reduced gradient is added to one that is there already."""
+        return self.accumulates and not self.whole_waits
+
+    @property
+    def reduced_apart(self) -> bool:
+        """Tells whether what is reduced is not itself the gradient that the optimizer takes."""
+        return self.reduce != self.w or self.adds_up
+
+    def _keep_reduced(self, unit: Unit, last: float) -> None:
+        """The reduced shard; a loop's variable holds the unit's last gradient until then.
+
+        Under hybrid sharding the all-reduce between replicas holds its buffer to the end.
+        """
+        tape, own, reduced = self.tape, self.w * unit.shard, self.reduce * unit.shard
+        tape.fixed(GRADIENTS_SHARDED, reduced)
+        if self.over_gloo:  # it scatters a copy of what it reduces
+            tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
+            tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+        if self.reduce != self.w:
+            tape.fixed(GRADIENTS_SHARDED, own)
+        tape.fixed(GRADIENTS_UNSHARDED, -last)
+        if self.reduced_apart and not self.hybrid:
+            tape.fixed(GRADIENTS_SHARDED, -reduced)
+        if self.reduce != self.w and (self.adds_up or not self.on_device):
+            tape.fixed(GRADIENTS_SHARDED, -own)
+        elif not self.on_device:
+            tape.fixed(GRADIENTS_SHARDED, 0.0 if self.adds_up else -own)
+
+    def weight_gradient(self, elements: float, *, cast: bool = True) -> None:
+        """A gradient is born; where one waits already, it is added to that and dies."""
+        tape = self.tape
+        size = (self.c if self.fsdp else self.w) * elements
+        cast = cast and self.casts
+        if cast:
+            tape.fixed(GRADIENTS_UNSHARDED, self.c * elements)
+        tape.fixed(GRADIENTS_UNSHARDED, size)
+        if cast:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.c * elements)
+        if self.whole_waits and not (self.fsdp and self.reduce != self.c):
+            tape.fixed(GRADIENTS_UNSHARDED, -size)
+
+    def replay(self, events: tuple[Event, ...]) -> None:
+        tape = self.tape
+        for kind, amount in events:
+            if kind is EventKind.PASSING:
+                tape.sequence(TEMPORARIES, amount)
+            elif kind is EventKind.KEPT:
+                tape.sequence(ACTIVATIONS, amount)
+            elif kind is EventKind.CAST:
+                tape.fixed(GATHERED_PARAMETERS, self.c * amount)
+            else:
+                self.weight_gradient(amount, cast=kind is EventKind.GRADIENT)

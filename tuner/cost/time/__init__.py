@@ -1,0 +1,1 @@
+"""Seconds of a training step by arithmetic."""

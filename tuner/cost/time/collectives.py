@@ -1,0 +1,263 @@
+"""Every collective of one optimizer step of rank 0, by arithmetic.
+
+For torch, accelerate and trainer, whose step is the probe program's: accelerate's FSDP2 units
+(``accelerate/utils/fsdp_utils.py``, ``fsdp2_prepare_model``), DDP's buckets
+(torch/csrc/distributed/c10d/reducer.cpp), and sequence parallelism as in
+``workers/probe/tensor_parallel``. Names of operators, axes and phases, and the meaning of bytes
+(the whole tensors: gathered, not yet scattered, or reduced) are those of the probe program, and
+tests hold the list against dry runs. Experts are never exchanged: they are gathered (FSDP) or
+replicated (tensor parallelism), so there is no all-to-all.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.measurement import Phase
+from tuner.core.workload import Precision, Workload
+from tuner.cost.memory.shards import (
+    COMPUTE_BYTES,
+    REDUCE_BYTES,
+    WEIGHT_BYTES,
+    Axis,
+    Sizes,
+    axis_sizes,
+    ddp_buckets,
+    model_units,
+)
+from tuner.cost.memory.tensors import Split, buffer_bytes, model_tensors
+from tuner.model import ModelConfig
+
+
+class Op(StrEnum):
+    """Collectives."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+
+
+class Overlap(StrEnum):
+    """Names the work that runs at the same time as a collective."""
+
+    PREFETCHED = "prefetched"  # FSDP2 gathers a layer while the one before computes
+    BEHIND_BACKWARD = "behind_backward"  # gradients are reduced while lower layers' are computed
+    EXPOSED = "exposed"  # nothing: computing waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class StepCollective:
+    """Collectives of one kind in one optimizer step."""
+
+    op: Op
+    """Which collective."""
+    axis: Axis
+    """Ranks that take part."""
+    phase: Phase
+    """When."""
+    overlap: Overlap
+    """What hides it."""
+    count: int
+    """How many there are."""
+    bytes: float
+    """Bytes of the whole tensors, all of them together."""
+
+
+class _Elements(NamedTuple):
+    """Numbers that FSDP2's units hold, padded to the ranks, and how many units there are."""
+
+    first: int
+    """The unit that forward waits for."""
+    ahead: int
+    """All others of forward."""
+    ahead_units: int
+    again: int
+    """Gathered in backward again: all but the outermost, which stay."""
+    again_units: int
+    last: int
+    """The unit whose gradients come last: the token embedding's."""
+    behind: int
+    """All others of backward."""
+
+
+class _Partial(NamedTuple):
+    """Replicated parameters, whose gradients tensor parallelism sums: how many, how large."""
+
+    tensors: int
+    elements: int
+
+
+def reducing_passes(settings: Settings) -> int:
+    """Backward passes of a step that reduce gradients over the data-parallel ranks."""
+    return settings.gradient_accumulation_steps if settings.sync_each_batch else 1
+
+
+def step_collectives(
+    workload: Workload, settings: Settings, cluster: Cluster
+) -> tuple[StepCollective, ...]:
+    """All collectives of one optimizer step of rank 0, added up by kind.
+
+    Args:
+        workload: what is trained.
+        settings: legal ones; ``pp_size`` must be 1.
+        cluster: where.
+    """
+    sizes = axis_sizes(settings, cluster)
+    found: list[StepCollective] = []
+    if sizes.is_fsdp:
+        found += _of_fsdp(workload, settings, sizes)
+    elif sizes.dp > 1:
+        found += _of_ddp(workload, settings)
+    if sizes.tp > 1:
+        found += _of_activations(workload, settings)
+        found.append(_of_partial_gradients(workload, settings, sizes))
+    return tuple(found)
+
+
+def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepCollective]:
+    """Gathers of each pass, and reductions of those passes that synchronize."""
+    e = _fsdp_elements(workload.model, sizes.tp, sizes.shard)
+    passes, reduces = settings.gradient_accumulation_steps, reducing_passes(settings)
+    assert workload.reduce_dtype is not None
+    gather = passes * COMPUTE_BYTES[workload.precision]
+    reduce = reduces * REDUCE_BYTES[workload.reduce_dtype]
+    axis, forward, backward = Axis.DP_SHARD, Phase.FORWARD, Phase.BACKWARD
+    ahead, behind, waits = Overlap.PREFETCHED, Overlap.BEHIND_BACKWARD, Overlap.EXPOSED
+    units = passes * e.ahead_units
+    found = [
+        StepCollective(Op.ALL_GATHER, axis, forward, waits, passes, gather * e.first),
+        StepCollective(Op.ALL_GATHER, axis, forward, ahead, units, gather * e.ahead),
+    ]
+    if settings.sharding is not Sharding.SHARD_GRAD_OP:
+        units = passes * e.again_units
+        found += [StepCollective(Op.ALL_GATHER, axis, backward, ahead, units, gather * e.again)]
+    units = reduces * e.ahead_units
+    found += [
+        StepCollective(Op.REDUCE_SCATTER, axis, backward, waits, reduces, reduce * e.last),
+        StepCollective(Op.REDUCE_SCATTER, axis, backward, behind, units, reduce * e.behind),
+    ]
+    if sizes.replicate > 1:
+        axis, shared = Axis.DP_REPLICATE, reduce / sizes.shard
+        found += [
+            StepCollective(Op.ALL_REDUCE, axis, backward, waits, reduces, shared * e.last),
+            StepCollective(Op.ALL_REDUCE, axis, backward, behind, units, shared * e.behind),
+        ]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _fsdp_elements(model: ModelConfig, tp: int, ranks: int) -> _Elements:
+    """Elements of the units, in the order in which they are gathered.
+
+    Where the head is the embedding, that unit begins forward and ends backward. The root's is
+    gathered first.
+    """
+    held = model_units(model, tp, ranks)
+    units = len(held.layers)
+    layers = sum(layer.padded for layer in held.layers)
+    embedding, tail, root = held.embedding.padded, held.tail.padded, held.root.padded
+    tied = model.tied_embeddings
+    begins = embedding + tail * tied
+    whole = begins + tail * (not tied) + root + layers
+    first = root or begins
+    return _Elements(
+        first=first,
+        ahead=whole - first,
+        ahead_units=units + (not tied) + bool(root),
+        again=layers + embedding * (not tied),
+        again_units=units + (not tied),
+        last=begins,
+        behind=whole - begins,
+    )
+
+
+def _of_ddp(workload: Workload, settings: Settings) -> list[StepCollective]:
+    """DDP's buckets, in each pass that synchronizes; the last of them is waited for.
+
+    Rank 0's buffers are broadcast before each forward that follows a synchronized backward
+    (``require_forward_param_sync`` in torch/nn/parallel/distributed.py).
+    """
+    weight = WEIGHT_BYTES[workload.precision]
+    buckets = ddp_buckets(workload.model, weight)
+    assert workload.reduce_dtype is not None
+    reduces = reducing_passes(settings)
+    scale = reduces * REDUCE_BYTES[workload.reduce_dtype] / weight  # a hook casts whole buckets
+    op, axis, phase = Op.ALL_REDUCE, Axis.DP, Phase.BACKWARD
+    *early, last = buckets
+    found = [StepCollective(op, axis, phase, Overlap.EXPOSED, reduces, scale * last)]
+    if early:
+        count, size = reduces * len(early), scale * sum(early)
+        found += [StepCollective(op, axis, phase, Overlap.BEHIND_BACKWARD, count, size)]
+    if buffers := reduces * buffer_bytes(workload.model):
+        op, phase = Op.BROADCAST, Phase.FORWARD
+        found += [StepCollective(op, axis, phase, Overlap.EXPOSED, reduces, buffers)]
+    return found
+
+
+def _of_activations(workload: Workload, settings: Settings) -> list[StepCollective]:
+    """Sequence parallelism: an all-gather leads into a block, a reduce-scatter out of it.
+
+    Blocks are each layer's attention, each dense MLP (experts stay on their part of the
+    sequence), and the head; the embedding's output is scattered. Backward mirrors forward;
+    ``tp_recompute_allgather`` gathers each block's input once more. Checkpointing computes layers
+    again up to the last tensor that backward needs, which is before the last reduce-scatter of
+    a dense layer and after attention's. The loss reduces three floats per token.
+    """
+    model = workload.model
+    blocks = 2 * model.layers - model.sparse_layers
+    passes = settings.gradient_accumulation_steps
+    tokens = passes * settings.micro_batch_size * workload.sequence_length
+    whole = tokens * COMPUTE_BYTES[workload.precision] * model.hidden_size
+    of_embedding = whole
+    if workload.precision is Precision.BF16_MIXED and settings.sharding not in FSDP:
+        of_embedding = 2 * whole  # autocast leaves it in fp32
+    full = settings.activation_checkpointing is Checkpointing.FULL
+    again = settings.tp_recompute_allgather * (blocks + 1) + full * blocks
+    scattered = blocks + 1 + full * model.layers
+
+    def each(op: Op, phase: Phase, count: int, size: float) -> StepCollective:
+        return StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, passes * count, size)
+
+    gather, scatter = Op.ALL_GATHER, Op.REDUCE_SCATTER
+    return [
+        each(gather, Phase.FORWARD, blocks, blocks * whole),
+        each(scatter, Phase.FORWARD, blocks + 1, blocks * whole + of_embedding),
+        each(gather, Phase.LOSS, 1, whole),
+        each(Op.ALL_REDUCE, Phase.LOSS, 2, 3 * 4 * tokens),
+        each(gather, Phase.BACKWARD, blocks + 1 + again, (blocks + again) * whole + of_embedding),
+        each(scatter, Phase.BACKWARD, scattered, scattered * whole),
+    ]
+
+
+def _of_partial_gradients(workload: Workload, settings: Settings, sizes: Sizes) -> StepCollective:
+    """Summing gradients of what tensor parallelism replicates: norms, routers, whole experts.
+
+    FSDP2 does it before each of its own reductions; without FSDP it is done once per step.
+    """
+    number = WEIGHT_BYTES[workload.precision]
+    passes = 1
+    if sizes.is_fsdp:
+        passes = reducing_passes(settings)
+        number = COMPUTE_BYTES[workload.precision]
+        if passes < settings.gradient_accumulation_steps:  # accumulated in the reduction's format
+            assert workload.reduce_dtype is not None
+            number = REDUCE_BYTES[workload.reduce_dtype]
+    partial = _partial(workload.model)
+    return StepCollective(
+        Op.ALL_REDUCE,
+        Axis.TP,
+        Phase.BACKWARD,
+        Overlap.EXPOSED,
+        passes * partial.tensors,
+        passes * number * partial.elements,
+    )
+
+
+@lru_cache(maxsize=64)
+def _partial(model: ModelConfig) -> _Partial:
+    replicated = [t.elements for t in model_tensors(model).all if t.split is Split.NONE]
+    return _Partial(tensors=len(replicated), elements=sum(replicated))

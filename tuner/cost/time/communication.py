@@ -1,0 +1,323 @@
+"""Collectives as latency and bandwidth of a ring on the cluster's links.
+
+The ring's steps and bytes are those of NCCL (https://github.com/NVIDIA/nccl-tests, PERFORMANCE.md);
+efficiencies are in ``catalog/costs.toml``. There are two latencies: NCCL's own, for collectives
+that are queued on a stream (:func:`ring_s`), and one fitted to nanotron, in which what ranks of
+several nodes lose on each other is contained (:func:`gather_s`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from math import inf
+
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings
+from tuner.core.measurement import Phase
+from tuner.core.quantity import Provenance, Quantity
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.memory.shards import Axis, Sizes, axis_sizes
+from tuner.cost.time.collectives import Op, Overlap, StepCollective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that communicate."""
+
+    ranks: int
+    """Number of ranks."""
+    ranks_per_node: int
+    """How many of them share a node."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that they lie on."""
+        return -(-self.ranks // self.ranks_per_node)
+
+
+def tensor_group(cluster: Cluster, tp: int) -> Group:
+    """Tensor-parallel ranks are neighbors."""
+    return Group(ranks=tp, ranks_per_node=min(tp, cluster.gpus_per_node))
+
+
+def data_group(cluster: Cluster, tp: int, dp_size: int) -> Group:
+    """Data-parallel ranks lie ``tp`` apart."""
+    per_node = max(1, cluster.gpus_per_node // tp)
+    return Group(ranks=dp_size, ranks_per_node=min(per_node, dp_size))
+
+
+def gather_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) -> float:
+    """Seconds of an all-gather or reduce-scatter of ``size_bytes`` unsharded bytes.
+
+    A group that spans nodes has the network ports of all its ranks on a node.
+    """
+    if group.ranks == 1:
+        return 0.0
+    steps = group.ranks - 1
+    sent = size_bytes * steps / group.ranks
+    latency = cluster.intra_node.latency_s or 0.0
+    if group.nodes > 1:
+        latency = costs.time.inter_step_s
+    return steps * latency + sent / _ring_bytes_per_s(group, cluster, costs)
+
+
+def reduce_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) -> float:
+    """Seconds of an all-reduce: a reduce-scatter and an all-gather."""
+    return 2 * gather_s(size_bytes, group, cluster, costs)
+
+
+def ring_s(
+    size_bytes: float, count: int, group: Group, cluster: Cluster, costs: Costs, *, twice: bool
+) -> float:
+    """Seconds of ``count`` collectives of ``size_bytes`` whole bytes together, one after another.
+
+    Latencies are NCCL's planning figures: each of a ring's steps within a node takes the link's,
+    each between nodes the network's (NCCL src/graph/tuning.cc).
+
+    Args:
+        size_bytes: of the whole tensors.
+        count: how many collectives they are.
+        group: ranks that take part.
+        cluster: where; a link without a known latency has none.
+        costs: constants.
+        twice: an all-reduce, which goes around the ring twice, in one kernel.
+    """
+    if group.ranks == 1 or count == 0:
+        return 0.0
+    steps, between = group.ranks - 1, group.nodes - 1
+    latency = (steps - between) * (cluster.intra_node.latency_s or 0.0)
+    latency += between * (cluster.inter_node.latency_s or 0.0)
+    sent = size_bytes * steps / group.ranks
+    around = count * latency + sent / _ring_bytes_per_s(group, cluster, costs)
+    return count * costs.time.collective_s + (1 + twice) * around
+
+
+def limiting_link(group: Group, cluster: Cluster, costs: Costs) -> str:
+    """Names the links whose pace a group's ring goes at: ``intra`` or ``inter`` node."""
+    within, between = _link_bytes_per_s(group, cluster, costs)
+    return "intra" if within <= between else "inter"
+
+
+def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
+    """Rate at which one rank sends on the slowest of the ring's links."""
+    return min(_link_bytes_per_s(group, cluster, costs))
+
+
+def _link_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> tuple[float, float]:
+    """Rates at which one rank could send within a node and between nodes; infinite where the ring
+    is not.
+
+    A group that spans nodes has the ports of all its ranks on a node. Rings over more nodes than
+    two reach less of them, by a power of the number that is fitted.
+    """
+    t = costs.time
+    within = t.intra_efficiency * (cluster.intra_node.bytes_per_s or 1.0)
+    if group.nodes == 1:
+        return within, inf
+    ports = t.inter_efficiency * (cluster.inter_node.bytes_per_s or 1.0)
+    between = float(ports * group.ranks_per_node / (group.nodes / 2) ** t.scale_exponent)
+    return (within if group.ranks_per_node > 1 else inf), between
+
+
+def axis_group(axis: Axis, sizes: Sizes, cluster: Cluster) -> Group:
+    """The ranks of a mesh axis: ``tp`` innermost, replicas of hybrid sharding outermost."""
+    if axis is Axis.TP:
+        return tensor_group(cluster, sizes.tp)
+    if axis is Axis.DP_REPLICATE:
+        return Group(ranks=sizes.replicate, ranks_per_node=1)
+    return data_group(cluster, sizes.tp, sizes.dp if axis is Axis.DP else sizes.shard)
+
+
+def used_groups(sizes: Sizes, cluster: Cluster) -> list[Group]:
+    """Groups of more than one rank that a step communicates in."""
+    axes = [Axis.TP, Axis.DP_SHARD, Axis.DP_REPLICATE]
+    if sizes.shard == 1 and sizes.replicate == 1:
+        axes = [Axis.TP, Axis.DP]
+    return [g for g in (axis_group(axis, sizes, cluster) for axis in axes) if g.ranks > 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSeconds:
+    """Seconds of one optimizer step on the links, by what runs at the same time."""
+
+    tensor_forward: float = 0.0
+    """Tensor-parallel collectives of forward and loss."""
+    tensor_backward: float = 0.0
+    """The same of backward."""
+    exposed: float = 0.0
+    """First gathers, last reductions."""
+    gathers_forward: float = 0.0
+    """Gathers behind forward."""
+    gathers_backward: float = 0.0
+    """Gathers behind backward."""
+    reductions: float = 0.0
+    """Reductions behind those backward passes that synchronize."""
+    replicas: float = 0.0
+    """The same between nodes under hybrid sharding: on other links."""
+
+    def scaled(self, factor: float) -> "LinkSeconds":
+        """On links so many times as slow."""
+        return replace(self, **{name: factor * getattr(self, name) for name in _BESIDE})
+
+
+_BESIDE = tuple(f.name for f in fields(LinkSeconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Seconds of one optimizer step on the device, over all its micro-batches."""
+
+    forward: float
+    """Forward, with the loss."""
+    backward: float
+    """Backward, with forward again where activations are checkpointed."""
+
+    def without(self, copies: "Computing") -> "Computing":
+        """Less copies within it; no more of a phase than half, for copies are not all of it."""
+        return Computing(
+            forward=max(self.forward - copies.forward, self.forward / 2),
+            backward=max(self.backward - copies.backward, self.backward / 2),
+        )
+
+
+def copies_beside_s(
+    collectives: Iterable[StepCollective],
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    bytes_per_s: float | None = None,
+) -> Computing:
+    """Seconds of copies on a rank that is alone, in the place of gathers that computing hides.
+
+    ``workers/probe/group.py`` fills a gathered tensor with one kernel, which reads this rank's part
+    and writes the whole in elements of 16 bytes, nearly at the memory's bandwidth. Kernels
+    of matrices leave no room beside them on an SM (registers, shared memory), so such a copy takes
+    its time from computing although it has a stream of its own. A reduction copies one part of
+    many, which is little. On a CPU all copies are in line with computing, and timed.
+
+    Args:
+        collectives: of one step.
+        settings: of the step.
+        cluster: where; memory of unknown bandwidth takes no time.
+        bytes_per_s: of the memory of the device that made the copies, where that is another kind
+            than the cluster's, and known.
+    """
+    seconds = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
+    rate = bytes_per_s or cluster.gpu.memory_bytes_per_s
+    if rate is None or cluster.gpu.device is Device.CPU:
+        return Computing(forward=0.0, backward=0.0)
+    sizes = axis_sizes(settings, cluster)
+    for item in collectives:
+        if item.op is Op.ALL_GATHER and item.overlap is Overlap.PREFETCHED:
+            part = item.bytes / axis_group(item.axis, sizes, cluster).ranks
+            seconds[item.phase] += (item.bytes + part) / rate
+    return Computing(forward=seconds[Phase.FORWARD], backward=seconds[Phase.BACKWARD])
+
+
+def link_seconds(
+    collectives: Iterable[StepCollective], sizes: Sizes, cluster: Cluster, costs: Costs
+) -> LinkSeconds:
+    """The collectives of one optimizer step, each priced on its links.
+
+    Args:
+        collectives: of rank 0.
+        sizes: ranks on each axis.
+        cluster: where; the bandwidth of the links that are used must be known.
+        costs: constants.
+    """
+    found = dict.fromkeys(_BESIDE, 0.0)
+    groups = {axis: axis_group(axis, sizes, cluster) for axis in Axis}
+    for item in collectives:
+        group = groups[item.axis]
+        twice = item.op is Op.ALL_REDUCE
+        seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
+        if costs.ring_factors:
+            link = limiting_link(group, cluster, costs)
+            seconds *= costs.ring_factors.get((link, item.op), 1.0)
+        found[_beside_what(item)] += seconds
+    return LinkSeconds(**found)
+
+
+def _beside_what(item: StepCollective) -> str:
+    """Names the field of :class:`LinkSeconds` that collectives belong to."""
+    backward = item.phase is Phase.BACKWARD
+    if item.axis is Axis.TP:
+        return "tensor_backward" if backward else "tensor_forward"
+    if item.overlap is Overlap.EXPOSED:
+        return "exposed"
+    if item.axis is Axis.DP_REPLICATE:
+        return "replicas"
+    if item.op is not Op.ALL_GATHER:
+        return "reductions"
+    return "gathers_backward" if backward else "gathers_forward"
+
+
+def passes_s(
+    computing: Computing, links: LinkSeconds, *, passes: int, synced: int, costs: Costs
+) -> float:
+    """Seconds of a step's forward and backward passes, with what computing waits for.
+
+    Args:
+        computing: what the device does.
+        links: what is sent meanwhile.
+        passes: micro-batches.
+        synced: those of them whose backward reduces gradients.
+        costs: constants.
+    """
+    busy = costs.time.overlap_cost
+    forward = _beside(computing.forward + links.tensor_forward, links.gathers_forward, busy)
+    each = (computing.backward + links.tensor_backward) / passes
+    gather = links.gathers_backward / passes
+    backward = (passes - synced) * _beside(each, gather, busy)
+    sent = max(gather + links.reductions / synced, links.replicas / synced)
+    backward += synced * _beside(each, sent, busy)
+    return forward + backward + links.exposed
+
+
+def _beside(computing: float, communicating: float, busy: float) -> float:
+    """Both at once: the longer, and what the one loses to the other while both go on."""
+    return max(computing, communicating) + busy * min(computing, communicating)
+
+
+def exposed_s(
+    computing: Computing,
+    collectives: Iterable[StepCollective],
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    passes: int,
+    beside: Computing | None = None,
+    costs: Costs | None = None,
+) -> Quantity:
+    """Seconds by which communication makes a step longer than its computing.
+
+    What a collective takes from computing beside it is counted once: copies that stood for it while
+    the step was timed have lengthened that already, and are taken off before the cost model's own
+    share is added. The interval is that of links as much faster and slower as predicted steps that
+    nothing was fitted on; its upper end supposes that those copies cost computing nothing.
+
+    Args:
+        computing: of the step, as timed.
+        collectives: of the step, as seen.
+        settings: of the step.
+        cluster: where; the bandwidth of the links that are used must be known.
+        passes: micro-batches in it.
+        beside: seconds of copies on the device that ran beside it in the place of collectives.
+        costs: constants, if not the catalogue's.
+    """
+    costs = default_costs() if costs is None else costs
+    links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
+    synced = passes if settings.sync_each_batch else 1
+    alone = computing.forward + computing.backward
+    undisturbed = computing if beside is None else computing.without(beside)
+
+    def longer(found: Computing, factor: float) -> float:
+        slow = links.scaled(factor)
+        taken = passes_s(found, slow, passes=passes, synced=synced, costs=costs)
+        return max(0.0, taken - alone)
+
+    return Quantity(
+        value=longer(undisturbed, 1.0),
+        low=longer(undisturbed, costs.time.low_unfitted),
+        high=longer(computing, costs.time.high_unfitted),
+        provenance=Provenance.PREDICTED,
+    )

@@ -1,0 +1,255 @@
+"""Seconds of a step of torch, accelerate and trainer: DDP or FSDP2, and tensor parallelism.
+
+What is computed is arithmetic; the list of :func:`tuner.cost.time.collectives.step_collectives` is
+priced by :mod:`tuner.cost.time.communication`. Experts are gathered or replicated, so there is no
+all-to-all. Constants: ``catalog/costs.toml``.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from tuner.catalog.gpus import gpu_kinds
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import FSDP, Checkpointing, Settings
+from tuner.core.framework import FrameworkName
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.cost.constants import Costs, Width
+from tuner.cost.memory.pipeline import Stage
+from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes
+from tuner.cost.time.collectives import (
+    Op,
+    reducing_passes,
+    step_collectives,
+)
+from tuner.cost.time.communication import (
+    Computing,
+    LinkSeconds,
+    data_group,
+    link_seconds,
+    passes_s,
+    tensor_group,
+    used_groups,
+)
+from tuner.cost.time.compute import attended_keys, peak_flops_per_s, stage_compute_s
+from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
+from tuner.model import ModelConfig
+
+LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
+ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
+
+
+def sharded_step_s(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    alone: bool = False,
+) -> float:
+    """Seconds of an optimizer step; rates of GPU and links must be known.
+
+    ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
+    """
+    sizes = axis_sizes(settings, cluster)
+    passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
+    collectives = step_collectives(workload, settings, cluster)
+    links = LinkSeconds() if alone else link_seconds(collectives, sizes, cluster, costs)
+    parameters = _parameters(workload.model)
+    updated = parameters / sizes.tp / sizes.shard
+    number, memory_rate = WEIGHT_BYTES[workload.precision], cluster.gpu.memory_bytes_per_s
+    assert memory_rate is not None
+    if settings.cpu_offload:  # shards come from the host before each gather, gradients go there
+        rate = host_bytes_per_s(cluster)
+        assert rate is not None
+        once = number * updated / rate
+        links = replace(
+            links,
+            gathers_forward=links.gathers_forward + passes * once,
+            gathers_backward=links.gathers_backward + passes * once * (links.gathers_backward > 0),
+            reductions=links.reductions + synced * once,
+        )
+    computing = _computing(workload, settings, cluster, costs)
+    passed = passes_s(computing, links, passes=passes, synced=synced, costs=costs)
+    # what FSDP2 and DDP copy into and out of their buffers
+    traffic = sum(
+        (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
+        for item in collectives
+        if item.axis not in (Axis.TP, Axis.DP_REPLICATE)
+    )
+    accumulated = 0.0  # shards are added, which is little
+    if not (settings.sharding in FSDP and settings.sync_each_batch):
+        # adding to the gradients of earlier micro-batches: two reads and a write
+        accumulated = 3 * number * (parameters / sizes.tp) * (passes - 1)
+    update = update_bytes(workload.optimizer, workload.precision, updated)
+    if settings.cpu_offload:  # ranks of a node share its memory
+        update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
+    else:
+        update_s = costs.time.update_factor * update / memory_rate
+    return passed + (traffic + accumulated) / memory_rate + update_s
+
+
+def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> Computing:
+    """Layers take the longer of the GPU's path and the host's, which launches kernels.
+
+    A CPU does both itself, one after the other.
+    """
+    again = settings.activation_checkpointing is Checkpointing.FULL
+    passes, layers = settings.gradient_accumulation_steps, workload.model.layers
+    keys = attended_keys(workload, cluster)
+    gpu = stage_compute_s(workload, settings, cluster, costs, LAYER, keys=keys)
+    gpu /= 4 if again else 3
+    host = costs.time.torch_host_s / 3
+    by_turns = cluster.gpu.device is Device.CPU
+    part = passes * layers * (gpu + host if by_turns else max(gpu, host))
+    ends = passes * stage_compute_s(workload, settings, cluster, costs, ENDS) / 3
+    return Computing(forward=part + ends, backward=(2 + again) * part + 2 * ends)
+
+
+@lru_cache(maxsize=64)
+def _parameters(model: ModelConfig) -> int:
+    return model.parameters
+
+
+def host_bytes_per_s(cluster: Cluster) -> float | None:
+    """The GPU's link to the host's memory, in one direction; ``None`` outside the catalogue."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    return None if kind is None else kind.host_bytes_per_s
+
+
+# Traffic of an update per parameter: numbers in the weights' precision, and bytes beside them.
+#
+# AdamW of torch is ``foreach`` (``_multi_tensor_adam`` in torch/optim/adam.py): decay 2, first
+# moment 3, second 2 + 3, root 2, division 2, epsilon 2, update 4. torchao's 8-bit AdamW is one
+# kernel: it reads the gradient, reads and writes the weight and two moments of a byte. SGD is one
+# kernel.
+UPDATE_PASSES = {Optimizer.ADAMW: (20, 0), Optimizer.ADAMW_8BIT: (3, 4), Optimizer.SGD: (3, 0)}
+
+
+def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) -> float:
+    """Bytes of the device's memory that an optimizer's step reads and writes."""
+    numbers, more = UPDATE_PASSES[optimizer]
+    return parameters * (numbers * WEIGHT_BYTES[precision] + more)
+
+
+# The GPU of the runs that constants were fitted on; all of them are nanotron's.
+FITTED_GPU = "h100-80gb"
+# Stalls of this share of the step without them, or more, are told.
+TOLD_FROM = 0.1
+
+
+def step_time(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    framework: FrameworkName,
+    costs: Costs,
+    *,
+    fits: bool = True,
+) -> tuple[Quantity, str]:
+    """Seconds of one optimizer step, and the reason where they are unknown.
+
+    Intervals hold 80% of the runs that constants were fitted on; for other frameworks and GPUs they
+    are wider, by the errors on runs that nothing was fitted on (``catalog/costs.toml``).
+
+    Published runs of nanotron stall at times, unexplained. Where they may, the interval reaches
+    from no stall to the expected one, and beyond both; the value holds the expected stall on the
+    GPU of those runs, none on others. The time of what cannot run at all (``fits``) has no stall.
+    """
+    piped = framework is FrameworkName.NANOTRON
+    if missing := missing_rate(
+        workload, settings, cluster, piped=piped, calibrated=costs.calibrated
+    ):
+        return UNKNOWN, f"time is unknown: {missing}"
+    t, fitted = costs.time, piped and cluster.gpu.name == FITTED_GPU
+    if piped:
+        found = pipeline_seconds(workload, settings, cluster, costs)
+        least = found.unstalled_s
+        seconds = found.expected_s if fitted and fits else least
+        most = found.most_s if fits else least
+    else:
+        least = seconds = most = sharded_step_s(workload, settings, cluster, costs)
+    width = t.pipelined if piped and spans_nodes(settings, cluster) else t.within_nodes
+    if not fitted:
+        width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
+    low, high = width.low * least, width.high * most
+    return Quantity(value=seconds, low=low, high=high, provenance=Provenance.PREDICTED), ""
+
+
+def step_notes(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    framework: FrameworkName,
+    costs: Costs,
+    *,
+    fits: bool = True,
+) -> tuple[str, ...]:
+    """Lists what a reader should know of the step time: the stalls that it, or its interval, holds.
+
+    The arguments are those of :func:`step_time`. Empty where stalls are under a tenth of the step,
+    and where the time is unknown.
+    """
+    piped = framework is FrameworkName.NANOTRON
+    if not piped or not fits or missing_rate(workload, settings, cluster, piped=True):
+        return ()
+    found = pipeline_seconds(workload, settings, cluster, costs)
+    told_from = TOLD_FROM * found.unstalled_s
+    if found.most_stall_s < told_from:
+        return ()
+    rather_exchanges = found.exchange_stall_s >= found.most_stall_s / 2
+    what = "pipelines over nodes" if rather_exchanges else "settings near the memory limit"
+    runs = f"published nanotron runs of {what} stall for unexplained reasons"
+    stall = found.expected_s - found.unstalled_s
+    if cluster.gpu.name == FITTED_GPU and stall >= told_from:
+        told = f"{stall:.3g} s of this step is that, and the interval reaches down to none"
+    else:
+        told = f"the interval reaches up to {found.most_stall_s:.3g} s of it"
+    return (f"{runs}; {told}",)
+
+
+def missing_rate(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    piped: bool,
+    calibrated: bool = False,
+) -> str:
+    """Names the missing rate of the GPU, or of a link that is used; empty if none is missing.
+
+    The catalogue's constants are of GPUs; of CPU ranks only a calibration knows the speed.
+    """
+    if cluster.gpu.device is Device.CPU and not calibrated:
+        return (
+            f"the speed of CPU ranks is not known before tuner calibrate --cluster {cluster.name}"
+        )
+    unknown = f"of {cluster.gpu.name} is not known"
+    if peak_flops_per_s(workload, cluster) is None:
+        return f"the matrix rate {unknown}"
+    if cluster.gpu.memory_bytes_per_s is None:
+        return f"the memory's bandwidth {unknown}"
+    if missing := missing_link(settings, cluster, piped=piped):
+        return missing
+    if settings.cpu_offload and host_bytes_per_s(cluster) is None:
+        return f"the link to the host's memory {unknown}"
+    return ""
+
+
+def missing_link(settings: Settings, cluster: Cluster, *, piped: bool = False) -> str:
+    """Names the missing rate of a link that is used; empty if none is missing."""
+    if None not in (cluster.intra_node.bytes_per_s, cluster.inter_node.bytes_per_s):
+        return ""
+    if piped:
+        sizes = axis_sizes(settings, cluster)
+        tp, dp = sizes.tp, sizes.dp
+        both = (tensor_group(cluster, tp), data_group(cluster, tp, dp))
+        groups = [group for group in both if group.ranks > 1]
+    else:
+        groups = used_groups(axis_sizes(settings, cluster), cluster)
+    if cluster.intra_node.bytes_per_s is None and any(g.ranks_per_node > 1 for g in groups):
+        return "the bandwidth of the link within a node is not known"
+    over = any(g.nodes > 1 for g in groups) or (piped and spans_nodes(settings, cluster))
+    if cluster.inter_node.bytes_per_s is None and over:
+        return "the bandwidth of the link between nodes is not known"
+    return ""
