@@ -29,8 +29,8 @@ from tuner.client.launch import exported
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import UnknownNameError
+from tuner.explain.known import require_best
 from tuner.launchfiles import FORMATS, why_not
-from tuner.planner.known import require_best
 from tuner.store import StudyStatus
 from tuner.store.audit import Action, AuditNote
 from tuner.store.requests import LONGEST_KEY

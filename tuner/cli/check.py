@@ -102,5 +102,5 @@ def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
     else:
         figures = checked.seen.figures
         how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
-        numbers = ", ".join(f"#{number}" for number in figures.probes)
+        numbers = ", ".join(f"#{number}" for number in figures.probe_ids)
         yield "known from", f"{how} {numbers} of study {checked.seen.study_id}"

@@ -9,9 +9,8 @@ from tuner.cli.errors import print_json
 from tuner.client.answered import check_replaceable, read_into, read_path, write_text
 from tuner.client.launch import exported, with_launch
 from tuner.errors import UnknownNameError, UsageError
+from tuner.explain.known import answer, require_best
 from tuner.launchfiles import FORMATS
-from tuner.planner import answer
-from tuner.planner.known import require_best
 from tuner.script.launching import tuned_name
 from tuner.store import open_store
 from tuner.text import count_text

@@ -20,7 +20,6 @@ from tuner.client.predict import case_values, dry_runs_of, read_single_case
 from tuner.client.values import model_note
 from tuner.core.framework import parse_stated_versions
 from tuner.core.workload import choice
-from tuner.cost.explain import compared_classes
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -28,6 +27,7 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
+from tuner.explain.memory import compared_classes
 from tuner.text import count_text, read_share, read_size, read_whole
 
 # Exit code when nobody reads stdout any more, as of other programs in a pipe.

@@ -7,7 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console
+from tuner.cli.console import (
+    TEXT_WIDTH,
+    Column,
+    facts_grid,
+    paragraphs,
+    stdout_console,
+    table_of,
+)
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
@@ -26,15 +33,17 @@ from tuner.cli.values import read_budget, read_wanted
 from tuner.client.answered import Answered
 from tuner.client.launch import with_launch
 from tuner.client.suggest import AnswerPlace, answer_at
-from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.explain.english import KNOB_HEADS, knob_rows, shown
+from tuner.explain.known import answer, is_forecast
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
-from tuner.planner import answer, probe_as_dict
-from tuner.planner.known import is_forecast
+from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space.inactive import show
 from tuner.store import open_store
@@ -186,7 +195,13 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
         facts.append(("guard", f"{text} ({guard.why})" if guard.why else text))
         indented = ((f"  {name}", value) for name, value in facts)
         console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
-    paragraphs(console, suggestion.explanation, "Why" if best else "No answer")
+    sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
+    paragraphs(console, sentences, "Why" if best else "No answer")
+    if rows := knob_rows(suggestion.facts):
+        cells = zip(*rows, strict=True)
+        columns = [Column(*column) for column in zip(KNOB_HEADS, cells, strict=True)]
+        console.print()
+        console.print(table_of(columns, console.width))
     paragraphs(console, [one.why for one in suggestion.dead_knobs], "Knobs without effect here")
 
 

@@ -19,10 +19,10 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import ProbeState, Question
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of
-from tuner.planner import answer
-from tuner.planner.verdicts import replicas_of
+from tuner.planner.wrong import replicas_of
 from tuner.space import check_settings
 from tuner.store import open_store
 

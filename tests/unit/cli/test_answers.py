@@ -15,7 +15,7 @@ from tuner.client.local import standing_text
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.study import Study, StudyState
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.store import open_store
 
 FIRST = "sharding=full_shard,micro_batch_size=4"

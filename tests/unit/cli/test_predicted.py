@@ -15,7 +15,7 @@ from tuner.core.study import Question, Study, StudyState, Terms
 from tuner.core.workload import Workload
 from tuner.dryrun import DryRun, dry_run_versions
 from tuner.model import load_model
-from tuner.planner.estimates import forecast
+from tuner.planner.forecast import forecast
 from tuner.store import open_store
 
 GIB = 2**30
