@@ -29,12 +29,7 @@ DISTURBED = 1.25
 
 
 def run(cluster: str, *, as_json: bool, db: str | None) -> int:
-    """Calibrate; the exit code.
-
-    Raises:
-        UsageError: there is no such cluster, or this machine is not it.
-        ProbeError: it could not be measured.
-    """
+    """Calibrate; the exit code."""
     asked = parse_cluster(cluster)
     check_here(asked)
     with open_store(db) as store:
@@ -57,12 +52,7 @@ def calibrate_argv(cluster: Cluster) -> list[str]:
 
 
 def _run_worker(store: Store, argv: Sequence[str], *, as_json: bool) -> None:
-    """Run the worker until it ends.
-
-    Raises:
-        ProbeError: it failed; with its last words.
-        StoppedError: a signal asked this process to end.
-    """
+    """Run the worker until it ends."""
     environment = {"TUNER_DB": store.url}
     with Signals() as signals, Worker(argv, environment) as worker, watch_of(as_json=as_json) as w:
         w.waiting("timing matrices, copies, layers, updates and collectives")

@@ -29,10 +29,6 @@ from tuner.text import read_share, read_size, read_whole
 def run(asked: CheckAsked) -> int:
     """Answer; the exit code: 0 it fits, 3 it does not, 4 it trains something else, 1 nothing is
     known of it.
-
-    Raises:
-        UsageError: the file or an option is wrong, or something is missing.
-        TunerError: the database cannot be used.
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
     found = read_file(asked.file, asked.format_name)
@@ -56,11 +52,7 @@ def run(asked: CheckAsked) -> int:
 
 
 def _beside(asked: CheckAsked) -> Beside:
-    """The options as values.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
+    """The options as values."""
     memory, headroom = asked.memory_limit, asked.headroom
     knobs: dict[str, Any] = {}
     if asked.settings is not None:
@@ -110,5 +102,5 @@ def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
     else:
         figures = checked.seen.figures
         how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
-        numbers = ", ".join(f"#{number}" for number in figures.probes)
+        numbers = ", ".join(f"#{number}" for number in figures.probe_ids)
         yield "known from", f"{how} {numbers} of study {checked.seen.study_id}"

@@ -9,12 +9,7 @@ from tuner.text import size_text
 
 
 def upgrade(*, as_json: bool, db: str | None) -> int:
-    """Migrate; the exit code.
-
-    Raises:
-        UsageError: the address is wrong, or it cannot be written.
-        StoreError: it cannot be reached, or is of a newer version.
-    """
+    """Migrate; the exit code."""
     url = db or default_url()
     applied = migrate.upgrade(url)
     shown = shown_url(parse_url(url))
@@ -27,12 +22,7 @@ def upgrade(*, as_json: bool, db: str | None) -> int:
 
 
 def check(*, as_json: bool, db: str | None) -> int:
-    """Look for damage and differences; the exit code, 1 when there are some.
-
-    Raises:
-        UsageError: the address is wrong, or there is no such database.
-        StoreError: it cannot be reached.
-    """
+    """Look for damage and differences; the exit code, 1 when there are some."""
     url = db or default_url()
     problems = migrate.check(url)
     shown = shown_url(parse_url(url))
@@ -45,12 +35,7 @@ def check(*, as_json: bool, db: str | None) -> int:
 
 
 def backup(path: str, *, as_json: bool, db: str | None) -> int:
-    """Copy the database, which may be in use, to a new file; the exit code.
-
-    Raises:
-        UsageError: it is PostgreSQL's, or not there, or the file is there already.
-        StoreError: no copy could be made.
-    """
+    """Copy the database, which may be in use, to a new file; the exit code."""
     from tuner.store.backup import backup as copy  # needs what the other commands do not
 
     url = db or default_url()

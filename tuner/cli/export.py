@@ -9,9 +9,8 @@ from tuner.cli.errors import print_json
 from tuner.client.answered import check_replaceable, read_into, read_path, write_text
 from tuner.client.launch import exported, with_launch
 from tuner.errors import UnknownNameError, UsageError
+from tuner.explain.known import answer, require_best
 from tuner.launchfiles import FORMATS
-from tuner.planner import answer
-from tuner.planner.known import require_best
 from tuner.script.launching import tuned_name
 from tuner.store import open_store
 from tuner.text import count_text
@@ -34,13 +33,6 @@ def run(
     """Print the file, or write it to ``path_text``; the exit code.
 
     ``into_text`` is a file of the user's own that the answer is merged into, and is not written.
-
-    Raises:
-        UsageError: there is no such study or format, the format cannot express the answer, or the
-            path cannot be written.
-        NothingFitsError: the study found that nothing fits.
-        TrainsWronglyError: it found that all that fits trains something else.
-        ProbeError: the study has no answer.
     """
     path = None if path_text is None else read_path("write", path_text)
     if format_name == TEMPLATE:

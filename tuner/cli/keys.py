@@ -23,12 +23,7 @@ MOST = 1000
 
 
 def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
-    """Make a key and print it, this once; the exit code.
-
-    Raises:
-        UsageError: there is no such scope, or the name cannot be one.
-        StoreError: the database cannot be used.
-    """
+    """Make a key and print it, this once; the exit code."""
     try:
         allows = Scope(scope)
     except ValueError as error:
@@ -45,12 +40,7 @@ def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
 
 
 def show_keys(*, as_json: bool, db: str | None) -> int:
-    """List the keys; the exit code.
-
-    Raises:
-        UsageError: there is no such database.
-        StoreError: it cannot be used.
-    """
+    """List the keys; the exit code."""
     with _opened(db) as transactions:
         found = Keys(transactions).list()
     if as_json:
@@ -71,12 +61,7 @@ def show_keys(*, as_json: bool, db: str | None) -> int:
 
 
 def revoke(key: str, *, as_json: bool, db: str | None) -> int:
-    """Revoke a key; the exit code.
-
-    Raises:
-        UsageError: there is no such key, or no such database.
-        StoreError: it cannot be used.
-    """
+    """Revoke a key; the exit code."""
     with _opened(db) as transactions:
         revoked = Keys(transactions).revoke(key, by=_user())
     if as_json:
@@ -87,12 +72,7 @@ def revoke(key: str, *, as_json: bool, db: str | None) -> int:
 
 
 def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
-    """Show the newest entries of the audit; the exit code.
-
-    Raises:
-        UsageError: the limit is none, or there is no such database.
-        StoreError: it cannot be used.
-    """
+    """Show the newest entries of the audit; the exit code."""
     most = read_whole("limit", limit)
     if most > MOST:
         raise UsageError("limit", limit, f"must be at most {MOST}")
@@ -117,12 +97,7 @@ def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
 
 
 def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
-    """Delete the entries of the audit that are older than a moment; the exit code.
-
-    Raises:
-        UsageError: it is none, or still to come, or there is no such database.
-        StoreError: it cannot be used.
-    """
+    """Delete the entries of the audit that are older than a moment; the exit code."""
     try:  # a day begins at midnight UTC; a moment is of UTC unless it names its offset
         found = datetime.fromisoformat(before)
         moment = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

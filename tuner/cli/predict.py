@@ -20,7 +20,6 @@ from tuner.client.predict import case_values, dry_runs_of, read_single_case
 from tuner.client.values import model_note
 from tuner.core.framework import parse_stated_versions
 from tuner.core.workload import choice
-from tuner.cost.explain import compared_classes
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -28,6 +27,7 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
+from tuner.explain.memory import compared_classes
 from tuner.text import count_text, read_share, read_size, read_whole
 
 # Exit code when nobody reads stdout any more, as of other programs in a pipe.
@@ -41,10 +41,6 @@ OF_ALL = ("cases", "dry_runs", "json", "db")
 def run(asked: PredictAsked) -> int:
     """Answer; the exit code: 0, or for a single case 3 if it does not fit, and 4 if it is known to
     train something else.
-
-    Raises:
-        UsageError: an option is wrong, or the file cannot be read; nothing was answered then.
-        TunerError: the single case cannot be answered, or the database cannot be used.
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
     if asked.cases is None:
@@ -81,11 +77,7 @@ def _run_all(file: Stream, asked: PredictAsked, policy: Policy) -> int:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Stream]:
-    """The file of cases.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The file of cases."""
     if path == "-":
         if sys.stdin is None:
             raise UsageError("cases", path, "cannot be read: stdin is closed")
@@ -136,11 +128,7 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
 
 
 def _values(asked: PredictAsked) -> dict[str, Any]:
-    """The options as a case of a file would have them.
-
-    Raises:
-        UsageError: one is missing, or cannot be read.
-    """
+    """The options as a case of a file would have them."""
     for name in NEEDED:
         if getattr(asked, name) is None:
             raise UsageError(name, None, "is required, unless --cases names a file of cases")

@@ -49,12 +49,7 @@ _FIDELITIES = {
 
 
 def run(asked: ProbeAsked) -> int:
-    """Run the probe; the exit code: 0 it ran and fits, 1 it failed, 3 it does not fit.
-
-    Raises:
-        UsageError: something about the question or the settings is wrong.
-        ProbeError: the probe was not run.
-    """
+    """Run the probe; the exit code: 0 it ran and fits, 1 it failed, 3 it does not fit."""
     inquiry = read_inquiry(asked, max_probes=1)
     written = parse_settings(asked.settings)
     given = {part.partition("=")[0].strip() for part in asked.settings.split(",")}

@@ -13,8 +13,9 @@ from tuner.client.worker_process import NoSignals, Signals, Worker, worker_argv
 from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeState, Study, StudyState
 from tuner.errors import ProbeError, StoppedError
-from tuner.planner.explain_probes import ran_text
-from tuner.planner.known import check_terms
+from tuner.explain.english import ran_text
+from tuner.explain.known import check_terms
+from tuner.explain.probed import days_of
 from tuner.results.points import question_text
 from tuner.store import Store
 from tuner.text import count_text, moment_text
@@ -176,7 +177,11 @@ def standing_text(study: Study, *, answered: bool) -> str:
     since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
     if answered:
         stored = f"{what}\nanswered from what is stored, {since}: {study.reason}"
-        when = "" if fidelity is Fidelity.PREDICTED else ran_text(study.at(fidelity))
+        when = (
+            ""
+            if fidelity is Fidelity.PREDICTED
+            else ran_text(days_of(study.at(fidelity)), study.question.framework.versions)
+        )
         return f"{stored}\n{fidelity} {when}" if when else stored
     lines = [what, *([f"continues from {since}"] if done else [])]
     if study.state is StudyState.RUNNING:

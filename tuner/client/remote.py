@@ -38,7 +38,7 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
-from tuner.planner.known import check_terms
+from tuner.explain.known import check_terms
 from tuner.results.points import question_text
 from tuner.space import enumerate_space
 

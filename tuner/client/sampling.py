@@ -54,7 +54,7 @@ def cost_model_sampler(
     Raises:
         UsageError: an argument is wrong, or no configuration is legal.
     """
-    from tuner.planner.candidates import prior_of  # imports NumPy, as the next does Optuna
+    from tuner.planner.prior import prior_of  # imports NumPy, as the next does Optuna
     from tuner.search.sampler import CostModelSampler
 
     limit_gib = read_limit_gib(plain(memory_limit_gib))

@@ -65,7 +65,7 @@ def suggest(
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
-        knobs: values that are allowed, by knob, such as ``{"tp_size": [1, 2]}``.
+        knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
         headroom: share of each GPU's usable memory to leave free; by default 0.05.
         memory_limit_gib: GiB that a step may use of one GPU, instead of a headroom.
         fidelity: ``measured``, ``emulated``, ``predicted``, or ``auto`` for the first of these

@@ -284,15 +284,12 @@ def _less(question: Question) -> str:
     fewer = replace(question, knobs={**question.knobs, "micro_batch_size": sizes})
     if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
         return f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
-    return "allow some values only of tp_size, pp_size, sharding and micro_batch_size"
+    return f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
 
 
 def _path(name: str) -> str:
     """The path in a request of what a rule of the space names."""
-    if name in KNOBS:
-        return f"knobs.{name}"
-    return {
-        "knob": "knobs",
-        "global_batch_size": "workload.global_batch_size",
-        "tp_size x pp_size": "knobs.tp_size",
-    }.get(name, name)
+    first = name.partition(" x ")[0]  # of a product of sizes
+    if first in KNOBS:
+        return f"knobs.{first}"
+    return {"knob": "knobs", "global_batch_size": "workload.global_batch_size"}.get(name, name)

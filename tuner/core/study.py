@@ -105,7 +105,7 @@ class Question:
     framework: Framework
     """With which stack, in which versions."""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Knobs restricted to some values, such as ``{"tp_size": (1, 2)}``."""
+    """Knobs restricted to some values, such as ``{"micro_batch_size": (1, 2)}``."""
     script: Script | None = None
     """The user's own script, which is run in the place of the probe program's step."""
 

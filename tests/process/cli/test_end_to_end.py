@@ -20,10 +20,10 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import ProbeState, Question
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of
-from tuner.planner import answer
-from tuner.planner.verdicts import replicas_of
+from tuner.planner.wrong import replicas_of
 from tuner.space import check_settings
 from tuner.store import open_store
 
@@ -77,13 +77,6 @@ def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
         return store.verdicts().keys()
 
 
-@pytest.fixture(params=["judged", pytest.param("trained", marks=pytest.mark.slow)])
-def perhaps_judged(request: pytest.FixtureRequest) -> None:
-    """With :func:`judged`, and without: then replicas are trained."""
-    if request.param == "judged":
-        request.getfixturevalue("judged")
-
-
 def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, capture_output=True, text=True, check=False, env=environment, timeout=LONGEST_S
@@ -99,7 +92,7 @@ def until(found: Callable[[], Any]) -> Any:
     return value
 
 
-@pytest.mark.usefixtures("perhaps_judged")
+@pytest.mark.usefixtures("judged")
 def test_suggest_probes_answers_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -190,7 +183,7 @@ def held(environment: dict[str, str], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT]
 )
 def test_an_ended_command_leaves_no_process_and_is_continued(
     command: Command,
@@ -258,6 +251,7 @@ def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(
     assert json.loads(cached.stdout)["best"]["memory"]["basis"] == "dry_run"
 
 
+@pytest.mark.long
 def test_a_killed_prediction_leaves_no_process_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from api import ops
 from api.app import create_app
-from api.ops import AUDIT_EXAMPLE, FIGURES_S, READY_S, AuditItem, Metrics, Readiness
+from api.ops import AUDIT_EXAMPLE, FIGURES_S, AuditItem, Metrics, Readiness
 from api.settings import Settings
 from tests.unit.api.conftest import Clock
 from tuner.core.measurement import Outcome
@@ -20,16 +20,10 @@ from tuner.errors import StoreError
 from tuner.store import Store
 from tuner.store.access import Keys
 from tuner.store.audit import Action, Audit
-from tuner.store.figures import Figures, read_figures
+from tuner.store.figures import Figures
 from tuner.store.tables import VERSION_TABLE, AttemptState, Scope
 
 # -- health
-
-
-def test_it_is_up_and_ready(client: TestClient) -> None:
-    assert client.get("/healthz").json() == {"status": "ok"}
-    answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
 
 def test_up_but_not_ready_on_another_versions_database(client: TestClient, store: Store) -> None:
@@ -39,21 +33,6 @@ def test_up_but_not_ready_on_another_versions_database(client: TestClient, store
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert "schema is at 0001" in answer.json()["detail"]
     assert client.get("/healthz").status_code == 200
-
-
-def test_a_database_that_is_gone_is_not_named_to_anybody_and_comes_back(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def gone(_: object) -> str:
-        raise StoreError("the database /private.db cannot be used: it is gone")
-
-    readiness = Readiness(store, clock=clock)
-    with monkeypatch.context() as patch:
-        patch.setattr(ops, "why_not_ready", gone)
-        assert asyncio.run(readiness.why_not()) == "the database cannot be used now"
-    assert "private" in caplog.text
-    clock.now += READY_S
-    assert asyncio.run(readiness.why_not()) == ""
 
 
 def test_one_looks_for_all_that_ask(
@@ -129,14 +108,6 @@ def test_figures_of_the_queue() -> None:
     ):
         assert value(found, name, **labels) == expected, name
     assert any(name == "process_cpu_seconds_total" for name, _ in found)
-
-
-def test_figures_of_an_empty_database(store: Store) -> None:
-    found = samples(make(lambda: read_figures(store.transactions)))
-    for state in StudyState:
-        assert value(found, "tuner_studies", state=str(state)) == 0
-    for outcome in Outcome:
-        assert value(found, "tuner_probe_seconds_total", outcome=str(outcome)) == 0
 
 
 def test_figures_are_read_when_somebody_asks_and_once_in_a_while(clock: Clock) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "f8fc4d5eea72696beb314094e47e1e75acf48e83e0da2c7c15a26aa527ccd0f8")
+PINNED = (3, "028d756d765cef193af2b85ac0ce5b2bfce7d059d54a3c6ad97e57a3158eee3a")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -26,7 +26,7 @@ from tuner.core.study import (
     StudyState,
     Terms,
 )
-from tuner.planner.known import best_known
+from tuner.explain.known import best_known
 from tuner.results import Evidence
 from tuner.space import enumerate_space
 from tuner.store import Event, Store, StudyStatus

@@ -321,7 +321,7 @@ def canonical(
 
 
 def read_settings(value: object) -> tuple[Settings, frozenset[str]]:
-    """Settings from an object of knobs, or from text such as ``sharding=ddp,tp_size=2``; and the
+    """Settings from an object of knobs, or from text such as ``sharding=ddp``; and the
     names of the knobs that were given.
 
     Raises:
@@ -343,12 +343,10 @@ def read_settings(value: object) -> tuple[Settings, frozenset[str]]:
 
 def rule_path(field: str) -> str:
     """The path in a case of what a rule of the space names."""
-    if field in KNOBS:
-        return f"settings.{field}"
-    return {
-        "global_batch_size": "workload.global_batch_size",
-        "tp_size x pp_size": "settings.tp_size",
-    }.get(field, field)
+    first = field.partition(" x ")[0]  # of a product of sizes
+    if first in KNOBS:
+        return f"settings.{first}"
+    return "workload.global_batch_size" if field == "global_batch_size" else field
 
 
 # --------------------------------------------------------------------------------------------

@@ -10,11 +10,14 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.cost.explain import PeakChange, explain_memory, memory_changes
 from tuner.cost.memory.pipeline import stage_parameters, stages
 from tuner.cost.memory.step import step_memory
+from tuner.explain.english import say
+from tuner.explain.facts import KnobPredicted
+from tuner.explain.memory import memory_changes, memory_facts
 from tuner.model import published_model as read
 from tuner.space import enumerate_space
+from tuner.space.inactive import show
 
 GIB = 2**30
 CODELLAMA = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=16"
@@ -36,10 +39,24 @@ def question(
     )
 
 
+class PeakChange:
+    """What another value of a knob does, and the sentence."""
+
+    def __init__(self, fact: KnobPredicted) -> None:
+        (change,) = fact.changes
+        self.knob, self.value = change.knob, show(change.value)
+        self.change_bytes = change.memory_bytes or 0.0
+        self.reason, self.beside, self.basis = fact.reason, fact.beside, fact.basis
+        self.text = say(fact)
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def changes(
     text: str, of: Question, profiles: Mapping[Settings, Any] | None = None
 ) -> list[PeakChange]:
-    return list(memory_changes(of, parse_settings(text), profiles=profiles or {}))
+    return list(map(PeakChange, memory_changes(of, parse_settings(text), profiles or {})))
 
 
 def one(found: list[PeakChange], knob: str, value: str) -> PeakChange:
@@ -48,11 +65,7 @@ def one(found: list[PeakChange], knob: str, value: str) -> PeakChange:
 
 
 def sentences(text: str, of: Question, profiles: Mapping[Settings, Any] | None = None) -> list[str]:
-    return list(
-        explain_memory(
-            of.workload, of.cluster, of.framework, parse_settings(text), profiles=profiles or {}
-        )
-    )
+    return list(map(say, memory_facts(of, parse_settings(text), profiles or {})))
 
 
 def test_the_headline_knob() -> None:
@@ -175,7 +188,7 @@ def test_no_reason_contradicts_its_sign() -> None:
                 of = question(model, cluster, batch=batch, sequence_length=256)
                 legal = enumerate_space(of).legal
                 for settings in legal[:: max(1, len(legal) // 12)]:
-                    for change in memory_changes(of, settings, profiles={}):
+                    for change in map(PeakChange, memory_changes(of, settings, {})):
                         wrong = SHRINKS if change.change_bytes > 0 else GROWS
                         assert not any(words in change.reason for words in wrong), str(change)
                         assert bool(change.reason) is bool(change.change_bytes)

@@ -3,13 +3,12 @@
 That is what the verdicts show that a study was read with, and what was counted in its own probes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY
 from tuner.core.study import Question, Study
-from tuner.core.words import describe
 from tuner.core.workload import Precision
 from tuner.guard.check import GuardCheck
 from tuner.guard.counts import blamed_by_counts, path_of
@@ -100,12 +99,3 @@ def is_checked(study: Study, settings: Settings) -> bool:
     if not study.guards or study.question.script is not None:
         return False
     return faults_of(study).is_checked(path_of(settings, study.question.cluster.world_size))
-
-
-def wrong_ones(found: Mapping[Settings, Wrong]) -> Iterator[str]:
-    """A sentence for each reason for which settings are not suggested."""
-    for why in dict.fromkeys(wrong.why for wrong in found.values()):
-        settings = [one for one, wrong in found.items() if wrong.why == why]
-        yield (
-            f"{len(settings)} settings such as {describe(settings[0])} are not suggested: {why}."
-        )

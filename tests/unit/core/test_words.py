@@ -1,11 +1,9 @@
-from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.words import (
     change_range_text,
     change_text,
     describe,
-    devices_text,
     interval_text,
     listed,
     probes_text,
@@ -58,9 +56,6 @@ def test_durations() -> None:
     ]
 
 
-def test_devices_and_lists() -> None:
-    assert devices_text(parse_cluster("8xa100-80gb"), 8) == "8 GPUs"
-    assert devices_text(parse_cluster("8xa100-80gb"), 1) == "1 GPU"
-    assert devices_text(parse_cluster("cpu:2"), 2) == "2 CPU ranks"
+def test_lists() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"

@@ -1,7 +1,4 @@
-"""The order in which settings of a model that is not named are tried: simple rules, no figures.
-
-They only say which settings come first. What is answered of such a model is from probes alone.
-"""
+"""What is believed of each legal configuration before any probe: the prior of a search."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +15,7 @@ from tuner.core.study import Question
 from tuner.cost.allocated import Profile
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
+from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import predict
 from tuner.cost.time.step import step_time
@@ -32,12 +30,16 @@ UNSURE = 2.0
 SHARE = 0.25
 
 
+# Of a model that is not named, rules give the order in which configurations are tried, and no
+# figures: what is answered of it is from probes alone.
+
+
 def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
     """Logarithm of the bytes that are taken to be needed, and its error."""
     share = SHARE * settings.micro_batch_size**0.5
     share *= 0.5 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     share *= 0.5 if settings.sharding in FSDP else 1.0
-    share /= settings.tp_size**0.5
+    share /= axis_sizes(settings, question.cluster).tp ** 0.5
     return log(share * question.cluster.gpu.memory_bytes), UNSURE
 
 
@@ -48,7 +50,7 @@ def step_by_rule(settings: Settings) -> Quantity:
     length *= 1.3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     length *= 1.1 if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1.0
     length *= 1.05 if settings.sync_each_batch and count > 1 else 1.0
-    length *= 1 + 0.1 * log2(settings.tp_size * settings.pp_size)
+    length *= 1 + 0.1 * log2(settings.model_parallel_size)
     length *= 2.0 if settings.cpu_offload else 1.0
     return Quantity(value=length, low=length / 2, high=length * 2, provenance=Provenance.PREDICTED)
 
@@ -112,26 +114,6 @@ class Asked:
         return isinstance(other, Asked) and self._identity == other._identity
 
 
-class Shown:
-    """Key of the dry runs of layouts, by what identifies it: profiles hold mappings."""
-
-    def __init__(self, keys: Mapping[Settings, str], profiles: Mapping[Settings, Profile]) -> None:
-        """Takes the dry runs.
-
-        Args:
-            keys: of the dry runs, by class.
-            profiles: what these say, by class.
-        """
-        self.profiles = profiles
-        self._identity = frozenset(keys.items())
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shown) and self._identity == other._identity
-
-
 # A study is planned again after every probe, and its arithmetic is the same.
 @lru_cache(maxsize=8)
 def _prior(key: Asked) -> Prior:
@@ -155,26 +137,17 @@ def _prior(key: Asked) -> Prior:
     )
 
 
-def with_dry_runs(prior: Prior, asked: Asked, shown: Shown) -> Prior:
-    """The prior of a question with what dry runs of some classes say that these need."""
-    if not shown.profiles:
+def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profile]) -> Prior:
+    """The prior of a question with what dry runs of some layouts say that these need."""
+    if not profiles:
         return prior
     log_need, need_error = prior.log_need.copy(), prior.need_error.copy()
-    for place, (mean, error) in _shown_needs(asked, shown).items():
-        log_need[place], need_error[place] = mean, error
-    return replace(prior, log_need=log_need, need_error=need_error)
-
-
-@lru_cache(maxsize=8)
-def _shown_needs(asked: Asked, shown: Shown) -> dict[int, tuple[float, float]]:
-    """Logarithms of the needs of classes that were dry-run, with their errors, by place."""
-    needs = {}
-    for place, settings in enumerate(_prior(asked).settings):
-        profile = shown.profiles.get(settings.settings_class)
+    for place, settings in enumerate(prior.settings):
+        profile = profiles.get(settings.settings_class)
         if profile is not None:
-            mean, error = predicted(asked.question, settings, asked.calibration, profile)[0]
-            needs[place] = mean, max(error, LEAST_ERROR)
-    return needs
+            (mean, error), _ = predicted(asked.question, settings, asked.calibration, profile)
+            log_need[place], need_error[place] = mean, max(error, LEAST_ERROR)
+    return replace(prior, log_need=log_need, need_error=need_error)
 
 
 def predicted(
@@ -186,10 +159,10 @@ def predicted(
     """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be.
 
     Args:
-        question: whose settings.
-        settings: which.
+        question: whose.
+        settings: a legal configuration of it.
         calibration: rates measured on such devices.
-        profile: dry runs of the settings' class, in the place of arithmetic.
+        profile: dry runs of its layout, in the place of arithmetic.
     """
     if not is_named(question.workload.model):
         return need_by_rule(question, settings), step_by_rule(settings)
@@ -198,7 +171,7 @@ def predicted(
         question.cluster,
         question.framework,
         settings,
-        limit_bytes=_NO_LIMIT,
+        limit_bytes=2**62,  # what fits is the search's own question
         profile=profile,
         calibration=calibration,
     )
@@ -214,22 +187,15 @@ def predicted(
     return (log(need.value), log(need.high / need.low) / (2 * QUANTILE)), step
 
 
-# Bytes that nothing exceeds: whether settings fit is the search's own question.
-_NO_LIMIT = 2**62
-
-
 def _assumed(cluster: Cluster) -> Cluster:
     """The cluster with rates for all that is not known of it."""
     gpu, device = cluster.gpu, cluster.gpu.device
     rates = ASSUMED_CPU if device is Device.CPU else ASSUMED_GPU
     missing: dict[str, Any] = {n: rate for n, rate in rates.items() if getattr(gpu, n) is None}
-    return replace(
-        cluster,
-        gpu=replace(gpu, device=Device.CUDA, processor="", cores=0, **missing),
-        intra_node=_assumed_link(cluster.intra_node, device),
-        inter_node=_assumed_link(cluster.inter_node, device),
-    )
-
-
-def _assumed_link(link: Link, device: Device) -> Link:
-    return link if link.bytes_per_s is not None else ASSUMED_LINK[device]
+    links: dict[str, Any] = {
+        name: ASSUMED_LINK[device]
+        for name in ("intra_node", "inter_node")
+        if getattr(cluster, name).bytes_per_s is None
+    }
+    gpu = replace(gpu, device=Device.CUDA, processor="", cores=0, **missing)
+    return replace(cluster, gpu=gpu, **links)
