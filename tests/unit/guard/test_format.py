@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "f2f8886b7248c1a56d61196775767a7c9c0a25a9e133a41dac07e2baa68fdcfa")
+PINNED = (3, "670cc7d62fe205ae54f72b65d334c5626f5a1b48ff22b5b949bbb30446c8d253")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""
