@@ -55,6 +55,15 @@ def print_json(value: Mapping[str, Any]) -> None:
     typer.echo(json_text(value, indent=2))
 
 
+def tell(value: Mapping[str, Any], text: str, *, as_json: bool) -> int:
+    """One JSON object, or lines for people, on stdout; the exit code of what went well."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(text)
+    return 0
+
+
 def _all_missing(context: Any) -> str:
     """All options that are needed and not given; those that are given were read before."""
     wanted = [one for one in context.command.params if one.required]

@@ -7,14 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import (
-    TEXT_WIDTH,
-    Column,
-    facts_grid,
-    paragraphs,
-    stdout_console,
-    table_of,
-)
+from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, print_rows, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
@@ -197,10 +190,8 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
     sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
     paragraphs(console, sentences, "Why" if best else "No answer")
     if rows := knob_rows(suggestion.facts):
-        cells = zip(*rows, strict=True)
-        columns = [Column(*column) for column in zip(KNOB_HEADS, cells, strict=True)]
         console.print()
-        console.print(table_of(columns, console.width))
+        print_rows(KNOB_HEADS, rows)
     paragraphs(console, [one.why for one in suggestion.dead_knobs], "Knobs without effect here")
 
 

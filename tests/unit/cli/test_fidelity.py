@@ -16,7 +16,7 @@ from tuner.core.measurement import Fidelity
 from tuner.errors import UsageError
 from tuner.machine import ReportedGpu
 from tuner.store import open_store
-from workers.calibrate.plan import plan
+from workers.calibrate import plan
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 Has = Callable[..., None]
