@@ -46,7 +46,17 @@ log = logging.getLogger("api")
 
 def main() -> int:
     """Parse the command line and serve until stopped; the exit code."""
-    options = _options()
+    parser = argparse.ArgumentParser(prog="python -P -m api", description=__doc__)
+    parser.add_argument("--db", help="address of the database; by default the user's own")
+    parser.add_argument("--host", help="address to bind to; by default 127.0.0.1")
+    parser.add_argument("--port", help="port to bind to; by default 8765, 0 for any")
+    parser.add_argument(
+        "--require-keys",
+        action=argparse.BooleanOptionalAction,
+        help="whether every caller needs a key; by default unless HOST is a loopback address",
+    )
+    parser.add_argument("--json", action="store_true", help="print where it is reached, as JSON")
+    options = parser.parse_args()
     given = {name: value for name, value in vars(options).items() if value is not None}
     as_json = given.pop("json")
     signal.signal(signal.SIGTERM, _end)
@@ -62,11 +72,7 @@ def main() -> int:
 
 
 def serve(settings: Settings, *, as_json: bool = False) -> None:
-    """Serve until a signal asks to end.
-
-    Args:
-        settings: of the service.
-        as_json: say on stdout, in one JSON object, where it is reached, once it is.
+    """Serve until a signal asks to end; ``as_json``: say on stdout where it is reached.
 
     Raises:
         UsageError: others could reach it and no key exists, or the address cannot be bound.
@@ -76,7 +82,10 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
         check_bind(settings, Keys(store.transactions))
         with _listen(settings.host, settings.port) as listening:
             app = create_app(store, settings)
-            _settle()
+            # What was imported stays: looking through it for garbage, again and again, would take
+            # a tenth of a second each time, in the middle of some request.
+            gc.collect()
+            gc.freeze()
             Server(app, settings, as_json=as_json).run([listening])
 
 
@@ -84,7 +93,10 @@ class Server(uvicorn.Server):
     """Says where it is reached, and has those who wait answered before it ends."""
 
     def __init__(self, app: FastAPI, settings: Settings, *, as_json: bool) -> None:
-        logging.getLogger("uvicorn.error").addFilter(_is_no_hint)
+        # There are no WebSockets here: who asks for one gets the page, and nobody is told to
+        # install any.
+        hidden = logging.getLogger("uvicorn.error")
+        hidden.addFilter(lambda record: not record.getMessage().startswith(HINTS))
         self._state = app.state
         self._as_json = as_json
         super().__init__(
@@ -119,13 +131,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _settle() -> None:
-    """What was imported stays: looking through it for garbage, again and again, would take a tenth
-    of a second each time, in the middle of some request."""
-    gc.collect()
-    gc.freeze()
-
-
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -140,31 +145,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UsageError("host", given, f"cannot be bound: {error.strerror or error}") from error
 
 
-def _is_no_hint(record: logging.LogRecord) -> bool:
-    """There are no WebSockets here: who asks for one gets the page, and nobody is to install any.
-
-    These two lines would be in the log for each request that asks.
-    """
-    return not record.getMessage().startswith(HINTS)
-
-
 def _end(number: int, frame: FrameType | None) -> None:
     """Before and after the server, which has handlers of its own, and raises the signal again."""
     sys.exit(0)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -P -m api", description=__doc__)
-    parser.add_argument("--db", help="address of the database; by default the user's own")
-    parser.add_argument("--host", help="address to bind to; by default 127.0.0.1")
-    parser.add_argument("--port", help="port to bind to; by default 8765, 0 for any")
-    parser.add_argument(
-        "--require-keys",
-        action=argparse.BooleanOptionalAction,
-        help="whether every caller needs a key; by default unless HOST is a loopback address",
-    )
-    parser.add_argument("--json", action="store_true", help="print where it is reached, as JSON")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -19,17 +19,11 @@ class Context:
     """The store, and what is made of it."""
 
     store: Store
-    """The database of studies."""
     answers: Answers
-    """Studies as they are sent."""
     poller: Poller
-    """For those who wait."""
     submissions: Submissions
-    """For those who ask."""
     turns: Turns
-    """For those who ask, before they take a thread."""
     pages: StudyPages
-    """Studies as people see them."""
 
     @classmethod
     def of(cls, store: Store, settings: Settings) -> "Context":

@@ -10,9 +10,7 @@ import ipaddress
 import re
 import socket
 import time
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -69,25 +67,22 @@ def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """The names that callers may use for this service."""
+    """The names that callers may use for this service.
 
-    names: frozenset[str]
-    """In small letters, without port; ``*.example.org`` for all below it, ``*`` for all."""
-    any_address: bool
-    """True where any IP address will do: no page of another name can pretend to be one."""
+    They are this machine's own, what it is bound to, and what else is allowed: ``*.example.org``
+    for all below it, ``*`` for all. Where it is bound to all addresses any IP address will do: no
+    page of another name can pretend to be one.
+    """
 
-    @classmethod
-    def of(cls, settings: Settings) -> "Hosts":
-        """This machine's own, what it is bound to, and what else is allowed."""
+    def __init__(self, settings: Settings) -> None:
         names = {*LOOPBACK_NAMES, *settings.allowed_hosts}
-        if settings.host in WILDCARDS:
+        self.any_address = settings.host in WILDCARDS
+        if self.any_address:
             names.add(socket.gethostname())
         else:
             names.add(f"[{settings.host}]" if ":" in settings.host else settings.host)
-        lower = frozenset(name.lower() for name in names)
-        return cls(names=lower, any_address=settings.host in WILDCARDS)
+        self.names = frozenset(name.lower() for name in names)
 
     def allow(self, header: str) -> bool:
         """Tells whether a ``Host`` header names this service."""
@@ -111,7 +106,7 @@ class Bounds:
     def __init__(self, app: ASGIApp, *, settings: Settings, open_paths: frozenset[str]) -> None:
         """``open_paths`` are answered under any name: whoever checks a process knows none."""
         self.app = app
-        self.hosts = Hosts.of(settings)
+        self.hosts = Hosts(settings)
         self.settings = settings
         self.open_paths = open_paths
 
@@ -167,39 +162,38 @@ class WholeBody:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        codings = Headers(scope=scope).getlist("content-encoding")
+        headers = Headers(scope=scope)
+        codings = headers.getlist("content-encoding")
         if any(coding.strip().lower() not in ("", "identity") for coding in codings):
             detail = "the body must be sent as it is, without Content-Encoding"
             refusal = problem(415, detail, {"Accept-Encoding": "identity"})
             await refusal(scope, receive, send)
             return
+        length = headers.get("content-length", "")
+        body, more = bytearray(), True
+        is_too_large = length.isdecimal() and int(length[:20]) > self.most_bytes
         try:
-            body = await self._read(scope, receive)
-        except _TooLargeError:
-            await self._refuse(scope, receive, send)
+            async with asyncio.timeout(self.within_s):
+                while more and not is_too_large:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    is_too_large = len(body) > self.most_bytes
         except TimeoutError:
             detail = f"the body did not arrive within {self.within_s:g} s"
             await problem(408, detail, {"Connection": "close"})(scope, receive, send)
-        else:
-            if body is not None:
-                await self.app(scope, _replay(body, receive), send)
+            return
+        if is_too_large:
+            await self._refuse(scope, receive, send)
+            return
+        waiting: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """All of it; ``None`` when the caller has gone."""
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self.most_bytes:
-            raise _TooLargeError
-        body, more = bytearray(), True
-        async with asyncio.timeout(self.within_s):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                body += message.get("body", b"")
-                if len(body) > self.most_bytes:
-                    raise _TooLargeError
-                more = message.get("more_body", False)
-        return bytes(body)
+        async def replay() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self.app(scope, replay, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Says that the body is too large, and closes the connection once the caller has heard it.
@@ -223,21 +217,6 @@ class WholeBody:
                     left -= len(message.get("body", b""))
                     more = message.get("more_body", False)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class _TooLargeError(Exception):
-    pass
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body first, and then what else comes."""
-    waiting: list[MutableMapping[str, Any]]
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replay
 
 
 # -- rates ------------------------------------------------------------------------------------

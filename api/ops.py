@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Annotated, Any, Literal
 
 import anyio
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 from prometheus_client import CollectorRegistry, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,13 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.openapi import answer, problems, text_answer
 from api.problems import RETRY_S, ProblemError
-from api.security import Admin, require
+from api.security import Admin, Reader
 from tuner.errors import TunerError
 from tuner.store import Store
 from tuner.store.audit import Audit
 from tuner.store.figures import Figures
 from tuner.store.migrate import why_not_ready
-from tuner.store.tables import Scope
 
 log = logging.getLogger("api.ops")
 
@@ -265,12 +264,11 @@ def operations_router(store: Store, metrics: Metrics) -> APIRouter:
 
     @router.get(
         "/metrics",
-        dependencies=[Depends(require(Scope.READ))],
         summary="Figures of the queue and latencies of requests, for Prometheus",
         response_class=Response,
         responses={200: text_answer({"text/plain": METRICS_EXAMPLE}, "The figures."), **problems()},
     )
-    def read_metrics() -> Response:
+    def read_metrics(caller: Reader) -> Response:
         """In Prometheus's text format. A database that cannot be read is a figure, too."""
         body, media_type = metrics.text()
         return Response(body, media_type=media_type)

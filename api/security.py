@@ -2,7 +2,7 @@
 
 Every path needs a key but :data:`OPEN_PATHS` and those of :func:`api.pages.paths.is_open`,
 whether there is a route or not: a middleware asks for it, so that no route can forget to. Routes
-name the scope that they need, by :func:`require`. Whoever signed in has a cookie instead.
+name the scope that they need: ``caller: Reader``. Whoever signed in has a cookie instead.
 """
 
 import asyncio
@@ -72,7 +72,6 @@ class Caller:
     owner: str
     """The key's id; empty where none was needed. Idempotency keys are each owner's own."""
     scope: Scope
-    """The scope of the key."""
     address: str
     """IP address; empty when the server does not say."""
     name: str = ""
@@ -156,47 +155,35 @@ class Gate:
         token = _session(scope) if key is None else None
         address = address_of(scope)
         who = self._known.get(_digest(key or token or ""), network_of(address))
-        try:
-            self._check_share(who)
-        except ProblemError as error:
-            await error.response()(scope, receive, send)
+        # On this machine alone nobody is kept from the service by anybody else.
+        is_full = self._open[who] >= self.most_open
+        wait_s = self.buckets.take(who) if self.needed is KeysNeeded.ALWAYS and not is_full else 0.0
+        if is_full or wait_s:
+            detail = f"at most {self.buckets.rate_per_s:g} requests per second"
+            detail = f"{self.most_open} requests are open already" if is_full else detail
+            again = {"Retry-After": str(math.ceil(wait_s) or 1)}
+            await ProblemError(429, detail, again).response()(scope, receive, send)
             return
         scope.setdefault("state", {}).update(caller=None, actor="", address=address)
         self._open[who] += 1
         try:
-            await self._serve(scope, receive, send, key, token)
+            answer: ASGIApp = self.app
+            try:
+                caller = await self._caller(scope, key, token)
+            except ProblemError as error:
+                if not is_open(scope["path"]):
+                    answer = error.response()
+            except TunerError as error:  # the database, which knows the keys
+                answer = problem_of(error)
+            else:
+                scope["state"].update(caller=caller, actor=caller.id)
+                await self.revocation.serve(caller.proof, self.app, scope, receive, send)
+                return
+            await answer(scope, receive, send)
         finally:
             self._open[who] -= 1
             if not self._open[who]:
                 del self._open[who]
-
-    def _check_share(self, who: str) -> None:
-        """Refuses a caller who sends too much."""
-        if self._open[who] >= self.most_open:
-            detail = f"{self.most_open} requests are open already"
-            raise ProblemError(429, detail, {"Retry-After": "1"})
-        # On this machine alone nobody is kept from the service by anybody else.
-        wait_s = self.buckets.take(who) if self.needed is KeysNeeded.ALWAYS else 0.0
-        if wait_s:
-            detail = f"at most {self.buckets.rate_per_s:g} requests per second"
-            raise ProblemError(429, detail, {"Retry-After": str(math.ceil(wait_s))})
-
-    async def _serve(
-        self, scope: Connection, receive: Receive, send: Send, key: str | None, token: str | None
-    ) -> None:
-        answer: ASGIApp = self.app
-        try:
-            caller = await self._caller(scope, key, token)
-        except ProblemError as error:
-            if not is_open(scope["path"]):
-                answer = error.response()
-        except TunerError as error:  # the database, which knows the keys
-            answer = problem_of(error)
-        else:
-            scope["state"].update(caller=caller, actor=caller.id)
-            await self.revocation.serve(caller.proof, self.app, scope, receive, send)
-            return
-        await answer(scope, receive, send)
 
     async def _caller(self, scope: Connection, text: str | None, token: str | None) -> Caller:
         """The caller by the key, else by the session, else whoever needs neither.
@@ -405,11 +392,7 @@ class Requirement:
         raise ProblemError(403, detail, {"WWW-Authenticate": challenge})
 
 
-def require(scope: Scope) -> Requirement:
-    """A dependency of a route that needs this scope; it gives the :class:`Caller`."""
-    return Requirement(scope)
-
-
-Reader = Annotated[Caller, Depends(require(Scope.READ))]
-Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
-Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
+# The caller of a route that needs a scope.
+Reader = Annotated[Caller, Depends(Requirement(Scope.READ))]
+Submitter = Annotated[Caller, Depends(Requirement(Scope.SUBMIT))]
+Admin = Annotated[Caller, Depends(Requirement(Scope.ADMIN))]

@@ -67,10 +67,7 @@ class Settings(BaseSettings):
 
 
 def read_settings(**given: Any) -> Settings:
-    """The settings of this process's environment.
-
-    Args:
-        given: settings of the command line, which win.
+    """The settings of this process's environment; those of the command line win.
 
     Raises:
         UsageError: one cannot be read; the field is its variable.
@@ -79,24 +76,20 @@ def read_settings(**given: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        shown = name if name in given else f"{PREFIX}{name.upper()}"
-        raise UsageError(shown, first.get("input"), _allowed(name)) from error
-
-
-def _allowed(name: str) -> str:
-    """What a setting may be, in words."""
+    name = str(first["loc"][0])
     field = Settings.model_fields[name]
     kinds = set(get_args(field.annotation)) or {field.annotation}
-    if bool in kinds:
-        return "must be true or false"
-    if not kinds & {int, float}:
-        return "must be text"
-    bounds = {
-        words: getattr(one, key)
+    bounds = " ".join(
+        f"{words} {getattr(one, key)}"
         for one in field.metadata
         for key, words in BOUNDS.items()
         if hasattr(one, key)
-    }
-    kind = "a whole number" if int in kinds else "a number"
-    return f"must be {kind} {' '.join(f'{words} {at}' for words, at in bounds.items())}"
+    )
+    if bool in kinds:
+        allowed = "must be true or false"
+    elif kinds & {int, float}:
+        allowed = f"must be {'a whole number' if int in kinds else 'a number'} {bounds}"
+    else:
+        allowed = "must be text"
+    shown = name if name in given else f"{PREFIX}{name.upper()}"
+    raise UsageError(shown, first.get("input"), allowed)

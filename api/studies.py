@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import examples, schemas
-from api.answers import Answers, Body
+from api.answers import Body
 from api.context import Context, InContext
 from api.events import Feed, server_sent
 from api.inputs import (
@@ -212,10 +212,9 @@ async def show_study(
     if_none_match: ETags = None,
 ) -> Response:
     """Waiting costs the service nothing: ask with ``wait=30`` again and again."""
-    known = _tags(if_none_match)
+    known = {tag for one in (if_none_match or "").split(",") if (tag := _tag(one))}
     if wait is None:
-        standing = await anyio.to_thread.run_sync(context.store.status, study_id)
-        found = _required(standing, study_id)
+        found = await anyio.to_thread.run_sync(standing_of, context, study_id)
         if kept := context.answers.fresh(found):
             body = kept
         else:
@@ -224,7 +223,7 @@ async def show_study(
         body = await _waited(context, caller, study_id, known, wait, terms)
     check_terms(study_id, body.terms, terms)
     headers = {"ETag": body.etag, **REVALIDATED}
-    if _tag(body) in known or "*" in known:
+    if _tag(body.etag) in known or "*" in known:
         return Response(None, 304, headers)
     return Response(body.content, 200, headers, "application/json")
 
@@ -236,7 +235,7 @@ async def show_study(
 )
 async def show_probes(context: InContext, caller: Reader, study_id: StudyId) -> Response:
     """What was tried and measured, and what is queued or running."""
-    standing = _required(await anyio.to_thread.run_sync(context.store.status, study_id), study_id)
+    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
     content = await context.turns.run(caller.owner, context.answers.probes, standing)
     return Response(content, media_type="application/json")
 
@@ -254,7 +253,7 @@ async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId)
 
     def cancelled() -> Body:
         cancel(context, caller, study_id)
-        return context.answers.of(_required(context.store.status(study_id), study_id))
+        return context.answers.of(standing_of(context, study_id))
 
     body = await context.turns.run(caller.owner, cancelled)
     return Response(body.content, 200, {"ETag": body.etag, **REVALIDATED}, "application/json")
@@ -267,10 +266,10 @@ def cancel(context: Context, caller: Caller, study_id: str) -> None:
         ProblemError: 404 when there is none of this id, 409 when it has ended.
     """
     note = AuditNote(actor=caller.id, action=Action.CANCEL, data={"address": caller.address})
-    _required(context.store.status(study_id), study_id)
+    standing_of(context, study_id)
     why = "cancelled through the service"
     if not context.store.move(study_id, StudyState.CANCELLED, why, note=note):
-        state = _required(context.store.status(study_id), study_id).state
+        state = standing_of(context, study_id).state
         detail = f"study {study_id} is {state} already"
         raise ProblemError(409, detail, code=ProblemCode.STUDY_ENDED)
 
@@ -298,50 +297,49 @@ async def _waited(
 ) -> Body:
     """The study at its end or, if something is known of it, when it is another than that; or as
     soon as it is on other terms."""
+
+    async def now() -> Body:
+        if body := context.answers.fresh(feed.standing):
+            return body
+        async with context.turns.taken(caller.owner):
+            return await context.answers.soon(feed.standing)
+
+    def is_over() -> bool:
+        other = terms is not None and Terms.from_dict(feed.standing.terms).id != terms
+        return feed.is_over or other
+
     until = anyio.current_time() + wait_s
-    async with context.poller.listen(study_id) as feed:
-        if feed is None:
+    async with context.poller.listen(study_id) as found:
+        if found is None:
             raise unknown_study(study_id)
+        feed = found
         if not known:
-            await context.poller.wait(
-                feed, lambda: feed.is_over or not _is_on(feed.standing, terms), wait_s
-            )
-            return await _soon(context, caller, feed.standing)
+            await context.poller.wait(feed, is_over, wait_s)
+            return await now()
         while True:
             changed = feed.changed
-            body = await _soon(context, caller, feed.standing)
+            body = await now()
             left_s = until - anyio.current_time()
-            if _tag(body) not in known or left_s <= 0 or context.poller.stopped:
+            if _tag(body.etag) not in known or left_s <= 0 or context.poller.stopped:
                 return body
             await context.poller.wait(feed, changed.is_set, left_s)
 
 
-async def _soon(context: Context, caller: Caller, standing: StudyStatus) -> Body:
-    """As :meth:`api.answers.Answers.soon`, in a turn of the caller's if it is to be computed."""
-    if body := context.answers.fresh(standing):
-        return body
-    async with context.turns.taken(caller.owner):
-        return await context.answers.soon(standing)
+def standing_of(context: Context, study_id: str) -> StudyStatus:
+    """The state of a study and its newest event.
 
-
-def _is_on(standing: StudyStatus, terms: str | None) -> bool:
-    return terms is None or Terms.from_dict(standing.terms).id == terms
-
-
-def _required(standing: StudyStatus | None, study_id: str) -> StudyStatus:
-    if standing is None:
+    Raises:
+        ProblemError: 404.
+    """
+    found = context.store.status(study_id)
+    if found is None:
         raise unknown_study(study_id)
-    return standing
+    return found
 
 
-def _tag(body: Body) -> str:
-    return body.etag.removeprefix("W/")
-
-
-def _tags(header: str | None) -> set[str]:
-    """The entity tags of an ``If-None-Match``, without the mark of weak ones."""
-    tags = (tag.strip().removeprefix("W/") for tag in (header or "").split(","))
-    return {tag for tag in tags if tag}
+def _tag(text: str) -> str:
+    """An entity tag without the mark of weak ones."""
+    return text.strip().removeprefix("W/")
 
 
 # -- events -----------------------------------------------------------------------------------
@@ -420,24 +418,22 @@ async def export_study(
         error = UnknownNameError("format", format_name, FORMATS)
         code = ProblemCode.FORMAT_NOT_FOUND
         raise ProblemError(404, str(error), code=code, field="format", nearest=error.nearest)
-    standing = _required(await anyio.to_thread.run_sync(context.store.status, study_id), study_id)
-    text = await context.turns.run(
-        caller.owner, _export, context.answers, standing, format_name, terms
-    )
+    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
+
+    def export() -> str:
+        whole = context.answers.whole(standing)
+        study = whole.study
+        check_terms(study.id, study.terms, terms)
+        if whole.suggestion is None:
+            detail = f"study {study.id} has no suggestion yet"
+            raise ProblemError(409, detail, code=ProblemCode.NO_ANSWER)
+        best = require_best(study, whole.suggestion)
+        if reason := why_not(format_name, study.question, best.settings):
+            detail = f"{format_name}: {reason}"
+            raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
+        return exported(format_name, study.question, best, study.id)
+
+    text = await context.turns.run(caller.owner, export)
     found = FORMATS[format_name]
     attachment = f'attachment; filename="{found.file_name}"'
     return Response(text, media_type=found.media_type, headers={"Content-Disposition": attachment})
-
-
-def _export(answers: Answers, standing: StudyStatus, format_name: str, terms: str | None) -> str:
-    whole = answers.whole(standing)
-    study = whole.study
-    check_terms(study.id, study.terms, terms)
-    if whole.suggestion is None:
-        detail = f"study {study.id} has no suggestion yet"
-        raise ProblemError(409, detail, code=ProblemCode.NO_ANSWER)
-    best = require_best(study, whole.suggestion)
-    if reason := why_not(format_name, study.question, best.settings):
-        detail = f"{format_name}: {reason}"
-        raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
-    return exported(format_name, study.question, best, study.id)

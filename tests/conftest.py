@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests import profiles
 from tests.process.preloaded import Preloaded, preloaded_server
-from tuner.store import open_store
+from tuner.store import engine, open_store
 
 profiles.register()
 
@@ -20,6 +20,7 @@ LONGEST_ID = 80
 
 
 def pytest_sessionstart() -> None:
+    engine.DURABLY = "NORMAL"  # no power cut is survived, and no test waits for the disk
     if settings.get_current_profile_name() == profiles.SAME:
         profiles.draw_no_constants()
 

@@ -27,20 +27,17 @@ class Device:
     name: str
     """A GPU's UUID, or before ``/cpu`` the kernel's id of the machine's boot, which all containers
     of a machine share, unlike its name; the name where there is no such id."""
-    visible: str = ""
-    """Its name in CUDA_VISIBLE_DEVICES; empty for the cores."""
+    visible: str = ""  # its name in CUDA_VISIBLE_DEVICES; empty for the cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
     """Devices for one probe at a time."""
 
-    own: tuple[str, ...]
-    """Names of those that every probe here holds."""
+    own: tuple[str, ...]  # names of those that every probe here holds
     rest: tuple[str, ...] = ()
     """Names of all others of the machine, for a probe that must have no neighbours."""
-    visible: tuple[str, ...] = ()
-    """GPUs that ranks see, as in :class:`workers.launchers.base.Job`."""
+    visible: tuple[str, ...] = ()  # GPUs that ranks see, as in :class:`workers.launchers.base.Job`
 
 
 def devices_here(
@@ -48,13 +45,7 @@ def devices_here(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> tuple[Device, ...]:
-    """The GPUs that processes would see here, in CUDA's order, and the cores.
-
-    Args:
-        machine: described; this one, unless given.
-        environment: of processes; this one's, unless given.
-        root: where ``proc`` is found.
-    """
+    """The GPUs that processes would see here, in CUDA's order, and the cores."""
     machine = machine or this_machine()
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     entries = None if chosen is None else [entry.strip() for entry in chosen.split(",")]
@@ -122,8 +113,7 @@ class DeviceLocks:
         # Everybody acquires in the same order, so that no two wait for each other. GPUs come first:
         # whoever holds one of them may go on to acquire the rest.
         ordered = sorted(devices, key=lambda name: (not name.startswith("GPU-"), name))
-        self.devices = tuple(ordered)
-        """Their names, in the order in which they are acquired."""
+        self.devices = tuple(ordered)  # their names, in the order in which they are acquired
         self._locks = [_DeviceLock(path, name) for name in ordered if path is not None]
 
     @property
@@ -234,11 +224,6 @@ def check_machine(
     question: Question, fidelity: Fidelity = Fidelity.MEASURED, there: Machine | None = None
 ) -> bool:
     """Refuses what cannot be measured, or emulated, here.
-
-    Args:
-        question: the study's.
-        fidelity: measured or emulated.
-        there: a description of the machine; it is looked at anew unless given.
 
     Returns:
         True if the device here is of another kind than the cluster's, which it is large enough for.

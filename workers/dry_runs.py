@@ -45,10 +45,6 @@ class DryRuns:
     def make(self, plan: DryRunPlan, why_stop: Callable[[], str]) -> DryRun:
         """Makes the dry runs of one layout, all depths in one request: they run side by side.
 
-        Args:
-            plan: what to ask for.
-            why_stop: as in :meth:`tuner.dryrun.DryRunner.ask`.
-
         Returns:
             The record, with its ``error`` when something was wrong; ``Crashed`` when the process
             itself died.

@@ -60,7 +60,6 @@ class WorkerOptions:
     """How a worker runs probes."""
 
     queued_only: bool = False
-    """Run the queued probes and plan none."""
     serves: bool = False
     """Set where other studies may want this worker, and other workers its study: a study that waits
     for others is left, and one that cannot be done here is queued again."""
@@ -69,21 +68,16 @@ class WorkerOptions:
     fidelity: Fidelity | None = None
     """Fidelity of the probes to run; by default the one that the study's terms name."""
     folder: Path = field(default_factory=default_probes_folder)
-    """For the folders of probes."""
     lock: Path = field(default_factory=default_lock_path)
     """Path of the locks of this machine's devices, which are held while ranks run."""
     site: Site = field(default_factory=LocalSite)
-    """Machines on which probes run."""
     deadline_s: float = PROBE_DEADLINE_S
-    """Seconds for one probe."""
     checked: CheckedDevices = field(default_factory=CheckedDevices)
     """GPUs that were looked at, by all workers of this process."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv
     """The command of a rank of the probes that are ordered in a folder."""
     cold: bool = False
-    """Start ranks anew for every probe."""
-    dry_runner: Callable[[], DryRunner] = DryRunner
-    """Makes the process that dry-runs."""
+    dry_runner: Callable[[], DryRunner] = DryRunner  # makes the process that dry-runs
     guards: bool = True
     """Train a small replica of each finalist that was probed, unless its check is kept."""
     replica_argv: Callable[[Path], tuple[str, ...]] = series_argv
@@ -95,13 +89,11 @@ class Task:
     """A claimed probe."""
 
     study: Study
-    """Its study, as it was when the probe was claimed."""
     claim: Claim
     lease: Lease
     pause: Callable[[float], str]
     """Waits for some seconds; the reason to give the probe up, empty while there is none."""
-    since: float
-    """The moment of the claim, by the monotonic clock."""
+    since: float  # the moment of the claim, by the monotonic clock
     give_up_above_s: float | None = None
     """Seconds of an optimizer step above which it is not timed further, if there are such."""
 
@@ -123,10 +115,8 @@ class Workplace:
 
     measure: Callable[[Task], Measurement]
     """Runs a probe; may raise ProbeError where none can be run here."""
-    own: DeviceLocks
-    """Devices that every probe here holds."""
-    others: DeviceLocks
-    """The rest of the machine, for a probe that must have no neighbours."""
+    own: DeviceLocks  # devices that every probe here holds
+    others: DeviceLocks  # the rest of the machine, for a probe that must have no neighbours
     ranks: Ranks | None = None
     find: Callable[[], DeviceLocks] | None = None
     """Finds the devices anew once one was lost, where others may take its place."""

@@ -42,8 +42,7 @@ class RequestedReplica:
     """A replica to be trained."""
 
     replica: Replica
-    family: str
-    """The family of its check (:func:`tuner.guard.replica.family_of`)."""
+    family: str  # the family of its check (:func:`tuner.guard.replica.family_of`)
 
     @property
     def key(self) -> str:
@@ -59,11 +58,8 @@ class ReplicaTrainer:
     """Waits for so many seconds; the reason to stop, empty while there is none."""
     launcher: Launcher = field(default_factory=LocalLauncher)
     folder: Path = field(default_factory=default_probes_folder)
-    """For the folders of replicas."""
     argv: Callable[[Path], tuple[str, ...]] = series_argv
-    """The command of a rank."""
     deadline_s: float = DEADLINE_S
-    """Seconds for one replica."""
     _references: dict[str, Measurement] = field(default_factory=dict)
     _tried: set[str] = field(default_factory=set)
     _until: float = math.inf
@@ -123,10 +119,6 @@ class ReplicaTrainer:
 
         Replicas of equal ranks share processes. One that could not be trained to its end is
         ``not_checked``, with the reason.
-
-        Args:
-            requested: the replicas.
-            deadline_s: seconds for all of them.
 
         Raises:
             ProbeError: there is no place for their files, or a rank cannot be killed.

@@ -54,8 +54,7 @@ class Fitness:
     """Tells a queue if a study is for it."""
 
     takes: bool
-    why: str = ""
-    """The reason to pass it over, which is logged; empty where nobody has to know."""
+    why: str = ""  # the reason to pass it over, which is logged; empty where nobody has to know
     again_s: float = inf
     """Seconds after which that may be otherwise, though nothing happened to the study."""
 
@@ -66,18 +65,13 @@ class StudyQueue:
 
     store: Store
     stop: StopRequest
-    pools: tuple[str, ...]
-    """Labels of studies that are served, beside those that name none."""
-    judge: Callable[[Study], Fitness]
-    """Says what is for this queue."""
-    work: Callable[[Study], object]
-    """Works at a study until nothing is left for this worker there."""
-    idle: Callable[[], None] = lambda: None
-    """Called at each look that finds no study."""
+    pools: tuple[str, ...]  # labels of studies that are served, beside those that name none
+    judge: Callable[[Study], Fitness]  # says what is for this queue
+    work: Callable[[Study], object]  # works at a study until nothing is left for this worker there
+    idle: Callable[[], None] = lambda: None  # called at each look that finds no study
     at: set[str] = field(default_factory=set)
     """Studies that are worked at, by this queue and by those that share the set."""
-    look_s: float = LOOK_S
-    """Seconds between two looks for a study, while there is none."""
+    look_s: float = LOOK_S  # seconds between two looks for a study, while there is none
     _passed: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Revisions at which studies were passed over, and moments until which they are."""
     _logged: set[tuple[str, str]] = field(default_factory=set)
@@ -452,11 +446,6 @@ class Registration:
 
 def open_when_reachable(url: str | None, stop: StopRequest, *, create: bool = True) -> Store | None:
     """The database, as soon as it can be reached; ``None`` when a stop is requested before.
-
-    Args:
-        url: as of :func:`tuner.store.open_store`, like ``create``.
-        stop: asked all the while.
-        create: make it where there is none.
 
     Raises:
         UsageError: the address is wrong, or it cannot be written, or is not ours.

@@ -26,10 +26,8 @@ class StopRequest:
 
     def __init__(self, watch_fd: int | None = None) -> None:
         """Watches ``watch_fd``, the read end of a pipe that the starting command holds open."""
-        self.signal: signal.Signals | None = None
-        """The one that asked for it, if one did."""
-        self.is_from_within = False
-        """Sets when this process asked for it itself."""
+        self.signal: signal.Signals | None = None  # the one that asked for it, if one did
+        self.is_from_within = False  # sets when this process asked for it itself
         self._why = ""
         self._watch_fd = watch_fd
         self._reading = threading.Lock()
@@ -97,14 +95,7 @@ def run_command(
     *,
     is_service: bool = False,
 ) -> int:
-    """Does a command's work with logs and signals set up; the exit code, of the error if any.
-
-    Args:
-        work: is given requests to stop; the exit code.
-        log: of the command.
-        watch_fd: as of :class:`StopRequest`.
-        is_service: as of :func:`tuner.logs.set_up_logs`.
-    """
+    """Does a command's work with logs and signals set up; the exit code, of the error if any."""
     try:
         set_up_logs("worker", is_service=is_service)
         stop = StopRequest(watch_fd)

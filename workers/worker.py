@@ -318,12 +318,10 @@ def probe_s(study: Study) -> float:
 class TimeLeft:
     """The rest of a study's budgets of time and of device-seconds."""
 
-    seconds: float = math.inf
-    """Until its worker must end; infinite without a budget."""
+    seconds: float = math.inf  # until its worker must end; infinite without a budget
     of_running_s: float = math.inf
     """For which the probes may run on: what they hold devices for counts too."""
-    why_spent: str = ""
-    """The budget that is spent; empty while none is."""
+    why_spent: str = ""  # the budget that is spent; empty while none is
 
 
 def time_left(

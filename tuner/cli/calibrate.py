@@ -6,20 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.columns import Column, table_of
-from tuner.cli.console import facts_grid, stdout_console
+from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
-from tuner.cli.predict import watch_of
 from tuner.client.inquiry import check_here
 from tuner.client.local import failure_text
 from tuner.client.worker_process import Signals, Worker
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
-from tuner.cost.calibration import Calibration, LinkRates
+from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
 from tuner.errors import ProbeError, StoppedError
 from tuner.store import Store, open_store
@@ -41,11 +38,15 @@ def run(cluster: str, *, as_json: bool, db: str | None) -> int:
     asked = parse_cluster(cluster)
     check_here(asked)
     with open_store(db) as store:
-        found = _measured(store, asked, as_json=as_json)
+        typer.echo(f"calibrating {asked.name}: this takes up to two minutes", err=True)
+        _run_worker(store, calibrate_argv(asked), as_json=as_json)
+        found = store.calibration(asked, installed_versions())
+    if found is None:
+        raise ProbeError("the worker ended well, and its calibration is not in the database")
     if as_json:
         print_json({**found.as_dict(), "catalogue": asked.as_dict()})
     else:
-        show_calibration(stdout_console(), found, asked)
+        show_calibration(found, asked)
     return 0
 
 
@@ -53,15 +54,6 @@ def calibrate_argv(cluster: Cluster) -> list[str]:
     """The command of the worker that measures."""
     program = [sys.executable, "-P", "-m", "workers.calibrate"]
     return [*program, "--cluster", json.dumps(cluster.as_dict())]
-
-
-def _measured(store: Store, cluster: Cluster, *, as_json: bool) -> Calibration:
-    typer.echo(f"calibrating {cluster.name}: this takes up to two minutes", err=True)
-    _run_worker(store, calibrate_argv(cluster), as_json=as_json)
-    found = store.calibration(cluster, installed_versions())
-    if found is None:
-        raise ProbeError("the worker ended well, and its calibration is not in the database")
-    return found
 
 
 def _run_worker(store: Store, argv: Sequence[str], *, as_json: bool) -> None:
@@ -83,23 +75,16 @@ def _run_worker(store: Store, argv: Sequence[str], *, as_json: bool) -> None:
             raise ProbeError(failure_text(code, worker.last_words()))
 
 
-# -- for people -------------------------------------------------------------------------------
-
-
-def show_calibration(console: Console, found: Calibration, cluster: Cluster) -> None:
+def show_calibration(found: Calibration, cluster: Cluster) -> None:
     """Shows measured rates beside what the catalogue publishes or assumes."""
+    console = stdout_console()
     console.print(Text(f"{cluster.name}, calibrated {found.at[:16]} UTC", style="bold"))
     versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
     took = f"{found.wall_s:.0f} s, {len(found.readings)} cases on {cluster.world_size} ranks"
     console.print(facts_grid([("measured with", versions), ("took", took)]), width=console.width)
     console.print()
-    rows = list(_rows(found, cluster))
     titles = ("rate", "measured", "80% interval", "catalogue", "measured / catalogue")
-    columns = [
-        Column(title, [row[index] for row in rows], is_number=index > 0)
-        for index, title in enumerate(titles)
-    ]
-    console.print(table_of(columns, console.width))
+    print_rows(titles, _rows(found, cluster), numbers=",".join(titles[1:]))
     console.print()
     if found.disturbance > DISTURBED:
         told = f"A typical call took {found.disturbance:.2f} times as long as its shortest"
@@ -119,30 +104,23 @@ def _rows(found: Calibration, cluster: Cluster) -> Iterator[Row]:
     yield _rate("memory, GB/s", found.memory_bytes_per_s, gpu.memory_bytes_per_s, GIGA)
     published = {"intra": cluster.intra_node, "inter": cluster.inter_node}
     for name, link in found.links.items():
-        yield from _of_link(name, link, published[name])
+        known = published[name]
+        yield _rate(f"{name}-node link, GB/s", link.bytes_per_s, known.bytes_per_s, GIGA)
+        latency = None if known.latency_s is None else 1e6 * known.latency_s
+        yield _figure(f"{name}-node ring step, us", 1e6 * link.latency_s, latency)
+        for op, factor in link.factors.items():
+            yield _figure(f"{name}-node {op.replace('_', '-')} / its ring", factor, 1.0)
     for dtype, rates in found.compute.items():
         figures = (
             (f"{dtype} half rate at channels", rates.small_dim, usual.small_dim),
             (f"{dtype} layer traffic / kept", rates.traffic_factor, usual.traffic_factor),
             (f"{dtype} traffic of a logit, B", rates.logit_traffic, usual.logit_traffic),
-            (
-                f"{dtype} layer's launches, ms",
-                1e3 * rates.layer_host_s,
-                1e3 * usual.torch_host_s,
-            ),
+            (f"{dtype} layer's launches, ms", 1e3 * rates.layer_host_s, 1e3 * usual.torch_host_s),
             (f"{dtype} AdamW / its traffic", rates.update_factor, usual.update_factor),
         )
         yield from (_figure(*figure) for figure in figures)
     if found.overlap_cost is not None:
         yield _figure("lost while sending", found.overlap_cost, usual.overlap_cost)
-
-
-def _of_link(name: str, link: LinkRates, published: Link) -> Iterator[Row]:
-    yield _rate(f"{name}-node link, GB/s", link.bytes_per_s, published.bytes_per_s, GIGA)
-    latency = None if published.latency_s is None else 1e6 * published.latency_s
-    yield _figure(f"{name}-node ring step, us", 1e6 * link.latency_s, latency)
-    for op, factor in link.factors.items():
-        yield _figure(f"{name}-node {op.replace('_', '-')} / its ring", factor, 1.0)
 
 
 def _rate(name: str, found: Quantity, published: float | None, unit: float) -> Row:

@@ -4,27 +4,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
-from tuner.cli.candidates import sizes_text
 from tuner.cli.case_options import CheckAsked
-from tuner.cli.console import TEXT_WIDTH, facts_grid, stdout_console
+from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
-from tuner.cli.predict import watch_of
-from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy
+from tuner.cli.predict import why_not
+from tuner.cli.tables import rate_text, seconds_text, sizes_text
+from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
 from tuner.client.check import Beside, Checked, case_of, check
 from tuner.core.framework import parse_stated_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
-from tuner.core.words import describe, range_text, rank_word, speed_text
+from tuner.core.words import describe, rank_word
 from tuner.core.workload import choice
-from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError
+from tuner.errors import ProbeError
 from tuner.launchfiles.files import read_file
 from tuner.results.points import question_text
 from tuner.store import open_store
-from tuner.text import read_share, read_size, read_whole, time_text
+from tuner.text import read_share, read_size, read_whole
 
 
 def run(asked: CheckAsked) -> int:
@@ -41,23 +40,19 @@ def run(asked: CheckAsked) -> int:
         case = case_of(found, _beside(asked))
     except NotCoveredError as error:
         raise ProbeError(f"nothing is known of it: {error}") from error
-    checked = _checked(asked, found.format_name, case, policy)
-    if asked.json:
-        print_json({"file": asked.file, **checked.as_dict()})
-    elif checked.fits is not None:
-        _show(stdout_console(), asked.file, checked)
-    why = _why_not(checked)
-    return 0 if why is None else report(why, as_json=False)
-
-
-def _checked(asked: CheckAsked, format_name: str, case: Case, policy: Policy) -> Checked:
     with (
         open_store(asked.db) as store,
         watch_of(as_json=asked.json) as watch,
         DryRuns(store, policy, watch) as dry_runs,
     ):
         dry_runs.prepare([case])
-        return check(store, format_name, case, dry_runs.of(case))
+        checked = check(store, found.format_name, case, dry_runs.of(case))
+    if asked.json:
+        print_json({"file": asked.file, **checked.as_dict()})
+    elif checked.fits is not None:
+        _show(stdout_console(), asked.file, checked)
+    why = why_not("this", checked.fits, checked.trains_wrongly, checked.reason)
+    return 0 if why is None else report(why, as_json=False)
 
 
 def _beside(asked: CheckAsked) -> Beside:
@@ -67,6 +62,10 @@ def _beside(asked: CheckAsked) -> Beside:
         UsageError: one cannot be read.
     """
     memory, headroom = asked.memory_limit, asked.headroom
+    knobs: dict[str, Any] = {}
+    if asked.settings is not None:
+        written, given = read_settings(asked.settings)
+        knobs = {name: getattr(written, name) for name in given}
     sequence, batch = asked.sequence_length, asked.global_batch_size
     return Beside(
         cluster=asked.cluster,
@@ -78,40 +77,17 @@ def _beside(asked: CheckAsked) -> Beside:
         reduce_dtype=asked.reduce_dtype,
         framework=asked.framework,
         framework_versions=parse_stated_versions(asked.framework_version or ()),
-        settings=_settings(asked.settings),
+        settings=knobs,
         headroom=None if headroom is None else read_share("headroom", headroom),
         memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
     )
-
-
-def _settings(text: str | None) -> dict[str, Any]:
-    """Knobs by name."""
-    if text is None:
-        return {}
-    written, given = read_settings(text)
-    return {name: getattr(written, name) for name in given}
-
-
-def _why_not(checked: Checked) -> TunerError | None:
-    """Why the configuration should not be used; ``None`` for one that fits."""
-    if checked.fits is False:
-        return NothingFitsError(f"this does not fit: {checked.reason}")
-    if wrong := checked.trains_wrongly:
-        return TrainsWronglyError(f"this trains something else: {wrong}")
-    if checked.fits is None:
-        return ProbeError(f"nothing is known of these settings: {checked.reason}")
-    return None
 
 
 def _show(console: Console, path: str, checked: Checked) -> None:
     console.print(Text(question_text(checked.case.question), style="bold"), soft_wrap=True)
     width = min(console.width, TEXT_WIDTH)
     console.print(facts_grid(_facts(path, checked)), width=width)
-    if checked.notes:
-        console.print()
-        console.print(Text("Notes", style="bold"))
-        for note in checked.notes:
-            console.print(Padding(Text(note), (0, 0, 0, 2)), width=width)
+    paragraphs(console, checked.notes, "Notes", further=2)
 
 
 def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
@@ -126,18 +102,13 @@ def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
     if step.value is None:
         yield "speed", "unknown"
     else:
-        text = f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
-        yield "speed", f"{text}, {speed.provenance}"
-        times = f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"
-        yield "step", f"{times}, {step.provenance}"
-    yield "known from", _source(checked)
-
-
-def _source(checked: Checked) -> str:
+        yield "speed", f"{rate_text(speed, per)}, {speed.provenance}"
+        yield "step", f"{seconds_text(step)}, {step.provenance}"
     if checked.seen is None:
-        basis = checked.prediction.basis
-        return f"{Provenance.PREDICTED}, memory by {str(basis).replace('_', ' ')}"
-    figures = checked.seen.figures
-    how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
-    numbers = ", ".join(f"#{number}" for number in figures.probes)
-    return f"{how} {numbers} of study {checked.seen.study_id}"
+        basis = str(checked.prediction.basis).replace("_", " ")
+        yield "known from", f"{Provenance.PREDICTED}, memory by {basis}"
+    else:
+        figures = checked.seen.figures
+        how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
+        numbers = ", ".join(f"#{number}" for number in figures.probes)
+        yield "known from", f"{how} {numbers} of study {checked.seen.study_id}"

@@ -1,7 +1,5 @@
-"""The commands of those who run the service: it, its workers, its database.
-
-As in :mod:`tuner.cli.commands`, what does the work is imported inside.
-"""
+"""All commands, with their options and their help. What does the work is imported inside: the help
+of all of them must be quick."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -377,7 +375,7 @@ def show_study(study: StudyId, json: Json = False, db: Database = None) -> int:
     Example:
       tuner studies show st-5c1f
     """
-    from tuner.cli.show import run
+    from tuner.cli.render import show_study as run
 
     return run(study, as_json=json, db=db)
 

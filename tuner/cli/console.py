@@ -1,9 +1,16 @@
-"""Writes answers and lists of facts to the terminal."""
+"""What is written to the terminal: facts, plain tables, paragraphs, and what is waited for."""
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
+import typer
+from rich import box
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -29,3 +36,116 @@ def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
     for name, value in facts:
         grid.add_row(name, Text(value))
     return grid
+
+
+def paragraphs(
+    console: Console, lines: Sequence[str], title: str = "", *, further: int = 4
+) -> None:
+    """Paragraphs, if there are any: first lines indented by two, further ones by ``further``."""
+    if lines and title:
+        console.print()
+        console.print(Text(title, style="bold"))
+    for line in lines:
+        # Configurations have no spaces, and could not be wrapped.
+        text = Text(re.sub(r",(?=\w+=)", ", ", line))
+        wrapped = text.wrap(console, min(console.width, TEXT_WIDTH) - further)
+        shown = f"\n{' ' * further}".join(part.plain.rstrip() for part in wrapped)
+        console.print(Text(f"  {shown}"), soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column before it is known whether there is room for it."""
+
+    title: str
+    """Its head, of one or two lines."""
+    cells: Sequence[str]
+    """Top to bottom."""
+    is_number: bool = False
+    """True where it is flush right."""
+
+    @property
+    def width(self) -> int:
+        """Characters that it needs."""
+        return max(map(len, (*self.title.split("\n"), *self.cells)))
+
+
+def natural_width(columns: Sequence[Column]) -> int:
+    """Characters of a line of a table, with two spaces between columns."""
+    return sum(column.width for column in columns) + 2 * (len(columns) - 1)
+
+
+def table_of(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) -> Table:
+    """A table without borders, with two spaces between columns, or one where ``width`` is small.
+
+    Columns are of equal length; ``styles`` are of each row.
+    """
+    # The box itself puts one space between columns.
+    apart = 1 if natural_width(columns) <= width else 0
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, apart, 0, 0),
+        header_style="bold",
+    )
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True, vertical="bottom")
+    for row in range(len(columns[0].cells)):
+        style = styles[row] if styles else ""
+        table.add_row(*(Text(column.cells[row]) for column in columns), style=style)
+    return table
+
+
+def print_rows(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: str = "") -> None:
+    """Print a table of at least one row on stdout; ``numbers`` are titles of columns flush right.
+
+    >>> print_rows(("key", "uses"), [("a", "12")], numbers="uses")
+    """
+    console = stdout_console()
+    cells = zip(*rows, strict=True)
+    columns = [
+        Column(title, column, is_number=title in numbers.split(","))
+        for title, column in zip(titles, cells, strict=True)
+    ]
+    console.print(table_of(columns, console.width))
+
+
+class QuietWatch:
+    """Shows notes only."""
+
+    def waiting(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        typer.echo(f"tuner: {text}", err=True)
+
+
+class TerminalWatch(QuietWatch):
+    """Shows what is waited for in the terminal's last line, and takes it away afterwards."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+
+    def waiting(self, text: str) -> None:
+        """Show ``text`` until the next call; nothing for an empty one."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        if text:
+            self._status = self._console.status(text)
+            self._status.start()
+
+
+@contextmanager
+def watch_of(*, as_json: bool) -> Iterator[QuietWatch]:
+    """Chooses what fits stderr: progress for people at a terminal, notes for all."""
+    console = Console(stderr=True)
+    watch = TerminalWatch(console) if console.is_terminal and not as_json else QuietWatch()
+    try:
+        yield watch
+    finally:
+        watch.waiting("")

@@ -7,8 +7,6 @@ from tuner.store import default_url, migrate
 from tuner.store.engine import parse_url, shown_url
 from tuner.text import size_text
 
-FAILED = 1
-
 
 def upgrade(*, as_json: bool, db: str | None) -> int:
     """Migrate; the exit code.
@@ -43,7 +41,7 @@ def check(*, as_json: bool, db: str | None) -> int:
     else:
         for line in problems or ["in order"]:
             typer.echo(f"{shown}: {line}")
-    return FAILED if problems else 0
+    return 1 if problems else 0
 
 
 def backup(path: str, *, as_json: bool, db: str | None) -> int:

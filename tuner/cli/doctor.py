@@ -2,32 +2,24 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import typer
 
-from tuner.cli.columns import Column, table_of
-from tuner.cli.console import facts_grid, stdout_console
+from tuner.cli.console import facts_grid, print_rows, stdout_console
 from tuner.cli.errors import print_json
+from tuner.cli.studies import is_there
 from tuner.client.doctor import Diagnosis, diagnose
 from tuner.client.worker_process import Signals, Worker, guard_argv
 from tuner.errors import ProbeError, StoppedError
-from tuner.guard.check import GuardCheck
-from tuner.store import default_url, open_store
-from tuner.store.engine import is_sqlite, parse_url
+from tuner.store import open_store
 from tuner.text import moment_text, size_text
 
-FAILED = 1
 POLL_S = 0.25
 
 
 def run(*, check: bool, as_json: bool, db: str | None) -> int:
-    """Diagnose; the exit code, 1 when something serious is wrong.
-
-    Args:
-        check: train the guard's replicas first.
-        as_json: print one JSON object.
-        db: address of the database.
+    """Diagnose, with ``check`` after training the guard's replicas; the exit code, 1 when something
+    serious is wrong.
 
     Raises:
         UsageError: the database was named and is not there, or is not ours.
@@ -36,24 +28,16 @@ def run(*, check: bool, as_json: bool, db: str | None) -> int:
     """
     if check:
         _check_now(db)
-    found = diagnose(_verdicts(db))
+    checks = []
+    if is_there(db):
+        with open_store(db, create=False) as store:
+            checks = list(store.verdicts().values())
+    found = diagnose(checks)
     if as_json:
         print_json(found.as_dict())
     else:
         _show(found)
-    return 0 if found.is_sound else FAILED
-
-
-def _verdicts(db: str | None) -> list[GuardCheck]:
-    if db is None and not _exists(default_url()):
-        return []
-    with open_store(db, create=False) as store:
-        return list(store.verdicts().values())
-
-
-def _exists(url: str) -> bool:
-    parsed = parse_url(url)
-    return not is_sqlite(parsed) or Path(str(parsed.database)).exists()
+    return 0 if found.is_sound else 1
 
 
 def _check_now(db: str | None) -> None:
@@ -66,20 +50,31 @@ def _check_now(db: str | None) -> None:
             time.sleep(POLL_S)
         if signals.noted:
             worker.stop(signals)
-            raise StoppedError(signals.noted[0], "verdicts that were reached are kept")
+            raise StoppedError(signals.noted[0], "checks that were made are kept")
         if code:
             raise ProbeError(f"the checks ended with exit code {code}: {worker.last_words()}")
 
 
 def _show(found: Diagnosis) -> None:
-    console = stdout_console()
-    console.print(facts_grid(_facts(found)))
-    console.print()
-    console.print(_guard_table(found, console.width))
+    stdout_console().print(facts_grid(_facts(found)))
+    typer.echo()
+    rows = (
+        (one.knob, one.value, str(one.verdict), str(one.passed), str(one.failed),
+         ", ".join(one.models) or "-", moment_text(one.date) if one.date else "-")
+        for one in found.guard
+    )  # fmt: skip
+    titles = ("knob", "value", "guard", "passed", "failed", "models", "last (UTC)")
+    print_rows(titles, rows, numbers="passed,failed")
     for one in found.guard:
         if one.left_open:
             typer.echo(f"{one.knob}={one.value}: {one.left_open}")
-    for text, frameworks in _rules(found).items():
+    # effects of the installed versions on knobs, each with the frameworks that it holds for
+    by_text: dict[str, list[str]] = {}
+    for rule in found.rules:
+        when = f" under {' and '.join(rule.when)}" if rule.when else ""
+        text = f"{rule.knob}={rule.value} is {rule.effect}{when}: {rule.why} ({rule.source})"
+        by_text.setdefault(text, []).append(rule.framework)
+    for text, frameworks in by_text.items():
         typer.echo(f"\n{', '.join(frameworks)}: {text}")
     typer.echo()
     for problem in found.problems:
@@ -87,18 +82,6 @@ def _show(found: Diagnosis) -> None:
         typer.echo(f"  {problem.mend}")
     if not found.problems:
         typer.echo("nothing is wrong")
-
-
-def _rules(found: Diagnosis) -> dict[str, list[str]]:
-    """Lists the effects of the installed versions on knobs, each with the frameworks that it holds
-    for.
-    """
-    by_text: dict[str, list[str]] = {}
-    for rule in found.rules:
-        when = f" under {' and '.join(rule.when)}" if rule.when else ""
-        text = f"{rule.knob}={rule.value} is {rule.effect}{when}: {rule.why} ({rule.source})"
-        by_text.setdefault(text, []).append(rule.framework)
-    return by_text
 
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -115,17 +98,3 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "free", ", ".join(sizes) or "unknown"
     for one in found.fidelities:
         yield one.name, f"{'yes' if one.possible else 'no'}: {one.why}"
-
-
-def _guard_table(found: Diagnosis, width: int) -> object:
-    checks = found.guard
-    columns = [
-        Column("knob", [one.knob for one in checks]),
-        Column("value", [one.value for one in checks]),
-        Column("guard", [str(one.verdict) for one in checks]),
-        Column("passed", [str(one.passed) for one in checks], is_number=True),
-        Column("failed", [str(one.failed) for one in checks], is_number=True),
-        Column("models", [", ".join(one.models) or "-" for one in checks]),
-        Column("last (UTC)", [moment_text(one.date) if one.date else "-" for one in checks]),
-    ]
-    return table_of(columns, width)

@@ -1,6 +1,6 @@
 """``tuner export``: a study's answer as a launcher's file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -8,8 +8,6 @@ import typer
 from tuner.cli.errors import print_json
 from tuner.client.answered import check_replaceable, read_into, read_path, write_text
 from tuner.client.launch import exported, with_launch
-from tuner.core.answer import Suggestion
-from tuner.core.study import Study
 from tuner.errors import UnknownNameError, UsageError
 from tuner.launchfiles import FORMATS
 from tuner.planner import answer
@@ -33,16 +31,9 @@ def run(
     as_json: bool,
     db: str | None,
 ) -> int:
-    """Print the file, or write it; the exit code.
+    """Print the file, or write it to ``path_text``; the exit code.
 
-    Args:
-        study_id: which study.
-        format_name: which launcher's.
-        path_text: file to write; ``None`` for stdout.
-        into_text: file of the user's own that the answer is merged into; only ``path_text`` is
-            written.
-        as_json: print one JSON object.
-        db: the database.
+    ``into_text`` is a file of the user's own that the answer is merged into, and is not written.
 
     Raises:
         UsageError: there is no such study or format, the format cannot express the answer, or the
@@ -89,7 +80,7 @@ def _export_template(
         raise UsageError("format", TEMPLATE, "is for studies of a --script with a --template")
     suggestion = answer(study)
     require_best(study, suggestion)
-    text = _launched(study, suggestion)[name]
+    text = with_launch(suggestion, study.question).launch["files"][name]
     if path is not None:
         write_text(path, text)
     _tell(study.id, TEMPLATE, path, text, (), as_json=as_json)
@@ -119,12 +110,6 @@ def _export_optuna(
     return 0
 
 
-def _launched(study: Study, suggestion: Suggestion) -> Mapping[str, str]:
-    """The text of the files that the launch reads, by path."""
-    files: Mapping[str, str] = with_launch(suggestion, study.question).launch["files"]
-    return files
-
-
 def _tell(
     study_id: str,
     format_name: str,
@@ -134,25 +119,13 @@ def _tell(
     *,
     as_json: bool,
 ) -> None:
-    if not as_json:
-        _show(text, path, beside)
+    if as_json:
+        shown = {"study_id": study_id, "format": format_name, "path": str(path) if path else None}
+        print_json({**shown, "text": text, "beside": list(beside)})
         return
-    print_json(
-        {
-            "study_id": study_id,
-            "format": format_name,
-            "path": str(path) if path else None,
-            "text": text,
-            "beside": list(beside),
-        }
-    )
-
-
-def _show(text: str, path: Path | None, beside: Sequence[str]) -> None:
-    """The text on stdout, or where it went, and what it cannot say."""
     if path is None:
         typer.echo(text, nl=False)
     else:
         typer.echo(f"wrote {path}", err=True)
-    for sentence in beside:
+    for sentence in beside:  # what the file cannot say
         typer.echo(f"beside it: {sentence}", err=True)

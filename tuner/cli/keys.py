@@ -1,18 +1,19 @@
 """``tuner keys``: who may use the service, and what they did."""
 
 import getpass
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
 
 from tuner.cli.errors import print_json
 from tuner.errors import UsageError
 from tuner.store import open_store
-from tuner.store.access import Key, Keys
-from tuner.store.audit import Audit, AuditEntry
+from tuner.store.access import Keys
+from tuner.store.audit import Audit
 from tuner.store.engine import Transactions
 from tuner.store.tables import Scope
 from tuner.text import count_text, moment_text, read_whole
@@ -28,7 +29,10 @@ def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
         UsageError: there is no such scope, or the name cannot be one.
         StoreError: the database cannot be used.
     """
-    allows = _scope(scope)
+    try:
+        allows = Scope(scope)
+    except ValueError as error:
+        raise UsageError("scope", scope, f"must be {', '.join(Scope)}") from error
     with open_store(db) as store:
         key, text = Keys(store.transactions).create(name, allows, by=_user())
     if as_json:
@@ -54,8 +58,15 @@ def show_keys(*, as_json: bool, db: str | None) -> int:
     elif not found:
         typer.echo("no keys yet: tuner keys create NAME makes one")
     else:
+        from tuner.cli.console import print_rows
+
+        rows = (
+            (key.id, key.name, str(key.scope), moment_text(key.created_at),
+             moment_text(key.last_used_at or ""), moment_text(key.revoked_at or ""))
+            for key in found
+        )  # fmt: skip
         titles = ("key", "name", "scope", "created (UTC)", "last used", "revoked")
-        _show(titles, [_key_row(key) for key in found])
+        print_rows(titles, rows)
     return 0
 
 
@@ -92,7 +103,16 @@ def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
     elif not found:
         typer.echo("nothing is noted yet")
     else:
-        _show(("at (UTC)", "who", "what", "study", "more"), [_audit_row(one) for one in found])
+        from tuner.cli.console import print_rows
+
+        def more(data: Mapping[str, Any]) -> str:
+            return ", ".join(f"{name} {value}" for name, value in data.items() if value != "")
+
+        rows = (
+            (moment_text(one.at), one.actor, one.action, one.study_id, more(one.data))
+            for one in found
+        )
+        print_rows(("at (UTC)", "who", "what", "study", "more"), rows)
     return 0
 
 
@@ -103,7 +123,12 @@ def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
         UsageError: it is none, or still to come, or there is no such database.
         StoreError: it cannot be used.
     """
-    moment = _moment(before)
+    try:  # a day begins at midnight UTC; a moment is of UTC unless it names its offset
+        found = datetime.fromisoformat(before)
+        moment = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        allowed = "must be a day or a moment, such as 2026-01-31 or 2026-01-31T12:00"
+        raise UsageError("prune_before", before, allowed) from error
     with _opened(db) as transactions:
         deleted = Audit(transactions).prune(moment, by=_user())
     if as_json:
@@ -114,27 +139,10 @@ def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
     return 0
 
 
-def _moment(text: str) -> datetime:
-    """A day, which begins at midnight UTC, or a moment, of UTC unless it names its offset."""
-    try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        allowed = "must be a day or a moment, such as 2026-01-31 or 2026-01-31T12:00"
-        raise UsageError("prune_before", text, allowed) from error
-
-
 @contextmanager
 def _opened(db: str | None) -> Iterator[Transactions]:
     with open_store(db, create=False) as store:
         yield store.transactions
-
-
-def _scope(text: str) -> Scope:
-    try:
-        return Scope(text)
-    except ValueError as error:
-        raise UsageError("scope", text, f"must be {', '.join(Scope)}") from error
 
 
 def _user() -> str:
@@ -143,24 +151,3 @@ def _user() -> str:
         return f"local {getpass.getuser()}"
     except (OSError, KeyError):  # a user without a name, as in a container
         return "local"
-
-
-def _key_row(key: Key) -> Sequence[str]:
-    moments = (key.created_at, key.last_used_at or "", key.revoked_at or "")
-    return (key.id, key.name, str(key.scope), *map(moment_text, moments))
-
-
-def _audit_row(entry: AuditEntry) -> Sequence[str]:
-    more = ", ".join(f"{name} {value}" for name, value in entry.data.items() if value != "")
-    return (moment_text(entry.at), entry.actor, entry.action, entry.study_id, more)
-
-
-def _show(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from tuner.cli.columns import Column, table_of
-    from tuner.cli.console import stdout_console
-
-    console = stdout_console()
-    columns = [
-        Column(title, cells) for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
-    ]
-    console.print(table_of(columns, console.width))

@@ -1,26 +1,20 @@
-"""The options of ``predict`` and ``check``: settings that are there, on a cluster that need not be.
-
-As :mod:`tuner.cli.options` has it, values stay text here.
-"""
+"""``tuner predict``: one case in words, or a line for each line of a file."""
 
 import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, cast
 
 import typer
-from rich.console import Console
-from rich.status import Status
 
 from tuner.cli.case_options import PredictAsked
-from tuner.cli.console import stdout_console
+from tuner.cli.console import stdout_console, watch_of
 from tuner.cli.errors import print_json, report
-from tuner.client.cases import DryRuns, Policy, answer_cases, answer_of
+from tuner.client.cases import Policy, answer_cases, answer_of
 from tuner.client.cases.lines import Stream
 from tuner.client.predict import case_values, dry_runs_of, read_single_case
 from tuner.client.values import model_note
@@ -36,47 +30,6 @@ from tuner.errors import (
 )
 from tuner.text import count_text, read_share, read_size, read_whole
 
-
-class QuietWatch:
-    """Shows notes only."""
-
-    def waiting(self, text: str) -> None:
-        """Nothing is shown."""
-
-    def note(self, text: str) -> None:
-        """A line of its own."""
-        typer.echo(f"tuner: {text}", err=True)
-
-
-class TerminalWatch(QuietWatch):
-    """Shows what is waited for in the terminal's last line, and takes it away afterwards."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status: Status | None = None
-
-    def waiting(self, text: str) -> None:
-        """Show ``text`` until the next call; nothing for an empty one."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
-        if text:
-            self._status = self._console.status(text)
-            self._status.start()
-
-
-@contextmanager
-def watch_of(*, as_json: bool) -> Iterator[QuietWatch]:
-    """Chooses what fits stderr: progress for people at a terminal, notes for all."""
-    console = Console(stderr=True)
-    watch = TerminalWatch(console) if console.is_terminal and not as_json else QuietWatch()
-    try:
-        yield watch
-    finally:
-        watch.waiting("")
-
-
-STDIN = "-"
 # Exit code when nobody reads stdout any more, as of other programs in a pipe.
 CLOSED = 128 + signal.SIGPIPE
 # Options without which there is no single case.
@@ -107,7 +60,10 @@ def _run_all(file: Stream, asked: PredictAsked, policy: Policy) -> int:
     """One line for each case. Wrong ones are counted on stderr."""
     answered = wrong = 0
     try:
-        with _dry_runs(asked, policy) as dry_runs:
+        with (
+            watch_of(as_json=asked.json) as watch,
+            dry_runs_of(asked.db, policy, watch) as dry_runs,
+        ):
             for answer in answer_cases(file, dry_runs):
                 sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
                 sys.stdout.flush()
@@ -130,7 +86,7 @@ def _opened(path: str) -> Iterator[Stream]:
     Raises:
         UsageError: it cannot be read.
     """
-    if path == STDIN:
+    if path == "-":
         if sys.stdin is None:
             raise UsageError("cases", path, "cannot be read: stdin is closed")
         yield cast("Stream", sys.stdin.buffer)
@@ -144,21 +100,13 @@ def _opened(path: str) -> Iterator[Stream]:
         yield file
 
 
-@contextlib.contextmanager
-def _dry_runs(asked: PredictAsked, policy: Policy) -> Iterator[DryRuns]:
-    with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:
-        yield dry_runs
-
-
-# --------------------------------------------------------------------------------------------
-# One case
-# --------------------------------------------------------------------------------------------
-
-
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
     values = _values(asked)
     case = read_single_case(values)
-    with _dry_runs(asked, policy) as dry_runs:
+    with (
+        watch_of(as_json=asked.json) as watch,
+        dry_runs_of(asked.db, policy, watch) as dry_runs,
+    ):
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
         classes = () if asked.json else compared_classes(case.question, case.settings)
@@ -170,19 +118,19 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
         from tuner.cli.predictions import show_prediction  # files of cases need none of it
 
         show_prediction(stdout_console(), case, finding, profiles)
-    if why := _why_not(answer):
-        return report(why, as_json=False)
-    return 0
+    whys = answer["fits"], answer["trains_wrongly"], answer["reason"]
+    why = why_not("these settings", *whys)
+    return 0 if why is None else report(why, as_json=False)
 
 
-def _why_not(answer: Mapping[str, Any]) -> TunerError | None:
-    """Why the settings should not be used; ``None`` for those that fit."""
-    reason = answer["reason"]
-    if answer["fits"] is False:
-        return NothingFitsError(f"these settings do not fit: {reason}")
-    if wrong := answer["trains_wrongly"]:
-        return TrainsWronglyError(f"these settings train something else: {wrong}")
-    if answer["fits"] is None:
+def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerError | None:
+    """Why a configuration should not be used; ``None`` for one that fits."""
+    one = these.startswith("this")
+    if fits is False:
+        return NothingFitsError(f"{these} {'does' if one else 'do'} not fit: {reason}")
+    if wrong:
+        return TrainsWronglyError(f"{these} train{'s' * one} something else: {wrong}")
+    if fits is None:
         return ProbeError(f"nothing is known of these settings: {reason}")
     return None
 

@@ -1,38 +1,51 @@
-"""``tuner probe``: run one settings, and show what it measured."""
+"""``tuner probe``: run one configuration, and show what it measured or why it failed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from statistics import median
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from tuner.cli.console import stdout_console
-from tuner.cli.details import show_probe
+from tuner.cli.console import Column, facts_grid, stdout_console, table_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import Terminal
+from tuner.cli.render import show_logs
+from tuner.cli.tables import rate_text
 from tuner.cli.values import read_inquiry
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
 from tuner.client.inquiry import Inquiry
 from tuner.client.local import follow, standing_text
 from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
-from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import (
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
+from tuner.core.words import rank_word
 from tuner.errors import NothingFitsError, ProbeError, StoreError
-from tuner.planner.probes import fits, probe_as_dict
+from tuner.planner import speed_of
+from tuner.planner.probes import (
+    at_todays_rates,
+    attention_text,
+    clocks_text,
+    fits,
+    probe_as_dict,
+    step_time_of,
+)
 from tuner.planner.timing import first_counts
 from tuner.space import check_settings, settings_notes
+from tuner.space.inactive import show
 from tuner.store import Store, open_store
+from tuner.text import duration_text, moment_text, size_number, size_text, size_unit, time_text
 
 # Times that a probe is entered again because the study moved on meanwhile.
 TRIES = 20
+# What stands behind figures that are not measured.
+_FIDELITIES = {
+    Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
+    Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
+}
 
 
 def run(asked: ProbeAsked) -> int:
@@ -43,20 +56,39 @@ def run(asked: ProbeAsked) -> int:
         ProbeError: the probe was not run.
     """
     inquiry = read_inquiry(asked, max_probes=1)
-    settings = _read_settings(inquiry.question, asked.settings)
+    written = parse_settings(asked.settings)
+    given = {part.partition("=")[0].strip() for part in asked.settings.split(",")}
+    settings = check_settings(inquiry.question, written, given=given)
+    for note in settings_notes(inquiry.question, written, given=given):
+        typer.echo(f"note: {note.why}", err=True)
     with open_store(asked.db) as store:
-        study, found = _probed(store, inquiry, settings)
-    return _show(replace(study, terms=inquiry.terms), found, as_json=asked.json)
+        study, probe = _probed(store, inquiry, settings)
+    study, measurement = replace(study, terms=inquiry.terms), probe.measurement
+    if measurement is None:
+        raise ProbeError(f"the probe was not run: study {study.id} is {study.state} {study.reason}")
+    if asked.json:
+        print_json({"study_id": study.id, "probe": probe_as_dict(study, probe)})
+    else:
+        show_probe(stdout_console(), study, probe)
+    if fits(study, measurement) is False:
+        why = measurement.detail or "they need more than the limit"
+        return report(NothingFitsError(f"these settings do not fit: {why}"), as_json=False)
+    if measurement.outcome is not Outcome.OK:
+        failure = ProbeError(f"the probe ended as {measurement.outcome}: {measurement.detail}")
+        return report(failure, as_json=False)
+    return 0
 
 
 def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, Probe]:
     """The study, and its probe of the settings, which is run now unless it is known already."""
     fidelity, known = inquiry.terms.fidelity, store.find(inquiry.question)
-    is_dry_run = fidelity is Fidelity.PREDICTED
-    if is_dry_run:
-        if known and (found := _done_before(known, settings)):
-            typer.echo(standing_text(known, answered=True), err=True)
-            return known, found
+    if fidelity is Fidelity.PREDICTED:
+        # Made again, a dry run of the same configuration would show the same.
+        for probe in known.at(fidelity).probes if known else ():
+            found = probe.measurement
+            if known and probe.request.settings == settings and found and found.memory:
+                typer.echo(standing_text(known, answered=True), err=True)
+                return known, probe
         if why := why_not_here(inquiry.question, settings):
             raise ProbeError(f"these settings cannot be dry-run: {why}")
     # A study that is there keeps its terms: one probe under a limit of its own must not
@@ -75,25 +107,6 @@ def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, 
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
 
 
-def _done_before(study: Study, settings: Settings) -> Probe | None:
-    """The dry run of the settings, which would show the same if it were made again."""
-    for probe in study.at(Fidelity.PREDICTED).probes:
-        measurement = probe.measurement
-        if probe.request.settings == settings and measurement and measurement.memory:
-            return probe
-    return None
-
-
-def _read_settings(question: Question, text: str) -> Settings:
-    """The settings that were written, with dead knobs collapsed, and a word about these."""
-    written = parse_settings(text)
-    given = {part.partition("=")[0].strip() for part in text.split(",")}
-    settings = check_settings(question, written, given=given)
-    for note in settings_notes(question, written, given=given):
-        typer.echo(f"note: {note.why}", err=True)
-    return settings
-
-
 def _enter(
     store: Store, study: Study, settings: Settings, fidelity: Fidelity, limit_bytes: int
 ) -> Probe:
@@ -107,44 +120,138 @@ def _enter(
         for probe in same:
             if probe.state is not ProbeState.DONE and probe.memory_limit_bytes == limit_bytes:
                 return probe
-        request = _request(study.question, settings, fidelity, same)
-        if entered := _entered(store, study, request, limit_bytes):
-            return entered
+        counts = first_counts(study.question, settings)
+        request = ProbeRequest(
+            settings=settings,
+            fidelity=fidelity,
+            repetition=max((probe.request.repetition + 1 for probe in same), default=0),
+            accumulation_counts=() if fidelity is Fidelity.PREDICTED else counts,
+        )
+        kept = kept_dry_run(store, study.question, request)
+        done = (measurement_of(study.question, settings, kept),) if kept else ()
+        if found := store.enter_probe(study.id, study.revision, request, limit_bytes, *done):
+            return found
         study = store.study(study.id)
     raise StoreError(f"study {study.id} is too busy to enter a probe; try again")
 
 
-def _request(
-    question: Question, settings: Settings, fidelity: Fidelity, same: Sequence[Probe]
-) -> ProbeRequest:
-    counts = first_counts(question, settings)
-    return ProbeRequest(
-        settings=settings,
-        fidelity=fidelity,
-        repetition=max((probe.request.repetition + 1 for probe in same), default=0),
-        accumulation_counts=() if fidelity is Fidelity.PREDICTED else counts,
+def show_probe(console: Console, study: Study, probe: Probe) -> None:
+    """Configuration, outcome and all that was measured; communication at today's rates."""
+    measurement = at_todays_rates(study, probe)
+    assert measurement is not None
+    console.print()
+    console.print(facts_grid(_facts(study, probe, measurement)))
+    if measurement.collectives:
+        console.print()
+        title = f"Collectives of rank 0 in one step of {_passes(measurement.tracked_accumulation)}"
+        console.print(Text(title, style="bold"))
+        found = measurement.collectives
+        unit, divisor = size_unit(max(one.bytes for one in found))
+        columns = [
+            Column("collective", [one.op for one in found]),
+            Column("axis", [one.axis for one in found]),
+            Column("phase", [one.phase for one in found]),
+            Column("calls", [str(one.count) for one in found], is_number=True),
+            Column(unit, [size_number(one.bytes, divisor) for one in found], is_number=True),
+        ]
+        if found[0].overlap:
+            columns.insert(3, Column("hidden", [one.overlap for one in found]))
+        console.print(table_of(columns, console.width))
+    show_logs(console, probe)
+
+
+def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    settings = probe.request.settings.as_dict()
+    yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
+    again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
+    yield "probe", f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
+    if fidelity := _FIDELITIES.get(probe.request.fidelity):
+        yield "fidelity", f"{probe.request.fidelity}: {fidelity}"
+    yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
+    yield from _memory_facts(study, probe, measurement)
+    yield from _time_facts(study, probe, measurement)
+    if measurement.attention:
+        yield "attention", attention_text(study, measurement)
+    yield from [("clocks", clocks)] if (clocks := clocks_text(measurement)) else []
+    yield from (("note", note) for note in measurement.notes)
+    versions = ", ".join(f"{name} {version}" for name, version in measurement.versions.items())
+    yield from [("versions", versions)] if versions else []
+    allocator, configured = (measurement.hardware.get(n) for n in ("allocator", "allocator_conf"))
+    if configured or allocator not in (None, "native"):
+        yield "allocator", f"{allocator}, configured as {configured or 'usual'}"
+    yield "cost", f"{duration_text(measurement.wall_s)}, {measurement.device_s:.0f} device-seconds"
+
+
+def _memory_facts(
+    study: Study, probe: Probe, measurement: Measurement
+) -> Iterator[tuple[str, str]]:
+    limit = size_text(study.terms.limit_bytes(study.question.cluster))
+    if oom := measurement.oom:
+        yield (
+            "memory",
+            f"more than {size_text(oom.needed_bytes)}: rank {oom.rank} asked for"
+            f" {size_text(oom.requested_bytes)} in {oom.phase}, with"
+            f" {size_text(oom.allocated_bytes)} allocated, limit {size_text(oom.limit_bytes)}",
+        )
+    if memory := measurement.memory:
+        per = rank_word(study.question)
+        needed = memory.allocated_bytes + memory.overhead_bytes
+        part = f" ({size_text(memory.allocated_bytes)} allocated)" if memory.overhead_bytes else ""
+        yield (
+            "memory",
+            f"{size_text(needed)} needed per {per}, of {limit}{part};"
+            f" reserved {size_text(memory.reserved_bytes)}, on the device"
+            f" {size_text(memory.device_bytes)}",
+        )
+        if memory.allocation_retries:
+            yield "near misses", f"{memory.allocation_retries} allocations needed a second try"
+        yield "peaks", _sizes(memory.by_phase)
+        dry_run = probe.request.fidelity is Fidelity.PREDICTED
+        yield "at the peak" if dry_run else "held", _sizes(memory.by_category)
+
+
+def _emulation_facts(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    """Computing and exposed communication apart, of the steps with most micro-batches."""
+    emulation = measurement.emulation
+    if emulation is None:
+        return
+    count = max(emulation.compute_s)
+    yield "computing", f"{time_text(median(emulation.compute_s[count]))} s of {_passes(count)}"
+    if emulation.copies_left_out:
+        yield "copies", f"are in that time: {emulation.copies_left_out}"
+    if emulation.unpriced:
+        yield "exposed", f"unknown: {emulation.unpriced}"
+        return
+    exposed = emulation.exposed_s[count]
+    interval = f"80% interval {time_text(exposed.low_s)} to {time_text(exposed.high_s)}"
+    rates = f", at rates of {emulation.priced_at[:10]}" if emulation.priced_at else ""
+    yield "exposed", f"{time_text(exposed.value_s)} s of communication ({interval}){rates}"
+    if emulation.stands_in:
+        yield "device", "another kind than the cluster's: its time only predicts"
+
+
+def _passes(count: int) -> str:
+    return f"{count} micro-batch{'' if count == 1 else 'es'}"
+
+
+def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    yield from _emulation_facts(measurement)
+    time = step_time_of(study, probe, measurement)
+    if time.value is None:
+        return
+    yield "speed", rate_text(speed_of(time, study.question), rank_word(study.question))
+    interval = f"80% interval {time_text(time.low)} to {time_text(time.high)}"
+    if not measurement.step_times_s:
+        yield "step", f"{time_text(time.value)} s ({interval}), by arithmetic"
+        return
+    steps = " and ".join(
+        f"{len(times)} of {_passes(count)}" for count, times in measurement.step_times_s.items()
     )
+    yield "step", f"{time_text(time.value)} s ({interval}); steps timed: {steps}"
+    losses = measurement.losses
+    if losses:
+        yield "loss", f"{losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
 
 
-def _entered(store: Store, study: Study, request: ProbeRequest, limit_bytes: int) -> Probe | None:
-    if kept := kept_dry_run(store, study.question, request):
-        found = measurement_of(study.question, request.settings, kept)
-        return store.enter_probe(study.id, study.revision, request, limit_bytes, found)
-    return store.enter_probe(study.id, study.revision, request, limit_bytes)
-
-
-def _show(study: Study, probe: Probe, *, as_json: bool) -> int:
-    measurement = probe.measurement
-    if measurement is None:
-        raise ProbeError(f"the probe was not run: study {study.id} is {study.state} {study.reason}")
-    if as_json:
-        print_json({"study_id": study.id, "probe": probe_as_dict(study, probe)})
-    else:
-        show_probe(stdout_console(), study, probe)
-    if fits(study, measurement) is False:
-        why = measurement.detail or "they need more than the limit"
-        return report(NothingFitsError(f"these settings do not fit: {why}"), as_json=False)
-    if measurement.outcome is not Outcome.OK:
-        failure = ProbeError(f"the probe ended as {measurement.outcome}: {measurement.detail}")
-        return report(failure, as_json=False)
-    return 0
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())

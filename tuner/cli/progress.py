@@ -1,9 +1,8 @@
 """Shows a study while probes run: a live table on a terminal, and plain lines otherwise."""
 
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import typer
 from rich.console import Console, Group
@@ -15,10 +14,9 @@ from rich.text import Text
 from tuner.cli.tables import probes_table
 from tuner.client.answered import PlainLines, Progress, of_most, probes_spent
 from tuner.client.worker_process import Signals
-from tuner.core.configuration import Settings
 from tuner.core.study import ProbeState, Study
 from tuner.core.words import rank_word
-from tuner.results.points import Row, differing, fastest_first, question_text, rows_of
+from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space import enumerate_space
 from tuner.text import duration_text
 
@@ -75,27 +73,30 @@ class LiveTable:
     def _frame(self, now: float) -> Group:
         rows = rows_of(self._study.at(self._study.terms.fidelity))
         latest = rows[-max(3, self._console.height - BESIDE_ROWS) :]
-        parts: list[Table | Text] = [_heading(self._study)]
+        heading = f"{self._study.id}: {question_text(self._study.question)}"
+        one_line: dict[str, Any] = {"overflow": "ellipsis", "no_wrap": True}
+        parts: list[Table | Text] = [Text(heading, style="bold", **one_line)]
         if rows:
+            # the fastest so far that fits; the answer may prefer one that is tied with it
+            limit = self._study.terms.limit_bytes(self._study.question.cluster)
+            fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
+            timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
+            best = timed[0].settings if timed else None
             per = rank_word(self._study.question)
-            best = _fastest(rows, self._study)
             table = probes_table(latest, self._knobs, width=self._console.width, per=per, best=best)
             parts.append(table)
-        parts.append(self._status(now))
-        if self._note:
-            parts.append(Text(self._note, style="yellow"))
-        return Group(*parts)
-
-    def _status(self, now: float) -> Table:
         spent, most = probes_spent(self._study), self._study.terms.max_probes
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             ProgressBar(total=most, completed=spent, width=20),
             Text(f"{of_most(spent, self._study)} probes"),
             Text(duration_text(now - self._began)),
-            Text(self._now(now), overflow="ellipsis", no_wrap=True),
+            Text(self._now(now), **one_line),
         )
-        return grid
+        parts.append(grid)
+        if self._note:
+            parts.append(Text(self._note, style="yellow"))
+        return Group(*parts)
 
     def _now(self, now: float) -> str:
         for probe in self._study.probes:
@@ -104,19 +105,6 @@ class LiveTable:
         if any(probe.state is ProbeState.QUEUED for probe in self._study.probes):
             return "waiting for this machine"
         return "choosing the next probe"
-
-
-def _heading(study: Study) -> Text:
-    text = f"{study.id}: {question_text(study.question)}"
-    return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
-
-
-def _fastest(rows: Sequence[Row], study: Study) -> Settings | None:
-    """The fastest so far that fits; the answer may prefer one that is tied with it."""
-    limit = study.terms.limit_bytes(study.question.cluster)
-    fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
-    timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
-    return timed[0].settings if timed else None
 
 
 class Terminal:

@@ -27,9 +27,7 @@ def run(
     """
     if db is not None:
         os.environ["TUNER_DB"] = db  # arguments are seen by everybody on this machine
-    sys.stdout.flush()
-    argv = serve_argv(host=host, port=port, require_keys=require_keys, as_json=as_json)
-    os.execv(argv[0], argv)  # noqa: S606  (of our own making)
+    _become(serve_argv(host=host, port=port, require_keys=require_keys, as_json=as_json))
 
 
 def serve_argv(
@@ -52,7 +50,7 @@ def serve_argv(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """WorkerPlace where a worker's probes run."""
+    """Place where a worker's probes run."""
 
     launcher: LauncherName | None = None
     """What starts ranks; where it is not said, the worker finds out."""
@@ -87,14 +85,10 @@ def worker_run(
     as_json: bool,
     db: str | None,
 ) -> int:
-    """Become a worker that serves studies, which ends by signals, or submit one as a batch job.
+    """Become a worker that serves studies, or submit one as a batch job: its exit code at its end.
 
-    The process stays the same, so that signals, and whoever watches or kills it, mean the worker
-    itself. Where the database is stands in its environment, which only this user can read: its
-    address may hold a password.
-
-    Returns:
-        The exit code of a submission, when the job has ended.
+    The database stands in the environment, which only this user can read: its address may hold a
+    password.
 
     Raises:
         UsageError: it is to end after one study, and when none is left; or options of a job are

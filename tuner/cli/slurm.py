@@ -15,118 +15,33 @@ import typer
 from tuner.client.worker_process import Signals
 from tuner.errors import ProbeError, UsageError
 
-# Options of sbatch(1), Slurm 22.05 to 24.05, that take a value, but for those of :data:`OURS`.
-VALUED = (
-    "account",
-    "acctg-freq",
-    "batch",
-    "bb",
-    "bbf",
-    "begin",
-    "cluster-constraint",
-    "comment",
-    "constraint",
-    "container",
-    "core-spec",
-    "cores-per-socket",
-    "cpu-freq",
-    "cpus-per-gpu",
-    "cpus-per-task",
-    "deadline",
-    "dependency",
-    "exclude",
-    "extra",
-    "extra-node-info",
-    "gpu-bind",
-    "gpu-freq",
-    "gpus",
-    "gpus-per-node",
-    "gpus-per-socket",
-    "gpus-per-task",
-    "gres",
-    "gres-flags",
-    "hint",
-    "job-name",
-    "licenses",
-    "mail-type",
-    "mail-user",
-    "mcs-label",
-    "mem",
-    "mem-bind",
-    "mem-per-cpu",
-    "mem-per-gpu",
-    "mincpus",
-    "network",
-    "nodefile",
-    "nodelist",
-    "nodes",
-    "ntasks-per-node",
-    "ntasks-per-socket",
-    "partition",
-    "power",
-    "prefer",
-    "priority",
-    "profile",
-    "qos",
-    "reservation",
-    "signal",
-    "sockets-per-node",
-    "switches",
-    "thread-spec",
-    "threads-per-core",
-    "time",
-    "time-min",
-    "tmp",
-    "wait-all-nodes",
-    "wckey",
-)
-# Those that need none; some may have one after ``=``.
-FLAGS = (
-    "contiguous",
-    "exclusive",
-    "get-user-env",
-    "hold",
-    "nice",
-    "no-requeue",
-    "oversubscribe",
-    "reboot",
-    "requeue",
-    "spread-job",
-    "use-min-nodes",
-)
-# Letters of options that take a value.
+# Letters of options that what follows tells apart from flags, or that ours stand in the place of.
 SHORT = {
-    "A": "account",
-    "B": "extra-node-info",
-    "b": "begin",
-    "C": "constraint",
-    "c": "cpus-per-task",
-    "d": "dependency",
-    "F": "nodefile",
-    "G": "gpus",
-    "J": "job-name",
-    "L": "licenses",
-    "N": "nodes",
-    "p": "partition",
-    "q": "qos",
-    "S": "core-spec",
-    "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
-}
-# Options that are not to be given, and why.
+    "a": "array", "D": "chdir", "e": "error", "h": "help", "i": "input", "J": "job-name",
+    "M": "clusters", "n": "ntasks", "o": "output", "Q": "quiet", "s": "oversubscribe",
+    "V": "version", "W": "wait",
+}  # fmt: skip
+# Letters that take no value: sbatch would read more letters behind them as options too.
+FLAGS = frozenset("HIKOXhkrsuv")
+NOTHING = "no job would be submitted"
+# Options that would break the worker, or its being followed, and why. Slurm judges all others.
 OURS = {
     "array": "one worker serves all studies; submit several for more",
     "clusters": "the worker's own cluster is meant",
     "chdir": "the worker needs no folder of its own",
     "error": "what the worker says is shown, and kept in one file",
     "export": "the worker's environment says where the database is",
+    "export-file": "the worker's environment says where the database is",
+    "help": NOTHING,
     "input": "the worker reads nothing",
     "ntasks": "how many ranks there are is a study's matter",
     "open-mode": "what a worker that was queued again says follows the rest",
     "output": "what the worker says is shown, and kept in one file",
     "parsable": "the job's number is needed",
     "quiet": "what sbatch says is needed",
+    "test-only": NOTHING,
+    "usage": NOTHING,
+    "version": NOTHING,
     "wait": "the worker is waited for anyway",
     "wrap": "the job is a worker",
 }
@@ -146,49 +61,42 @@ DEFAULTS = {
 
 
 def batch_options(text: str) -> tuple[str, ...]:
-    """Options of sbatch, as one text, in the form ``--name=value`` that cannot be misread.
+    """Options of sbatch, each with its value: nothing in them can be a script or a command.
 
     Args:
         text: such as ``--partition=gpu -N 2 --time 8:00:00``, quoted as for a shell.
 
     Raises:
-        UsageError: it has something else than options that a worker's job may have.
+        UsageError: it has something else than options, or one that would break the worker.
     """
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError("slurm", text, f"is not quoted as for a shell: {error}") from error
-    found = []
+    found: list[str] = []
     while words:
         word = words.pop(0)
-        name, value = _name_and_value(word)
-        _check(name, word)
-        if value is None and name in VALUED:
-            if not words:
-                raise UsageError("slurm", word, "needs a value")
+        if long := re.fullmatch(r"--([a-z][a-z-]+)(?:=(.*))?", word, re.DOTALL):
+            name, value = long[1], long[2]
+        elif short := re.fullmatch(r"-([A-Za-z])=?(.*)", word, re.DOTALL):
+            name, value = SHORT.get(short[1], short[1]), short[2] or None
+            if value is not None and short[1] in FLAGS:
+                raise UsageError("slurm", word, "must be one option, and not several letters")
+        else:
+            raise UsageError("slurm", word, "must be an option of sbatch, such as --partition=NAME")
+        # sbatch takes the beginning of a long name for it
+        refused = next((one for one in OURS if one.startswith(name)), None)
+        if refused and len(name) > 1:
+            raise UsageError("slurm", word, f"cannot be given: {OURS[refused]}")
+        if value is None and words and not words[0].startswith("-"):
             value = words.pop(0)
         if value is not None and not value.isprintable():
             raise UsageError("slurm", word, "must be of printable characters")
-        found.append(f"--{name}" if value is None else f"--{name}={value}")
+        if len(name) == 1:
+            found += [f"-{name}"] if value is None else [f"-{name}", value]
+        else:
+            found.append(f"--{name}" if value is None else f"--{name}={value}")
     return tuple(found)
-
-
-def _name_and_value(word: str) -> tuple[str, str | None]:
-    if long := re.fullmatch(r"--([a-z][a-z-]*)(?:=(.*))?", word, re.DOTALL):
-        return long[1], long[2]
-    if (short := re.fullmatch(r"-([A-Za-z])=?(.*)", word, re.DOTALL)) and short[1] in SHORT:
-        return SHORT[short[1]], short[2] or None
-    raise UsageError("slurm", word, "must be an option of sbatch, such as --partition=NAME")
-
-
-def _check(name: str, word: str) -> None:
-    if name in OURS:
-        raise UsageError("slurm", word, f"cannot be given: {OURS[name]}")
-    if name not in (*VALUED, *FLAGS):
-        allowed = (
-            "is no option of sbatch for a worker's job, such as --partition=NAME or --time=8:00:00"
-        )
-        raise UsageError("slurm", word, allowed)
 
 
 def batch_script(argv: Sequence[str], options: Sequence[str], *, output: str) -> str:
@@ -221,19 +129,10 @@ READ_S = 0.3
 COMMAND_S = 60.0
 LARGEST_TAIL_BYTES = 64 * 2**10
 # States of a job that is not coming back (squeue(1)).
-OVER = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
+OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "REVOKED", "TIMEOUT",
+})  # fmt: skip
 # Ended at a time when nobody asked: Slurm forgets a job some minutes after its end (MinJobAge).
 FORGOTTEN = "forgotten"
 INTERRUPTED = 130
@@ -306,34 +205,27 @@ class BatchJob:
 
     def _look(self) -> None:
         """Ask for its state, and tell a new one."""
+        fields = f"--format={'|'.join(('%T', '%P', '%N', '%S', '%r'))}"
         try:
-            fields = f"--format={'|'.join(('%T', '%P', '%N', '%S', '%r'))}"
             found = _slurm("squeue", "--noheader", "--states=all", f"--jobs={self.job_id}", fields)
         except ProbeError as error:
-            if "Invalid job id" in str(error):
-                self._forget()
-            else:
+            if "Invalid job id" not in str(error):
                 self._tell(str(error))
-            return
-        lines = found.strip().splitlines()
-        if not lines:
-            self._forget()
+                return
+            found = ""
+        if not (lines := found.strip().splitlines()):
+            self._state = FORGOTTEN
+            self._tell("Slurm knows it no more, nor how it ended")
             return
         self._state, partition, nodes, start, reason = lines[0].split("|", 4)
-        self._tell(self._words(reason, partition, nodes, start))
-
-    def _forget(self) -> None:
-        self._state = FORGOTTEN
-        self._tell("Slurm knows it no more, nor how it ended")
-
-    def _words(self, reason: str, partition: str, nodes: str, start: str) -> str:
         if self._state == "PENDING":
             place = _place(self.job_id, partition)
             expected = "" if start == "N/A" else f", expected to start at {start}"
-            return f"pending in partition {partition} ({reason}){place}{expected}"
-        on = f" on {nodes}" if nodes and self._state == "RUNNING" else ""
-        why = f" ({reason})" if reason not in ("None", "") else ""
-        return f"{self._state.lower()}{on}{why}"
+            self._tell(f"pending in partition {partition} ({reason}){place}{expected}")
+        else:
+            on = f" on {nodes}" if nodes and self._state == "RUNNING" else ""
+            why = f" ({reason})" if reason not in ("None", "") else ""
+            self._tell(f"{self._state.lower()}{on}{why}")
 
     def _tell(self, words: str) -> None:
         if words != self._last:

@@ -4,7 +4,7 @@ import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -15,10 +15,6 @@ from tuner.store import StudySummary, default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
 from tuner.store.workers import RegisteredWorker, Workers
 from tuner.text import moment_text
-
-if TYPE_CHECKING:
-    from tuner.machine import Machine
-
 
 # Studies that are listed.
 MOST = 50
@@ -35,7 +31,10 @@ def run(*, as_json: bool, db: str | None) -> int:
         UsageError: the database was named and is not there, or is not ours.
         StoreError: it cannot be read.
     """
-    found = _summaries(db)
+    found: list[StudySummary] = []
+    if is_there(db):  # where nothing was ever asked, that is no error
+        with open_store(db, create=False) as store:
+            found = store.studies(MOST)
     if as_json:
         print_json({"studies": [_as_dict(one) for one in found]})
     elif not found:
@@ -45,16 +44,10 @@ def run(*, as_json: bool, db: str | None) -> int:
     return 0
 
 
-def _summaries(db: str | None) -> list[StudySummary]:
-    if db is None and not _exists(default_url()):
-        return []  # nothing was ever asked, which is no error
-    with open_store(db, create=False) as store:
-        return store.studies(MOST)
-
-
-def _exists(url: str) -> bool:
-    parsed = parse_url(url)
-    return not is_sqlite(parsed) or Path(str(parsed.database)).exists()
+def is_there(db: str | None) -> bool:
+    """Tells whether there is a database: one that is named must be, and is an error if not."""
+    url = parse_url(db or default_url())
+    return db is not None or not is_sqlite(url) or Path(str(url.database)).exists()
 
 
 def _as_dict(summary: StudySummary) -> dict[str, Any]:
@@ -71,8 +64,8 @@ def _as_dict(summary: StudySummary) -> dict[str, Any]:
 
 
 def _show(found: Sequence[StudySummary]) -> None:
-    from tuner.cli.columns import Column, natural_width, table_of
-    from tuner.cli.console import stdout_console  # Rich, which JSON needs none of
+    # Rich, which JSON needs none of
+    from tuner.cli.console import Column, natural_width, stdout_console, table_of
 
     console = stdout_console()
     columns = [
@@ -99,7 +92,20 @@ def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | No
         TunerError: it has ended already.
         ServiceError: the service cannot be reached, or refused.
     """
-    cancelled = _here(study_id, db) if server is None else _there(study_id, server, db)
+    if server is None:
+        with open_store(db, create=False) as store:
+            cancelled = store.study(study_id).id
+            if not store.move(cancelled, StudyState.CANCELLED, "cancelled by command"):
+                raise TunerError(f"study {cancelled} is {store.study(cancelled).state} already")
+    else:
+        from tuner.client.service import Service
+
+        if db is not None:
+            raise UsageError("db", db, "is not applied with --server: the service has its own")
+        if not re.fullmatch(r"st-[0-9a-f]{12}", study_id):
+            raise UsageError("study", study_id, "must be a whole id, such as st-0123456789ab")
+        with Service(server) as service:
+            cancelled = str(service.cancel(study_id)["study_id"])
     if as_json:
         print_json({"study_id": cancelled, "state": str(StudyState.CANCELLED)})
     else:
@@ -107,35 +113,8 @@ def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | No
     return 0
 
 
-def _here(study_id: str, db: str | None) -> str:
-    with open_store(db, create=False) as store:
-        study = store.study(study_id)
-        if not store.move(study.id, StudyState.CANCELLED, "cancelled by command"):
-            raise TunerError(f"study {study.id} is {store.study(study.id).state} already")
-    return study.id
-
-
-def _there(study_id: str, server: str, db: str | None) -> str:
-    from tuner.client.service import Service
-
-    if db is not None:
-        raise UsageError("db", db, "is not applied with --server: the service has its own")
-    if not re.fullmatch(r"st-[0-9a-f]{12}", study_id):
-        raise UsageError("study", study_id, "must be a whole id, such as st-0123456789ab")
-    with Service(server) as service:
-        return str(service.cancel(study_id)["study_id"])
-
-
-FAILED = 1
-
-
 def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
-    """List them; the exit code, 1 when there are none.
-
-    Args:
-        here: only those of this machine, or of this container.
-        as_json: print one JSON object.
-        db: address of the database.
+    """List the workers, or those of this machine or container; the exit code, 1 without any.
 
     Raises:
         UsageError: the database is not there, or is not ours.
@@ -152,7 +131,7 @@ def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
     else:
         where = " on this machine" if here else ""
         typer.echo(f"no worker is running{where}: tuner worker starts one", err=True)
-    return 0 if shown else FAILED
+    return 0 if shown else 1
 
 
 def _workers_as_dict(worker: RegisteredWorker) -> dict[str, Any]:
@@ -168,25 +147,17 @@ def _workers_as_dict(worker: RegisteredWorker) -> dict[str, Any]:
 
 
 def _workers_show(workers: Sequence[RegisteredWorker]) -> None:
-    from tuner.cli.columns import Column, table_of
-    from tuner.cli.console import stdout_console  # Rich, which JSON needs none of
+    from tuner.cli.console import print_rows
     from tuner.machine import Machine
 
-    console = stdout_console()
-    columns = [
-        Column("worker", [one.name for one in workers]),
-        Column("pools", [", ".join(one.pools) or "-" for one in workers]),
-        Column("has", [_what(Machine.from_dict(one.machine)) for one in workers]),
-        Column("torch", [one.versions.get("torch", "-") for one in workers]),
-        Column("since (UTC)", [moment_text(one.started_at) for one in workers]),
-    ]
-    console.print(table_of(columns, console.width))
-
-
-def _what(machine: "Machine") -> str:
-    """``8 NVIDIA H100 80GB HBM3``, or ``16 CPU cores``; of several nodes ``2 x 16 CPU cores``."""
-    several = f"{len(machine.nodes)} x " if machine.others else ""
-    if not machine.gpus:
-        return f"{several}{machine.cores} CPU cores"
-    kinds = dict.fromkeys(gpu.name for gpu in machine.gpus)
-    return f"{several}{len(machine.gpus)} {', '.join(kinds)}"
+    rows = []
+    for worker in workers:
+        machine = Machine.from_dict(worker.machine)
+        kinds = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
+        has = f"{len(machine.gpus)} {kinds}" if machine.gpus else f"{machine.cores} CPU cores"
+        several = f"{len(machine.nodes)} x " if machine.others else ""
+        rows.append(
+            (worker.name, ", ".join(worker.pools) or "-", f"{several}{has}",
+             worker.versions.get("torch", "-"), moment_text(worker.started_at))
+        )  # fmt: skip
+    print_rows(("worker", "pools", "has", "torch", "since (UTC)"), rows)

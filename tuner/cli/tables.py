@@ -1,16 +1,20 @@
-"""Plain tables, laid out for the terminal's width."""
+"""Tables of probes and of candidates, and how their sizes and speeds are written."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from tuner.cli.columns import Column, natural_width, table_of
+from tuner.cli.console import Column, natural_width, table_of
+from tuner.core.answer import GIB, Suggestion
 from tuner.core.configuration import KNOBS, Settings
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import Basis, Outcome
+from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import ProbeState
-from tuner.core.words import speed_text
-from tuner.results.points import Row, knob_texts
-from tuner.text import size_number, size_unit, time_text
+from tuner.core.words import range_text, speed_text
+from tuner.results.points import Row, differing, knob_texts
+from tuner.text import size_number, size_text, size_unit, time_text
 
 # Outcomes that would make the table too wide, or read like a failure.
 SHORT: Mapping[str, str] = {
@@ -18,6 +22,8 @@ SHORT: Mapping[str, str] = {
     Outcome.STOPPED_EARLY: "ended early",
 }
 PENDING = frozenset(ProbeState) - {ProbeState.DONE}
+# What allocated memory was computed from.
+BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
 
 
 def probes_table(
@@ -28,31 +34,56 @@ def probes_table(
     per: str = "GPU",
     best: Settings | None = None,
 ) -> Table:
-    """The probes as a table.
+    """The probes as a table, in the order that they come in.
 
     Args:
         rows: in the order to be shown.
         knobs: the knobs to show; see :func:`tuner.results.points.differing`.
         width: columns of the terminal; what there is no room for is left out.
         per: what a rank is, in a word.
-        best: settings to mark as the answer.
+        best: the configuration to mark as the answer.
     """
     unit, divisor = size_unit(max((row.needed_bytes or 0 for row in rows), default=0))
+
+    def memory(row: Row) -> str:
+        if row.needed_bytes is None:
+            return "-"
+        return f"{'>' if row.at_least else ''}{size_number(row.needed_bytes, divisor)}"
+
+    def interval(row: Row) -> str:
+        time = row.step_time
+        return "-" if time.value is None else f"{time_text(time.low)}-{time_text(time.high)}"
+
+    def style(row: Row) -> str:
+        if row.settings == best:
+            return "bold green"
+        return "cyan" if row.outcome in PENDING else "" if row.ran else "red"
+
+    ids = ["*" * (row.settings == best) + ",".join(map(str, row.ids)) for row in rows]
     speeds = [speed_text(row.speed.value) for row in rows]
     columns = [
-        Column("probe", [_ids(row, best) for row in rows], is_number=True),
-        *_knob_columns(rows, knobs),
-        Column(f"memory\n{unit}", [memory_text(row, divisor) for row in rows], is_number=True),
+        Column("probe", ids, is_number=True),
+        *knob_columns([row.settings for row in rows], knobs),
+        Column(f"memory\n{unit}", [memory(row) for row in rows], is_number=True),
         Column(f"tokens/s\nper {per}", speeds, is_number=True),
-        Column("outcome", [_outcome(row) for row in rows]),
+        Column("outcome", [SHORT.get(row.outcome, row.outcome) for row in rows]),
     ]
     for column in (
         Column("step\ns", [time_text(row.step_time.value) for row in rows], is_number=True),
-        Column("80%\ninterval", [_interval(row) for row in rows], is_number=True),
+        Column("80%\ninterval", [interval(row) for row in rows], is_number=True),
     ):
         if natural_width([*columns, column]) <= width:
             columns.insert(-2, column)
-    return table_of(columns, width, [_style(row, row.settings == best) for row in rows])
+    return table_of(columns, width, [style(row) for row in rows])
+
+
+def knob_columns(settings: Sequence[Settings], knobs: Sequence[str]) -> list[Column]:
+    """A column for each knob, by the table of knobs."""
+    texts = [knob_texts(one) for one in settings]
+    return [
+        Column(KNOBS[knob].head, [one[knob] for one in texts], is_number=KNOBS[knob].kind is int)
+        for knob in knobs
+    ]
 
 
 def common_text(rows: Sequence[Row], knobs: Sequence[str]) -> str:
@@ -67,38 +98,72 @@ def common_text(rows: Sequence[Row], knobs: Sequence[str]) -> str:
     return f"everywhere: {', '.join(same)}" if same else ""
 
 
-def memory_text(row: Row, divisor: int) -> str:
-    """Memory in the table's unit; ``>`` where it is a lower bound."""
-    if row.needed_bytes is None:
-        return "-"
-    text = size_number(row.needed_bytes, divisor)
-    return f">{text}" if row.at_least else text
+def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
+    """The table of the best configurations and of those next to them, fastest first.
+
+    Where no speed is known there is no best, and what fits is listed in its own order.
+    """
+    best = suggestion.best
+    found = [*([best] if best else []), *suggestion.alternatives]
+    if not found:
+        return
+    found.sort(key=lambda one: one.step_time_s.value or 0.0)
+    sizes = [(one.allocated_gib.value or 0.0) * GIB for one in found]
+    unit, divisor = size_unit(max(sizes))
+    settings = [one.settings for one in found]
+    columns = [
+        Column("", ["*" if one is best else "" for one in found]),
+        *knob_columns(settings, differing(settings)),
+    ]
+    if best:
+        steps = [time_text(one.step_time_s.value) for one in found]
+        speeds = [speed_text(one.tokens_per_s_per_gpu.value) for one in found]
+        columns.append(Column("step\ns", steps, is_number=True))
+        columns.append(Column(f"tokens/s\nper {per}", speeds, is_number=True))
+    memory = [size_number(size, divisor) for size in sizes]
+    columns.append(Column(f"memory\n{unit}", memory, is_number=True))
+    columns.append(Column("from", [BASES[one.basis] if one.basis else "" for one in found]))
+    styles = ["bold green" if one is best else "" for one in found]
+    console.print(table_of(columns, console.width, styles))
+    told = "These fit. Memory"
+    if best:
+        transferred = any(one.step_time_s.provenance is Provenance.TRANSFERRED for one in found)
+        corrected = ", corrected by what other studies measured" if transferred else ""
+        told = f"* is the answer. Speeds are arithmetic{corrected}; memory"
+    told += " is what tensors take at the peak, from a dry run of the layout or by arithmetic."
+    console.print(Text(told, style="dim"))
 
 
-def _knob_columns(rows: Sequence[Row], knobs: Sequence[str]) -> Iterator[Column]:
-    texts = [knob_texts(row.settings) for row in rows]
-    for knob in knobs:
-        number = knob.endswith(("_size", "_steps"))
-        yield Column(KNOBS[knob].head, [one[knob] for one in texts], is_number=number)
+def sizes_text(quantity_gib: Quantity) -> str:
+    """``12.5 GiB``, or ``12.5 GiB (12.1 to 12.9)`` where the interval is wider than the digits.
+
+    ``up to 12.5 GiB (at least 12.1)`` where the value is the upper end: there is no more.
+    """
+    value, low, high = quantity_gib.value, quantity_gib.low, quantity_gib.high
+    if value is None or low is None or high is None:
+        return "unknown"
+    unit, divisor = size_unit(high * GIB)
+    texts = [size_number(size * GIB, divisor) for size in (value, low, high)]
+    if len(set(texts)) == 1:
+        return f"{texts[0]} {unit}"
+    if value >= high:
+        return f"up to {texts[0]} {unit} (at least {texts[1]})"
+    return f"{texts[0]} {unit} ({texts[1]} to {texts[2]})"
 
 
-def _ids(row: Row, best: Settings | None) -> str:
-    return ("*" if row.settings == best else "") + ",".join(map(str, row.ids))
+def spare_text(allocated_bytes: float, reserved_bytes: float, limit_bytes: float) -> str:
+    """Says that what is reserved beyond the limit is free, and no reason to run out of memory."""
+    if reserved_bytes <= limit_bytes:
+        return ""
+    free = size_text(reserved_bytes - allocated_bytes)
+    return f", {free} of it free, which the allocator gives back before it fails"
 
 
-def _interval(row: Row) -> str:
-    if row.step_time.value is None:
-        return "-"
-    return f"{time_text(row.step_time.low)}-{time_text(row.step_time.high)}"
+def rate_text(speed: Quantity, per: str) -> str:
+    """``3,425 tokens/s per GPU (3,390 to 3,460)``."""
+    return f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
 
 
-def _outcome(row: Row) -> str:
-    return SHORT.get(row.outcome, row.outcome)
-
-
-def _style(row: Row, chosen: bool) -> str:
-    if chosen:
-        return "bold green"
-    if row.outcome in PENDING:
-        return "cyan"
-    return "" if row.ran else "red"
+def seconds_text(step: Quantity) -> str:
+    """``0.35 s (0.34 to 0.36)``."""
+    return f"{time_text(step.value)} s ({time_text(step.low)} to {time_text(step.high)})"

@@ -25,7 +25,7 @@ from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.accelerate_script import script
 from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_parallel_ranks
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, read_fsdp, reshards
+from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
 from tuner.launchfiles.header import code, comment, header, provenance
 from tuner.launchfiles.shell import in_force
 from tuner.model.shape import is_named
@@ -39,18 +39,25 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     """The file's content: fields of accelerate's ``ClusterConfig``."""
     cluster = question.cluster
     on_cpu = cluster.gpu.device is Device.CPU
+    mixed = question.workload.precision is Precision.BF16_MIXED
+    # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
+    kind = "MULTI_GPU" if has_data_parallel_ranks(question, settings) else "NO"
+    kind = "FSDP" if is_sharded(question, settings) else kind
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": _distributed_type(question, settings),
+        "distributed_type": kind,
         # CPU ranks share one machine, also where groups of them stand for nodes
         "num_machines": 1 if on_cpu else cluster.nodes,
         "machine_rank": 0,
         "num_processes": cluster.world_size,
-        "mixed_precision": _mixed_precision(question),
+        "mixed_precision": "bf16" if mixed else "no",
         "use_cpu": on_cpu,
     }
     if is_sharded(question, settings):
-        values["fsdp_config"] = _fsdp_config(question, settings)
+        found = options(question, settings)
+        if not is_named(question.workload.model):  # accelerate takes what transformers says of it
+            del found["transformer_layer_cls_to_wrap"]
+        values["fsdp_config"] = {f"fsdp_{name}": value for name, value in found.items()}
     if is_sharded(question, settings) and settings.sharding is Sharding.HYBRID_SHARD:
         values["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": cluster.nodes,
@@ -60,26 +67,18 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    return refusals.first(
-        _other_launcher(question),
-        refusals.model_parallelism("accelerate", settings, "accelerate"),
-        refusals.zero1("accelerate", settings, "accelerate"),
-        refusals.sharding("accelerate", question, settings),
-        _too_old(question, settings),
-    )
-
-
-def _other_launcher(question: Question) -> str | None:
-    if question.script is None or question.script.launch is Launch.ACCELERATE:
-        return None
-    return (
-        "torchrun starts the study's script, which reads no such file; launch the script by its own"
-        " command, which tuner studies show tells, or ask again with --framework accelerate"
-    )
-
-
-def _too_old(question: Question, settings: Settings) -> str | None:
-    """The version of accelerate is a part of the question only for frameworks built on it."""
+    if question.script is not None and question.script.launch is not Launch.ACCELERATE:
+        return (
+            "torchrun starts the study's script, which reads no such file; launch the script by its"
+            " own command, which tuner studies show tells, or ask again with --framework accelerate"
+        )
+    if refused := refusals.first(
+        refusals.tensors("accelerate", settings, "accelerate"),
+        refusals.pipelines("accelerate", settings, "accelerate"),
+        refusals.fsdp2("accelerate", question, settings, "accelerate"),
+    ):
+        return refused
+    # a part of the question only for frameworks that are built on it
     stated = question.framework.versions.get("accelerate")
     oldest = _oldest_accelerate(question, settings)
     if stated is None or Version(stated) >= Version(oldest):
@@ -103,79 +102,41 @@ def _oldest_accelerate(question: Question, settings: Settings) -> str:
     return "1.6"  # the first with FSDP2
 
 
-def _distributed_type(question: Question, settings: Settings) -> str:
-    if is_sharded(question, settings):
-        return "FSDP"
-    # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
-    return "MULTI_GPU" if has_data_parallel_ranks(question, settings) else "NO"
-
-
-def _mixed_precision(question: Question) -> str:
-    return "bf16" if question.workload.precision is Precision.BF16_MIXED else "no"
-
-
-def _fsdp_config(question: Question, settings: Settings) -> dict[str, Any]:
-    in_file = settings.activation_checkpointing is Checkpointing.FULL
-    model = question.workload.model
-    layer = {"fsdp_transformer_layer_cls_to_wrap": LAYER_CLASSES[model.model_type]}
-    return {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": reshards(settings),
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        # of a model that is not named accelerate takes what transformers says of it
-        **(layer if is_named(model) else {}),
-        "fsdp_activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
-        "fsdp_offload_params": settings.cpu_offload,
-        # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
-        "fsdp_cpu_ram_efficient_loading": True,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-    }
-
-
 def _render(question: Question, settings: Settings, about: About) -> str:
-    blocks = (
-        _not_here(question, settings),
-        provenance(question, settings, about),
-        _launch(question, settings),
-        _warnings(question, settings),
-        _code(question, settings),
-    )
-    return (
-        f"{header(*blocks)}\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
-    )
-
-
-def _not_here(question: Question, settings: Settings) -> Iterator[str]:
+    values = configuration(question, settings)
+    not_here: list[str] = []
     if is_passed_over(question, settings):
-        yield from comment(
+        not_here = comment(
             "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
             " shard nothing. It describes the settings for as many GPUs, and the script stops"
             " anywhere else."
         )
-
-
-def _launch(question: Question, settings: Settings) -> Iterator[str]:
-    nodes = configuration(question, settings)["num_machines"]
+    nodes = values["num_machines"]
     needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer. Start it"
     command = f"#     accelerate launch --config_file {FILE_NAME}"
-    if nodes == 1:
-        yield f"# {needs}:"
-        yield f"{command} SCRIPT.py"
-        return
-    yield from comment(
-        f"{needs} on each of the {nodes} nodes, with its number (from 0 to {nodes - 1}) and the"
-        " address of node 0:"
-    )
-    yield f"{command} --machine_rank NUMBER \\"
-    yield f"#         --main_process_ip ADDRESS --main_process_port {PORT} SCRIPT.py"
-
-
-def _code(question: Question, settings: Settings) -> Iterator[str]:
+    launch = [f"# {needs}:", f"{command} SCRIPT.py"]
+    if nodes > 1:
+        launch = [
+            *comment(
+                f"{needs} on each of the {nodes} nodes, with its number (from 0 to {nodes - 1}) and"
+                " the address of node 0:"
+            ),
+            f"{command} --machine_rank NUMBER \\",
+            f"#         --main_process_ip ADDRESS --main_process_port {PORT} SCRIPT.py",
+        ]
     if question.script is not None:
-        yield from comment(in_force(question))
-        return
-    yield "# What this file cannot say is in force only if the training script says it:"
-    yield from code(script(question, settings))
+        own = comment(in_force(question))
+    else:
+        told = "# What this file cannot say is in force only if the training script says it:"
+        own = [told, *code(script(question, settings))]
+    top = header(
+        not_here,
+        provenance(question, settings, about),
+        launch,
+        _warnings(question, settings),
+        own,
+    )
+    return f"{top}\n{yaml.safe_dump(values, sort_keys=False)}"
 
 
 def _warnings(question: Question, settings: Settings) -> Iterator[str]:
@@ -197,29 +158,20 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
             " main_process_port on each."
         )
     if settings.activation_checkpointing is Checkpointing.FULL and sharded:
-        yield from comment(_checkpointing(question, settings))
+        by_script = checkpoints_in_script(question, settings)
+        yield from comment(
+            "fsdp_activation_checkpointing must stay off: it does not restore the random state,"
+            " so with this model's dropout backward would compute other activations than forward."
+            " The script checkpoints instead."
+            if by_script
+            else "fsdp_activation_checkpointing checkpoints the layers: the script must not do it"
+            " again with gradient_checkpointing_enable."
+        )
     if question.framework.name is FrameworkName.TRAINER:
         yield from comment(
             "The Trainer makes its own Accelerator: the script below is the same training"
             " without it."
         )
-
-
-def _checkpointing(question: Question, settings: Settings) -> str:
-    if checkpoints_in_script(question, settings):
-        return (
-            "fsdp_activation_checkpointing must stay off: it does not restore the random state,"
-            " so with this model's dropout backward would compute other activations than forward."
-            " The script checkpoints instead."
-        )
-    return (
-        "fsdp_activation_checkpointing checkpoints the layers: the script must not do it again"
-        " with gradient_checkpointing_enable."
-    )
-
-
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return ("accelerate", "launch", "--config_file", path, "SCRIPT.py")
 
 
 FORMAT = Format(
@@ -228,7 +180,7 @@ FORMAT = Format(
     stack=Stack.TORCH,
     why_not=_why_not,
     render=_render,
-    argv=_argv,
+    argv=lambda question, path: ("accelerate", "launch", "--config_file", path, "SCRIPT.py"),
 )
 
 
@@ -251,6 +203,10 @@ KINDS: Mapping[str, Sharding | None] = {
     "multi_cpu": Sharding.DDP,
     "fsdp": None,
 }
+OFF = (
+    "activation_checkpointing is taken as none, for the file does not turn it on; where the script"
+    " does, say --settings activation_checkpointing=full"
+)
 # Kinds of parallelism of accelerate's that are not those that are predicted.
 NOT_PREDICTED = ("tp_size", "cp_size", "sp_size")
 # Number and size of the groups of ranks that shard.
@@ -268,7 +224,15 @@ def read(values: Mapping[str, Any]) -> Found:
     if str(fields.values.get("distributed_type")).lower() == "deepspeed":
         raise fields.error("distributed_type", "check DeepSpeed's own JSON in its place")
     kind = fields.choice("distributed_type", KINDS, "no")
-    _refuse_others(fields)
+    fields.refuse("fp8_config", "is not predicted")
+    fields.refuse("dynamo_backend", "compiled models are not predicted")
+    fields.part("dynamo_config").refuse("dynamo_backend", "compiled models are not predicted")
+    for name in ("deepspeed_config", "megatron_lm_config"):
+        fields.refuse(name, "is of another engine than the file's distributed_type")
+    ranks = fields.whole("num_processes", 1)
+    if fields.choice("distributed_type", {**dict.fromkeys(KINDS, False), "no": True}, "no"):
+        allowed = "must be 1 where distributed_type is NO: accelerate starts no more"
+        fields.refuse("num_processes", allowed, but=(1,))
     mixed = fields.choice("mixed_precision", {"no": False, "bf16": True}, "no")
     knobs: dict[str, Any] = {"tp_size": 1, "pp_size": 1}
     classes: tuple[str, ...] = ()
@@ -277,7 +241,10 @@ def read(values: Mapping[str, Any]) -> Found:
         found, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
         knobs |= found
         if groups is not None and groups[0] > 1:
-            knobs["sharding"] = str(_hybrid(fields, knobs["sharding"]))
+            if knobs["sharding"] != Sharding.FULL_SHARD:
+                allowed = "must be true where groups of ranks shard: another is not predicted"
+                raise fields.part("fsdp_config").error("fsdp_reshard_after_forward", allowed)
+            knobs["sharding"] = str(Sharding.HYBRID_SHARD)
     else:
         knobs |= {"sharding": str(kind), "cpu_offload": False}
     return Found(
@@ -287,32 +254,14 @@ def read(values: Mapping[str, Any]) -> Found:
             "framework": ("accelerate", "trainer", "torch"),
             "precision": ("bf16_mixed",) if mixed else ("bf16", "fp32"),
         },
-        ranks=_processes(fields),
+        ranks=ranks,
         ranks_field="num_processes",
         nodes=None if fields.flag("use_cpu") else fields.whole("num_machines", 1),
         groups=groups if knobs["sharding"] == Sharding.HYBRID_SHARD else None,
         layer_classes=classes,
         needs={"sync_each_batch": "the training script"},
-        notes=_notes(knobs),
+        notes=() if "activation_checkpointing" in knobs else (OFF,),
     )
-
-
-def _refuse_others(fields: Fields) -> None:
-    fields.refuse("fp8_config", "is not predicted")
-    fields.refuse("dynamo_backend", "compiled models are not predicted")
-    dynamo = fields.part("dynamo_config")
-    dynamo.refuse("dynamo_backend", "compiled models are not predicted")
-    for name in ("deepspeed_config", "megatron_lm_config"):
-        fields.refuse(name, "is of another engine than the file's distributed_type")
-
-
-def _processes(fields: Fields) -> int | None:
-    """How many are started: with ``NO`` one, whatever the file says of their number."""
-    size = fields.whole("num_processes", 1)
-    if fields.choice("distributed_type", {**dict.fromkeys(KINDS, False), "no": True}, "no"):
-        allowed = "must be 1 where distributed_type is NO: accelerate starts no more"
-        fields.refuse("num_processes", allowed, but=(1,))
-    return size
 
 
 def _groups(fields: Fields) -> tuple[int, int] | None:
@@ -327,19 +276,3 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
     replicas, shards = (size or 1 for size in sizes)
     return replicas, shards
-
-
-def _hybrid(fields: Fields, sharding: str) -> Sharding:
-    if sharding != Sharding.FULL_SHARD:
-        allowed = "must be true where groups of ranks shard: another is not predicted"
-        raise fields.part("fsdp_config").error("fsdp_reshard_after_forward", allowed)
-    return Sharding.HYBRID_SHARD
-
-
-def _notes(knobs: Mapping[str, Any]) -> tuple[str, ...]:
-    if "activation_checkpointing" in knobs:
-        return ()
-    return (
-        "activation_checkpointing is taken as none, for the file does not turn it on; where the"
-        " script does, say --settings activation_checkpointing=full",
-    )

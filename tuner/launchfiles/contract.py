@@ -64,6 +64,11 @@ def other_stack(question: Question, stack: Stack) -> str:
     return said
 
 
+def runs_anything(question: Question, settings: Settings) -> str | None:
+    """Refuses nothing."""
+    return None
+
+
 def _nothing(question: Question, settings: Settings) -> tuple[str, ...]:
     return ()
 
@@ -78,19 +83,19 @@ class Format:
     """Usual name of the file."""
     stack: Stack
     """Whose code trains under it."""
-    why_not: Callable[[Question, Settings], str | None]
-    """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
-    media_type: str = "application/yaml"
-    """What the file is, as HTTP says it."""
     render: Callable[[Question, Settings, About], str]
     """The file's text. Only for settings with no ``why_not``."""
+    why_not: Callable[[Question, Settings], str | None] = runs_anything
+    """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
+    media_type: str = "application/yaml"
+    """The file's type for HTTP."""
     argv: Callable[[Question, str], tuple[str, ...]] | None = None
     """The command that trains with the file at a path; ``None`` if the file starts nothing."""
     beside: Callable[[Question, Settings], tuple[str, ...]] = _nothing
     """What must be done beside the file, one sentence each: of files without comments, which
     cannot say it themselves."""
     for_programs: bool = False
-    """Whether programs read it and people hardly ever: pages then show no text of it."""
+    """True where people hardly ever read it: pages then show no text of it."""
     merge: Callable[[str, str], str] | None = None
     """The rendered text merged into the text of a file of the user's own, whose other content is
     kept as it is; ``None`` where the file is whole by itself. Raises ``UsageError`` for a text
@@ -112,12 +117,9 @@ def sync_acts(question: Question, settings: Settings) -> bool:
 
 
 def torchrun(question: Question, *script: str, host: str = "HOST") -> list[str]:
-    """The command that starts the cluster's ranks, to be given on each node.
+    """The command that starts the cluster's ranks of a script with its arguments, on each node.
 
-    Args:
-        question: with the cluster.
-        script: the script and its arguments.
-        host: one of the nodes, the same for all; not used where there is one only.
+    Several nodes meet at ``host``, the same one for all.
     """
     cluster = question.cluster
     ranks = ["--nproc-per-node", str(cluster.gpus_per_node)]
@@ -125,17 +127,6 @@ def torchrun(question: Question, *script: str, host: str = "HOST") -> list[str]:
         return ["torchrun", "--standalone", *ranks, *script]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORT}"]
     return ["torchrun", "--nnodes", str(cluster.nodes), *ranks, *meeting, *script]
-
-
-def threads(question: Question) -> int | None:
-    """Threads of one CPU rank, as its probes have them; ``None`` where that is not known.
-
-    Without it torchrun sets one.
-    """
-    gpu = question.cluster.gpu
-    if gpu.device is not Device.CPU or not gpu.cores:
-        return None
-    return max(1, gpu.cores // question.cluster.gpus_per_node)
 
 
 def batch_text(question: Question, settings: Settings) -> str:
@@ -148,45 +139,16 @@ def batch_text(question: Question, settings: Settings) -> str:
     )
 
 
-def model_parallelism(launcher: str, settings: Settings, framework: str) -> str | None:
-    """Refuses model parallelism for launchers that split nothing but data.
+def fsdp2(launcher: str, question: Question, settings: Settings, framework: str) -> str | None:
+    """Refuses zero1, and what FSDP2 cannot shard, for launchers that shard by it.
 
-    Args:
-        launcher: who cannot.
-        settings: that may have tensor parallelism or pipeline stages.
-        framework: whose answers the launcher can run.
+    ``framework`` is the one whose answers the launcher can run.
     """
-    if settings.tp_size > 1:
+    if settings.sharding is Sharding.ZERO1:
         return (
-            f"{launcher} runs no tensor parallelism, and these settings have"
-            f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or"
+            f"{launcher} cannot shard the optimizer state alone (zero1); ask again with"
             f" --framework {framework}"
         )
-    return pipelines(launcher, settings, framework)
-
-
-def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
-    """Refuses pipelines for launchers without pipeline stages."""
-    if settings.pp_size == 1:
-        return None
-    return (
-        f"{launcher} runs no pipeline stages, and these settings have"
-        f" pp_size={settings.pp_size}; ask again with --framework {framework}"
-    )
-
-
-def zero1(launcher: str, settings: Settings, framework: str) -> str | None:
-    """Refuses zero1 for launchers that shard gradients with the optimizer state, or neither."""
-    if settings.sharding is not Sharding.ZERO1:
-        return None
-    return (
-        f"{launcher} cannot shard the optimizer state alone (zero1); ask again with"
-        f" --framework {framework}"
-    )
-
-
-def sharding(launcher: str, question: Question, settings: Settings) -> str | None:
-    """Refuses what FSDP2 cannot shard."""
     within = question.cluster.gpus_per_node // settings.tp_size
     if settings.sharding is Sharding.HYBRID_SHARD and within == 1:
         what = "GPU" if settings.tp_size == 1 else "data-parallel rank"
@@ -199,13 +161,28 @@ def sharding(launcher: str, question: Question, settings: Settings) -> str | Non
     return None
 
 
-def own_script(what: str, question: Question) -> str | None:
-    """Refuses files that say more of a training step than is known of a user's own script.
+def tensors(launcher: str, settings: Settings, framework: str) -> str | None:
+    """Refuses tensor parallelism for launchers that split nothing but data."""
+    if settings.tp_size == 1:
+        return None
+    return (
+        f"{launcher} runs no tensor parallelism, and these settings have"
+        f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or --framework {framework}"
+    )
 
-    Args:
-        what: in them, of which that is so.
-        question: that may be of a script.
-    """
+
+def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
+    """Refuses pipelines for launchers without pipeline stages."""
+    if settings.pp_size == 1:
+        return None
+    return (
+        f"{launcher} runs no pipeline stages, and these settings have"
+        f" pp_size={settings.pp_size}; ask again with --framework {framework}"
+    )
+
+
+def own_script(what: str, question: Question) -> str | None:
+    """Refuses files that say more of a training step than is known of a user's own script."""
     if question.script is None:
         return None
     return (
@@ -217,13 +194,6 @@ def own_script(what: str, question: Question) -> str | None:
 def first(*reasons: str | None) -> str | None:
     """The first reason there is."""
     return next(filter(None, reasons), None)
-
-
-def cpu_offload(launcher: str, settings: Settings) -> str | None:
-    """Refuses offloading for launchers that offload nothing."""
-    if not settings.cpu_offload:
-        return None
-    return f"{launcher} has no CPU offload; ask again with --knob cpu_offload=false"
 
 
 PREFIX = "TUNED_"
@@ -249,14 +219,17 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
             "precision": work.precision,
             "reduce_dtype": work.reduce_dtype,
         }
-    return {f"{PREFIX}{name.upper()}": _text(value) for name, value in values.items()}
+    return {
+        f"{PREFIX}{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
 
 
 def surroundings(question: Question) -> dict[str, str]:
     """Variables that the ranks themselves need, so that they run as probed or predicted."""
-    found = {}
-    if count := threads(question):
-        found["OMP_NUM_THREADS"] = str(count)
+    found, gpu = {}, question.cluster.gpu
+    if gpu.device is Device.CPU and gpu.cores:  # without it torchrun sets one
+        found["OMP_NUM_THREADS"] = str(max(1, gpu.cores // question.cluster.gpus_per_node))
     if question.framework.name is FrameworkName.NANOTRON:
         # asserted by its asynchronous tensor parallelism (parallel/tensor_parallel/functional.py)
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -267,7 +240,3 @@ def job_name(study_id: str) -> str:
     """A name for schedulers: a DNS label, whatever the study is called."""
     plain = re.sub(r"[^a-z0-9]+", "-", f"tuned-{study_id}".lower())
     return plain[:LONGEST_LABEL].strip("-")
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -45,9 +45,19 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": settings.micro_batch_size,
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "communication_data_type": str(question.workload.reduce_dtype),
-        "zero_optimization": _zero(question, settings),
-        **_precision(question),
+        "zero_optimization": {"stage": _stage(question, settings)},
     }
+    if settings.cpu_offload:
+        for name in ("offload_param", "offload_optimizer"):
+            values["zero_optimization"][name] = {"device": "cpu", "pin_memory": True}
+    # bf16 keeps fp32 copies of everything unless told otherwise, as nanotron does
+    if question.framework.name is FrameworkName.NANOTRON:
+        values |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    elif question.workload.precision is Precision.BF16:
+        both = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+        values["bf16"] = {"enabled": True, **both}
+    elif question.workload.precision is Precision.BF16_MIXED:
+        values["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     if question.workload.optimizer is not Optimizer.ADAMW:
         values["zero_allow_untested_optimizer"] = True
     if settings.cpu_offload:  # torch's own optimizer then steps on the CPU, as it was probed
@@ -59,32 +69,11 @@ def _stage(question: Question, settings: Settings) -> int:
     return _STAGES[settings.sharding] if has_data_parallel_ranks(question, settings) else 0
 
 
-def _zero(question: Question, settings: Settings) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": _stage(question, settings)}
-    if settings.cpu_offload:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    return zero
-
-
-def _precision(question: Question) -> dict[str, Any]:
-    """bf16 keeps fp32 copies of everything unless told otherwise, as nanotron does; mixed
-    precision is torch's autocast.
-    """
-    if question.framework.name is FrameworkName.NANOTRON:
-        return {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-    if question.workload.precision is Precision.BF16:
-        both = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-        return {"bf16": {"enabled": True, **both}}
-    if question.workload.precision is Precision.BF16_MIXED:
-        return {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-    return {}
-
-
 def _why_not(question: Question, settings: Settings) -> str | None:
     return refusals.first(
         refusals.own_script("the file says number formats, and what to optimize with", question),
-        refusals.model_parallelism("DeepSpeed's ZeRO", settings, "accelerate"),
+        refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
+        refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
         _no_equivalent(question, settings),
         _other_sync(question, settings),
     )
@@ -156,10 +145,6 @@ def _notes(question: Question, settings: Settings) -> Iterator[str]:
         yield "Needs DeepSpeed 0.18.3 or newer: bf16_optimizer_states was not there before."
 
 
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return tuple(torchrun(question, "SCRIPT.py", "--deepspeed_config", path))
-
-
 FORMAT = Format(
     name="deepspeed",
     file_name=FILE_NAME,
@@ -167,7 +152,7 @@ FORMAT = Format(
     media_type="application/json",
     why_not=_why_not,
     render=_render,
-    argv=_argv,
+    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py", "--deepspeed_config", path)),
 )
 
 
@@ -177,11 +162,8 @@ MARKS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train
 STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
 OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 _READ_DTYPES = {
-    "bf16": "bf16",
-    "bfp16": "bf16",
-    "bfloat16": "bf16",
-    "fp32": "fp32",
-    "float32": "fp32",
+    **dict.fromkeys(("bf16", "bfp16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32"), "fp32"),
 }
 MASTERS = "must be true: otherwise DeepSpeed keeps fp32 copies too, which is not predicted"
 # Options of ZeRO that change what is kept and sent.
@@ -227,19 +209,22 @@ def read(values: Mapping[str, Any]) -> Found:
         "tp_size": 1,
         "pp_size": 1,
         "sync_each_batch": stage >= 2,
-        "cpu_offload": _offloads(zero),
     }
+    devices = {  # both parameters and the optimizer's state, or neither
+        name: zero.part(name).choice("device", {"cpu": True, "none": False}, "none")
+        for name in ("offload_param", "offload_optimizer")
+    }
+    if len(set(devices.values())) > 1:
+        name = next(name for name, is_on in devices.items() if not is_on)
+        raise zero.error(name, "must be offloaded too: one without the other is not predicted")
+    knobs["cpu_offload"] = devices["offload_param"]
     for knob, name in (("micro_batch_size", "train_micro_batch_size_per_gpu"),
                        ("gradient_accumulation_steps", "gradient_accumulation_steps")):  # fmt: skip
         if (size := _whole(fields, name)) is not None:
             knobs[knob] = size
-    return Found(format_name=NAME, knobs=knobs, may=_may(fields), notes=NOTES)
-
-
-def _may(fields: Fields) -> dict[str, tuple[Any, ...]]:
     may: dict[str, tuple[Any, ...]] = {
         "framework": ("torch", "accelerate", "trainer"),
-        "precision": (_deepspeed_precision(fields),),
+        "precision": (_read_precision(fields),),
     }
     if (batch := _whole(fields, "train_batch_size")) is not None:
         may["global_batch_size"] = (batch,)
@@ -247,7 +232,7 @@ def _may(fields: Fields) -> dict[str, tuple[Any, ...]]:
         may["optimizer"] = (str(fields.part("optimizer").choice("type", OPTIMIZERS)),)
     if "communication_data_type" in fields:
         may["reduce_dtype"] = (fields.choice("communication_data_type", _READ_DTYPES),)
-    return may
+    return Found(format_name=NAME, knobs=knobs, may=may, notes=NOTES)
 
 
 def _whole(fields: Fields, name: str) -> int | None:
@@ -255,7 +240,7 @@ def _whole(fields: Fields, name: str) -> int | None:
     return None if fields.values.get(name) == "auto" else fields.whole(name)
 
 
-def _deepspeed_precision(fields: Fields) -> str:
+def _read_precision(fields: Fields) -> str:
     if fields.part("fp16").flag("enabled"):
         raise fields.part("fp16").error("enabled", "must be false: fp16 is not predicted")
     fields.part("amp").refuse("enabled", "must be false: amp is not predicted", but=(False,))
@@ -270,15 +255,3 @@ def _deepspeed_precision(fields: Fields) -> str:
         if not bf16.flag(name):
             raise bf16.error(name, MASTERS)
     return "bf16"
-
-
-def _offloads(zero: Fields) -> bool:
-    """Both parameters and the optimizer's state, or neither."""
-    devices = {
-        name: zero.part(name).choice("device", {"cpu": True, "none": False}, "none")
-        for name in ("offload_param", "offload_optimizer")
-    }
-    if len(set(devices.values())) > 1:
-        name = next(name for name, is_on in devices.items() if not is_on)
-        raise zero.error(name, "must be offloaded too: one without the other is not predicted")
-    return devices["offload_param"]

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from tuner.core.configuration import Settings
 from tuner.errors import UsageError
 
 T = TypeVar("T")
@@ -142,27 +141,3 @@ class Found:
     """Knobs without a value that can be taken for granted, with who decides them."""
     notes: tuple[str, ...] = ()
     """What is taken for granted, and what to know of the figures."""
-
-
-NAME = "json"
-# Fields that other files do not have.
-MARKS = frozenset({"written_by"})
-
-
-def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong.
-    """
-    fields = Fields(values)
-    fields.choice("written_by", {"tuner": True})
-    fields.refuse("script", "is a study of a script of your own, which is not predicted")
-    work, framework = fields.part("workload"), fields.part("framework")
-    if "name" not in framework:
-        raise framework.error("name", "is required")
-    may = {name: (value,) for name, value in work.values.items()}
-    may |= {"framework": (framework.values["name"],), "cluster": (fields.part("cluster").values,)}
-    may["framework_versions"] = (framework.part("versions").values,)
-    knobs = Settings.from_dict(fields.part("settings").values).as_dict()
-    return Found(format_name=NAME, knobs=knobs, may=may)

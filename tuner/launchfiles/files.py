@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from tuner.errors import UnknownNameError, UsageError
-from tuner.launchfiles import accelerate, deepspeed, nanotron, trainer
-from tuner.launchfiles import fields as plain
+from tuner.launchfiles import accelerate, deepspeed, nanotron, plain, trainer
 from tuner.launchfiles.fields import Found
 
 # The reader of each format.
@@ -30,11 +29,7 @@ class _TwiceError(ValueError):
 
 
 def read_file(path: str, format_name: str | None = None) -> Found:
-    """Reads the file at ``path``.
-
-    Args:
-        path: the file's.
-        format_name: whose file it is; by default told by its content.
+    """Reads the file at ``path``; whose it is is told by its content, unless it is said.
 
     Raises:
         UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
@@ -42,7 +37,19 @@ def read_file(path: str, format_name: str | None = None) -> Found:
     """
     if format_name is not None and format_name not in READERS:
         raise UnknownNameError("format", format_name, READERS)
-    values = parse(_text(path), path)
+    where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
+    try:
+        if not where.exists():
+            raise UsageError("file", path, "there is no such file")
+        if not where.is_file():
+            raise UsageError("file", path, "must be a file, and is a folder or a device")
+        if where.stat().st_size > LARGEST_BYTES:
+            raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
+        text = where.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError("file", path, f"cannot be read: {reason}") from error
+    values = parse(text, path)
     name = format_name or format_of(values, path)
     found: Found = READERS[name].read(values)
     return found
@@ -64,7 +71,16 @@ def parse(text: str, path: str) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         known = ", ".join(READERS)
         raise UsageError("file", path, f"must hold one object of fields, as files of {known} do")
-    if _is_larger(values, MOST_VALUES):
+    waiting: list[Any] = [values]
+    count = 0
+    while waiting and count <= MOST_VALUES:
+        one = waiting.pop()
+        count += 1
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+    if count > MOST_VALUES:
         raise UsageError("file", path, f"must hold {MOST_VALUES} values at most")
     return values
 
@@ -86,7 +102,18 @@ def _loaded(text: str, path: str) -> Any:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        _refuse_twice(node)
+        waiting, known = [node], set()  # before aliases and merged mappings are put in
+        while waiting:
+            one = waiting.pop()
+            if id(one) in known or not isinstance(one, yaml.CollectionNode):
+                continue
+            known.add(id(one))
+            if isinstance(one, yaml.MappingNode):
+                keys = [key for key, _ in one.value if isinstance(key, yaml.ScalarNode)]
+                _refuse_repeated(str(key.value) for key in keys)
+                waiting += [value for _, value in one.value]
+            else:
+                waiting += one.value
         return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
@@ -99,39 +126,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_twice(node: yaml.Node | None) -> None:
-    """The same, before aliases and merged mappings are put in."""
-    waiting, known = [node], set()
-    while waiting:
-        one = waiting.pop()
-        if id(one) in known or not isinstance(one, yaml.CollectionNode):
-            continue
-        known.add(id(one))
-        if isinstance(one, yaml.MappingNode):
-            keys = [key for key, _ in one.value if isinstance(key, yaml.ScalarNode)]
-            _refuse_repeated(str(key.value) for key in keys)
-            waiting += [value for _, value in one.value]
-        else:
-            waiting += one.value
-
-
 def _refuse_repeated(names: Iterable[str]) -> None:
     (name, times), *_ = [*Counter(names).most_common(1), ("", 0)]
     if times > 1:
         raise _TwiceError(repr(name[:80]))
-
-
-def _is_larger(values: object, most: int) -> bool:
-    """Tells whether there are more values than this in it."""
-    waiting, count = [values], 0
-    while waiting and count <= most:
-        one = waiting.pop()
-        count += 1
-        if isinstance(one, Mapping):
-            waiting += one.values()
-        elif isinstance(one, list | tuple | set):
-            waiting += one
-    return count > most
 
 
 def format_of(values: Mapping[str, Any], path: str) -> str:
@@ -145,18 +143,3 @@ def format_of(values: Mapping[str, Any], path: str) -> str:
         return like[0]
     what = f"could be of {' or '.join(like)}" if like else "is like none of the formats"
     raise UsageError("file", path, f"{what}: say --format {'|'.join(like or READERS)}")
-
-
-def _text(path: str) -> str:
-    where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
-    try:
-        if not where.exists():
-            raise UsageError("file", path, "there is no such file")
-        if not where.is_file():
-            raise UsageError("file", path, "must be a file, and is a folder or a device")
-        if where.stat().st_size > LARGEST_BYTES:
-            raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
-        return where.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("file", path, f"cannot be read: {reason}") from error

@@ -5,9 +5,9 @@ from typing import Any
 
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.script import is_sharded
+from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
-from tuner.core.workload import Precision, ReduceDtype
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles.fields import Fields
 
 # Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
@@ -37,6 +37,12 @@ DTYPES: Mapping[ReduceDtype, str] = {
     ReduceDtype.FP32: "torch.float32",
 }
 
+# torch's own optimizers, as Python names them.
+OPTIMIZERS: Mapping[Optimizer, str] = {
+    Optimizer.ADAMW: "torch.optim.AdamW",
+    Optimizer.ADAMW_8BIT: "AdamW8bit",
+    Optimizer.SGD: "torch.optim.SGD",
+}
 # A communication hook for DDP. torch's ``bf16_compress_hook`` does the same, but it is refused on a
 # CPU.
 REDUCE_HOOK = """\
@@ -77,6 +83,22 @@ def policy(question: Question, settings: Settings) -> str:
     return "" if reduce is weights(question) else f"reduce_dtype={DTYPES[reduce]}"
 
 
+def options(question: Question, settings: Settings) -> dict[str, Any]:
+    """Options of accelerate's ``FullyShardedDataParallelPlugin``, by its own names."""
+    in_file = settings.activation_checkpointing is Checkpointing.FULL
+    return {
+        "version": 2,
+        "reshard_after_forward": reshards(settings),
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": LAYER_CLASSES[question.workload.model.model_type],
+        "activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
+        "offload_params": settings.cpu_offload,
+        # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
+        "cpu_ram_efficient_loading": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
 def is_passed_over(question: Question, settings: Settings) -> bool:
     """Tells whether accelerate would not shard at all: it ignores FSDP on a CPU."""
     return question.cluster.gpu.device is Device.CPU and is_sharded(question, settings)
@@ -104,9 +126,7 @@ KNOWN = frozenset({
 def read_fsdp(fields: Fields, prefix: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Knobs that the options decide, and the classes of the layers that they name.
 
-    Args:
-        fields: the options.
-        prefix: what may go before each name: ``fsdp_``.
+    ``prefix`` is what may go before each name: ``fsdp_``.
 
     Raises:
         UsageError: they are of FSDP1, or of another use of FSDP2 than is predicted.
@@ -124,11 +144,6 @@ def read_fsdp(fields: Fields, prefix: str) -> tuple[dict[str, Any], tuple[str, .
     }
     if fields.flag(names["activation_checkpointing"]):
         knobs["activation_checkpointing"] = str(Checkpointing.FULL)
-    return knobs, _layer_classes(fields.values.get(names["transformer_layer_cls_to_wrap"]))
-
-
-def _layer_classes(value: object) -> tuple[str, ...]:
-    if not value:
-        return ()
-    words = value if isinstance(value, list) else str(value).split(",")
-    return tuple(str(word).strip() for word in words)
+    named = fields.values.get(names["transformer_layer_cls_to_wrap"]) or []
+    words = named if isinstance(named, list) else str(named).split(",")
+    return knobs, tuple(str(word).strip() for word in words)

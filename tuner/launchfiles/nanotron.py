@@ -6,7 +6,7 @@ Fields are those of nanotron's repository on 7 April 2026 (commit 2411b022, whic
 user's own file.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -14,10 +14,8 @@ import yaml
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
-from tuner.core.script import Script
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
-from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import About, Format, Stack, sync_acts, torchrun
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.header import comments, header, provenance
@@ -33,59 +31,41 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     Of a nanotron that was probed as a script of the user's, they are what that was told: all else
     is its own.
     """
+    ranks = settings.data_parallel_size(question.cluster.world_size)
+    parallel: dict[str, Any] = {"dp": ranks, "tp": settings.tp_size, "pp": settings.pp_size}
+    recomputes = {"recompute_layer": settings.activation_checkpointing is Checkpointing.FULL}
+    gathers = {"tp_recompute_allgather": settings.tp_recompute_allgather}
+    if settings.tp_size == 1:  # the release 0.4 refuses the field
+        gathers = {}
+    tokens = {
+        "sequence_length": question.workload.sequence_length,
+        "micro_batch_size": settings.micro_batch_size,
+        "batch_accumulation_per_replica": settings.gradient_accumulation_steps,
+    }
     zero = {"zero_stage": 1 if settings.sharding is Sharding.ZERO1 else 0}
-    if (script := question.script) is not None:
-        blocks = {
-            "parallelism": {**_sizes(question, settings), **_told(script, settings)},
-            "tokens": _tokens(question, settings),
-        }
-        return {**blocks, "optimizer": zero} if "sharding" in script.knobs else blocks
+    if question.script is not None:
+        told = question.script.knobs
+        parallel |= recomputes if "activation_checkpointing" in told else {}
+        parallel |= gathers if "tp_recompute_allgather" in told else {}
+        blocks = {"parallelism": parallel, "tokens": tokens}
+        return {**blocks, "optimizer": zero} if "sharding" in told else blocks
     return {
         "parallelism": {
-            **_sizes(question, settings),
+            **parallel,
             "pp_engine": "1f1b",
             "tp_mode": "REDUCE_SCATTER",
             "tp_linear_async_communication": True,
-            "recompute_layer": settings.activation_checkpointing is Checkpointing.FULL,
+            **recomputes,
             "expert_parallel_size": 1,
             "context_parallel_size": 1,
-            **_recomputed(settings),
+            **gathers,
         },
-        "tokens": _tokens(question, settings),
+        "tokens": tokens,
         "optimizer": {
             **zero,
             "accumulate_grad_in_fp32": True,
             "optimizer_factory": {"name": _OPTIMIZERS[question.workload.optimizer]},
         },
-    }
-
-
-def _sizes(question: Question, settings: Settings) -> dict[str, int]:
-    ranks = settings.data_parallel_size(question.cluster.world_size)
-    return {"dp": ranks, "tp": settings.tp_size, "pp": settings.pp_size}
-
-
-def _told(script: Script, settings: Settings) -> dict[str, bool]:
-    """The other fields of ``ParallelismArgs`` that the script's command, or its template, has."""
-    told = {}
-    if "activation_checkpointing" in script.knobs:
-        told["recompute_layer"] = settings.activation_checkpointing is Checkpointing.FULL
-    if "tp_recompute_allgather" in script.knobs:
-        told |= _recomputed(settings)
-    return told
-
-
-def _recomputed(settings: Settings) -> dict[str, bool]:
-    if settings.tp_size == 1:  # the release 0.4 refuses the field
-        return {}
-    return {"tp_recompute_allgather": settings.tp_recompute_allgather}
-
-
-def _tokens(question: Question, settings: Settings) -> dict[str, int]:
-    return {
-        "sequence_length": question.workload.sequence_length,
-        "micro_batch_size": settings.micro_batch_size,
-        "batch_accumulation_per_replica": settings.gradient_accumulation_steps,
     }
 
 
@@ -99,61 +79,45 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         return f"nanotron has no {settings.sharding}; ask again with --knob sharding=ddp,zero1"
     if question.cluster.gpu.device is Device.CPU:
         return "nanotron trains on GPUs; ask again with --cluster of GPUs"
-    own = question.script is not None  # its number formats and its optimizer are not known
-    return (None if own else _other_numbers(question)) or _too_eager(question, settings)
-
-
-def _other_numbers(question: Question) -> str | None:
     work = question.workload
-    if work.precision is not Precision.BF16:
-        return (
-            "nanotron's weights are bf16 with gradients accumulated in fp32, which is asked for"
-            f" with --precision bf16, and the study has {work.precision}"
-        )
-    if work.optimizer not in _OPTIMIZERS:
-        return f"nanotron has no {work.optimizer}; ask again with --optimizer adamw"
-    return None
-
-
-def _too_eager(question: Question, settings: Settings) -> str | None:
+    if question.script is None:  # of whose number formats and optimizer nothing is known
+        if work.precision is not Precision.BF16:
+            return (
+                "nanotron's weights are bf16 with gradients accumulated in fp32, which is asked for"
+                f" with --precision bf16, and the study has {work.precision}"
+            )
+        if work.optimizer not in _OPTIMIZERS:
+            return f"nanotron has no {work.optimizer}; ask again with --optimizer adamw"
     if settings.sync_each_batch and sync_acts(question, settings):
         return (
             "nanotron synchronizes gradients at the end of an accumulation only; ask again with"
             " --knob sync_each_batch=false"
         )
-    return refusals.cpu_offload("nanotron", settings)
+    if settings.cpu_offload:
+        return "nanotron has no CPU offload; ask again with --knob cpu_offload=false"
+    return None
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
-    notes = comments(*_notes(question, settings))
-    top = header(provenance(question, settings, about), _use(question), notes)
-    # an empty line ends what merging takes to be this program's
-    return f"{top}\n\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
-
-
-def _use(question: Question) -> Iterator[str]:
-    yield from comments(
-        "These blocks go into your configuration, which has the rest (tuner export STUDY nanotron"
-        " --into YOURS.yaml puts them there). Start it on each node:"
-    )
     command = torchrun(question, "run_train.py", "--config-file", FILE_NAME)
-    yield f"#     CUDA_DEVICE_MAX_CONNECTIONS=1 {' '.join(command)}"
-
-
-def _notes(question: Question, settings: Settings) -> Iterator[str]:
+    use = [
+        *comments(
+            "These blocks go into your configuration, which has the rest (tuner export STUDY"
+            " nanotron --into YOURS.yaml puts them there). Start it on each node:"
+        ),
+        f"#     CUDA_DEVICE_MAX_CONNECTIONS=1 {' '.join(command)}",
+    ]
+    notes = ["What your script was not told is not here: it stays as your file has it."]
     if question.script is None:
-        yield "model.dtype must be bfloat16, which is nanotron's default."
-    else:
-        yield "What your script was not told is not here: it stays as your file has it."
+        notes = ["model.dtype must be bfloat16, which is nanotron's default."]
     if settings.tp_size > 1:
-        yield (
+        notes.append(
             "tp_recompute_allgather needs a nanotron of 5 August 2024 or later from its repository:"
             " the release 0.4 lacks the field and refuses it."
         )
-
-
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return tuple(torchrun(question, "run_train.py", "--config-file", path))
+    top = header(provenance(question, settings, about), use, comments(*notes))
+    # an empty line ends what merging takes to be this program's
+    return f"{top}\n\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
 
 
 FORMAT = Format(
@@ -162,7 +126,7 @@ FORMAT = Format(
     stack=Stack.NANOTRON,
     why_not=_why_not,
     render=_render,
-    argv=_argv,
+    argv=lambda question, path: tuple(torchrun(question, "run_train.py", "--config-file", path)),
     merge=merged,
 )
 
@@ -183,7 +147,6 @@ PARALLEL = (
 )  # fmt: skip
 # What is read of the file and of its parts.
 TOKENS = ("sequence_length", "micro_batch_size", "batch_accumulation_per_replica")
-REFUSED = {"expert_parallel_size": "must be 1", "context_parallel_size": "must be 1"}
 
 
 def read(values: Mapping[str, Any]) -> Found:
@@ -197,7 +160,12 @@ def read(values: Mapping[str, Any]) -> Found:
     for part, known in ((fields, TOP), (parallel, PARALLEL), (tokens, TOKENS)):
         part.refuse_misspelt(known)
     sizes = {name: _required(parallel, name) for name in ("dp", "tp", "pp")}
-    _refuse(parallel, sizes)
+    for name in ("expert_parallel_size", "context_parallel_size"):
+        parallel.refuse(name, "must be 1: another is not predicted")
+    if sizes["tp"] > 1:
+        parallel.choice("tp_mode", {"reduce_scatter": True}, "reduce_scatter")
+    if sizes["pp"] > 1:
+        parallel.choice("pp_engine", {"1f1b": True}, "1f1b")
     micro = _required(tokens, "micro_batch_size")
     steps = tokens.whole("batch_accumulation_per_replica", 1) or 1
     knobs: dict[str, Any] = {
@@ -208,7 +176,9 @@ def read(values: Mapping[str, Any]) -> Found:
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "sync_each_batch": False,
-        "activation_checkpointing": str(_checkpointing(parallel)),
+        "activation_checkpointing": str(
+            Checkpointing.FULL if parallel.flag("recompute_layer") else Checkpointing.NONE
+        ),
         "cpu_offload": False,
     }
     if sizes["tp"] == 1:
@@ -236,20 +206,14 @@ def _may(fields: Fields, batch: int) -> dict[str, tuple[Any, ...]]:
         "optimizer": (str(factory.choice("name", OPTIMIZERS, "adamw")),),
     }
     if model.part("model_config").values:
-        may["model"] = (_model(model.part("model_config")),)
+        own = model.part("model_config")  # as transformers' configuration has it
+        if not own.flag("is_llama_config", default="is_qwen2_config" not in own):
+            allowed = "must be true: other models are named with --model"
+            raise own.error("is_llama_config", allowed)
+        own.refuse("moe_config", "is not predicted")
+        sizes = {name: own.values[name] for name in SIZES if name in own}
+        may["model"] = ({"model_type": "llama", **sizes},)
     return may
-
-
-def _model(fields: Fields) -> dict[str, Any]:
-    """The model as transformers' configuration has it."""
-    is_llama = fields.flag("is_llama_config", default="is_qwen2_config" not in fields)
-    if not is_llama:
-        raise fields.error("is_llama_config", "must be true: other models are named with --model")
-    fields.refuse("moe_config", "is not predicted")
-    return {
-        "model_type": "llama",
-        **{name: fields.values[name] for name in SIZES if name in fields},
-    }
 
 
 def _sharding(fields: Fields) -> Sharding:
@@ -261,19 +225,6 @@ def _sharding(fields: Fields) -> Sharding:
         allowed = "must be true: gradients in bf16 are not predicted"
         raise fields.error("accumulate_grad_in_fp32", allowed)
     return Sharding.ZERO1 if stage == 1 else Sharding.DDP
-
-
-def _checkpointing(fields: Fields) -> Checkpointing:
-    return Checkpointing.FULL if fields.flag("recompute_layer") else Checkpointing.NONE
-
-
-def _refuse(parallel: Fields, sizes: Mapping[str, int]) -> None:
-    for name, why in REFUSED.items():
-        parallel.refuse(name, f"{why}: another is not predicted")
-    if sizes["tp"] > 1:
-        parallel.choice("tp_mode", {"reduce_scatter": True}, "reduce_scatter")
-    if sizes["pp"] > 1:
-        parallel.choice("pp_engine", {"1f1b": True}, "1f1b")
 
 
 def _required(fields: Fields, name: str) -> int:

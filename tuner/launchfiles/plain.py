@@ -1,15 +1,14 @@
 """Everything as one JSON object, for programs of the user's own."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
 from tuner.launchfiles.contract import About, Format, Stack
+from tuner.launchfiles.fields import Fields, Found
 from tuner.model.shape import shown_question
-
-
-def _why_not(question: Question, settings: Settings) -> str | None:
-    return None
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -31,7 +30,30 @@ FORMAT = Format(
     file_name="tuned.json",
     stack=Stack.ANY,
     media_type="application/json",
-    why_not=_why_not,
     render=_render,
     for_programs=True,
 )
+
+
+NAME = "json"
+# Fields that other files do not have.
+MARKS = frozenset({"written_by"})
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong.
+    """
+    fields = Fields(values)
+    fields.choice("written_by", {"tuner": True})
+    fields.refuse("script", "is a study of a script of your own, which is not predicted")
+    work, framework = fields.part("workload"), fields.part("framework")
+    if "name" not in framework:
+        raise framework.error("name", "is required")
+    may = {name: (value,) for name, value in work.values.items()}
+    may |= {"framework": (framework.values["name"],), "cluster": (fields.part("cluster").values,)}
+    may["framework_versions"] = (framework.part("versions").values,)
+    knobs = Settings.from_dict(fields.part("settings").values).as_dict()
+    return Found(format_name=NAME, knobs=knobs, may=may)

@@ -60,10 +60,6 @@ def argv(question: Question, path: str) -> tuple[str, ...]:
 FILE_NAME = "tuned.env"
 
 
-def _why_not(question: Question, settings: Settings) -> str | None:
-    return None
-
-
 def _render(question: Question, settings: Settings, about: About) -> str:
     use = comments(
         f"For POSIX shells (. ./{FILE_NAME}). The settings are in force only if the training"
@@ -86,7 +82,6 @@ ENV_FORMAT = Format(
     file_name=FILE_NAME,
     stack=Stack.ANY,
     media_type=MEDIA_TYPE,
-    why_not=_why_not,
     render=_render,
     for_programs=True,
 )
@@ -126,7 +121,6 @@ TORCHRUN_FORMAT = Format(
     file_name=TORCHRUN_FILE_NAME,
     stack=Stack.ANY,
     media_type=MEDIA_TYPE,
-    why_not=_why_not,
     render=_torchrun_render,
     argv=argv,
 )
@@ -141,37 +135,26 @@ def _sbatch_render(question: Question, settings: Settings, about: About) -> str:
         " --partition, --time and --cpus-per-task, before the file's name."
     )
     top = header(provenance(question, settings, about), use, comments(in_force(question)))
-    options = [f"#SBATCH {option}" for option in _options(question, about)]
-    values = {**variables(question, settings), **surroundings(question)}
-    return "\n".join(
-        ["#!/bin/bash", *options, top, "set -eu", *exports(values), *_start(question), ""]
-    )
-
-
-def _options(question: Question, about: About) -> Iterator[str]:
     cluster = question.cluster
-    yield f"--job-name={job_name(about.study_id)}"
-    yield f"--nodes={cluster.nodes}"
-    yield "--ntasks-per-node=1"
+    cores = cluster.gpu.cores if cluster.gpu.device is Device.CPU else 0
+    options = [f"--job-name={job_name(about.study_id)}", f"--nodes={cluster.nodes}"]
+    options.append("--ntasks-per-node=1")
     if cluster.gpu.device is Device.CUDA:
-        yield f"--gpus-per-node={cluster.gpus_per_node}"
-    elif cluster.gpu.cores:
-        yield f"--cpus-per-task={cluster.gpu.cores}"
-
-
-def _start(question: Question) -> Iterator[str]:
-    yield f': "${{1:?usage: sbatch {SBATCH_FILE_NAME} SCRIPT.py ARGUMENTS}}"'
-    if question.cluster.gpu.device is Device.CPU and question.cluster.gpu.cores:
+        options.append(f"--gpus-per-node={cluster.gpus_per_node}")
+    elif cores:
+        options.append(f"--cpus-per-task={cores}")
+    start = [f': "${{1:?usage: sbatch {SBATCH_FILE_NAME} SCRIPT.py ARGUMENTS}}"']
+    if cores:
         # since Slurm 22.05 srun does not inherit it
-        yield f"export SRUN_CPUS_PER_TASK={question.cluster.gpu.cores}"
-    if question.cluster.nodes > 1:
-        yield ': "${MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}"'
+        start.append(f"export SRUN_CPUS_PER_TASK={cores}")
+    if cluster.nodes > 1:
+        nodes = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        start.append(f': "${{MASTER_ADDR:={nodes}}}"')
     # when one node's ranks fail, the others would wait for them
-    yield f"exec srun --kill-on-bad-exit=1 {command(question)}"
-
-
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return ("sbatch", path, "SCRIPT.py")
+    start.append(f"exec srun --kill-on-bad-exit=1 {command(question)}")
+    values = {**variables(question, settings), **surroundings(question)}
+    head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), top, "set -eu"]
+    return "\n".join([*head, *exports(values), *start, ""])
 
 
 SBATCH_FORMAT = Format(
@@ -179,7 +162,6 @@ SBATCH_FORMAT = Format(
     file_name=SBATCH_FILE_NAME,
     stack=Stack.ANY,
     media_type=MEDIA_TYPE,
-    why_not=_why_not,
     render=_sbatch_render,
-    argv=_argv,
+    argv=lambda question, path: ("sbatch", path, "SCRIPT.py"),
 )

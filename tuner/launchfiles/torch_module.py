@@ -27,6 +27,7 @@ from tuner.launchfiles.contract import (
 from tuner.launchfiles.fsdp import (
     DTYPES,
     LAYER_CLASSES,
+    OPTIMIZERS,
     REDUCE_HOOK,
     ddp_reduce_dtype,
     policy,
@@ -61,21 +62,14 @@ def optimizer_steps(batches):
 '''
 
 
-def _knobs(question: Question, settings: Settings) -> Iterator[str]:
-    for name, value in settings.as_dict().items():
-        yield f"{name.upper()} = {json.dumps(value) if isinstance(value, str) else value}"
-    yield f"WORLD_SIZE = {question.cluster.world_size}"
-    yield f"# {batch_text(question, settings)}"
-    yield f"# of {question.workload.sequence_length} tokens each"
-
-
 def _imports(question: Question, settings: Settings) -> Iterator[str]:
     sharded = is_sharded(question, settings)
+    defers = _is_replicated(question, settings) and not settings.sync_each_batch
     fsdp = ["fully_shard"] if sharded else []
     fsdp += ["CPUOffloadPolicy"] if settings.cpu_offload else []
     fsdp += ["MixedPrecisionPolicy"] if policy(question, settings) else []
     yield "import os" if question.cluster.gpu.device is Device.CUDA else ""
-    yield "from contextlib import nullcontext" if _needs_nullcontext(question, settings) else ""
+    yield "from contextlib import nullcontext" if defers else ""
     yield "from itertools import islice"
     yield "\nimport torch"
     yield "import torch.distributed as dist"
@@ -90,10 +84,6 @@ def _imports(question: Question, settings: Settings) -> Iterator[str]:
             "\nfrom workers.probe.tensor_parallel import parallelize, reduce_partial_gradients"
             "  # of tuner"
         )
-
-
-def _needs_nullcontext(question: Question, settings: Settings) -> bool:
-    return _is_replicated(question, settings) and not settings.sync_each_batch
 
 
 def _is_replicated(question: Question, settings: Settings) -> bool:
@@ -153,17 +143,11 @@ def _prepare(question: Question, settings: Settings) -> Iterator[str]:
         yield f"    shard(model, mesh[{axes}])"
     else:  # FSDP moves what it shards
         yield f'    model.to("{device}")'
-    yield from _wrapped(question, settings, device)
-
-
-def _wrapped(question: Question, settings: Settings, device: str) -> Iterator[str]:
-    if not _is_replicated(question, settings):
-        yield "    return model"
-        return
-    devices = "" if device == "cpu" else ", device_ids=[torch.cuda.current_device()]"
-    yield f"    model = torch.nn.parallel.DistributedDataParallel(model{devices})"
-    if ddp_reduce_dtype(question, settings):
-        yield "    model.register_comm_hook(None, reduce_gradients)"
+    if _is_replicated(question, settings):
+        devices = "" if device == "cpu" else ", device_ids=[torch.cuda.current_device()]"
+        yield f"    model = torch.nn.parallel.DistributedDataParallel(model{devices})"
+        if ddp_reduce_dtype(question, settings):
+            yield "    model.register_comm_hook(None, reduce_gradients)"
     yield "    return model"
 
 
@@ -197,13 +181,8 @@ def _shard(question: Question, settings: Settings) -> Iterator[str]:
 
 
 def _optimizer(question: Question, settings: Settings) -> Iterator[str]:
-    names = {
-        Optimizer.ADAMW: "torch.optim.AdamW",
-        Optimizer.ADAMW_8BIT: "AdamW8bit",
-        Optimizer.SGD: "torch.optim.SGD",
-    }
     yield "def make_optimizer(model, lr):"
-    yield f"    return {names[question.workload.optimizer]}(model.parameters(), lr=lr)"
+    yield f"    return {OPTIMIZERS[question.workload.optimizer]}(model.parameters(), lr=lr)"
 
 
 def _step(question: Question, settings: Settings) -> Iterator[str]:
@@ -244,7 +223,17 @@ def _step(question: Question, settings: Settings) -> Iterator[str]:
 def module(question: Question, settings: Settings) -> str:
     """The module's code. It is called as its header shows."""
     imports = "\n".join(filter(None, _imports(question, settings)))
-    knobs = "\n".join(_knobs(question, settings))
+    knobs = "\n".join(
+        [
+            *(
+                f"{name.upper()} = {json.dumps(value) if isinstance(value, str) else value}"
+                for name, value in settings.as_dict().items()
+            ),
+            f"WORLD_SIZE = {question.cluster.world_size}",
+            f"# {batch_text(question, settings)}",
+            f"# of {question.workload.sequence_length} tokens each",
+        ]
+    )
     parts = (_start, _load, _prepare, _shard, _optimizer, _step)
     functions = ["\n".join(part(question, settings)) for part in parts]
     dtype = ddp_reduce_dtype(question, settings)
@@ -254,21 +243,15 @@ def module(question: Question, settings: Settings) -> str:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
+    splits_replicas = settings.tp_size > 1 and _is_replicated(question, settings)
     return refusals.first(
         refusals.own_script("the module is a training step of its own", question),
         refusals.pipelines("torch's own loop", settings, "torch"),
-        refusals.zero1("torch's FSDP2", settings, "torch"),
-        refusals.sharding("FSDP2", question, settings),
-        _replicas_of_parts(question, settings),
-    )
-
-
-def _replicas_of_parts(question: Question, settings: Settings) -> str | None:
-    if settings.tp_size == 1 or not _is_replicated(question, settings):
-        return None
-    return (
+        refusals.fsdp2("torch's FSDP2", question, settings, "torch"),
         "DistributedDataParallel takes no parameters that tensor parallelism has split; ask again"
         " with --knob sharding=shard_grad_op,full_shard"
+        if splits_replicas
+        else None,
     )
 
 
@@ -281,23 +264,16 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         ),
         f"#     {' '.join(torchrun(question, 'SCRIPT.py'))}",
     ]
-    top = header(provenance(question, settings, about), use, comments(*_needs(question, settings)))
-    return f"{top}\n\n{module(question, settings)}\n"
-
-
-def _needs(question: Question, settings: Settings) -> Iterator[str]:
-    yield "Needs torch 2.11 and transformers 5.17, or newer."
+    needs = ["Needs torch 2.11 and transformers 5.17, or newer."]
     if settings.tp_size > 1:
-        yield (
+        needs.append(
             "Tensor parallelism is that of the probes, from tuner, which must be installed where"
             " the script runs; a folder or module of yours called workers would hide it."
         )
     if question.workload.optimizer is Optimizer.ADAMW_8BIT:
-        yield "The optimizer needs torchao 0.18 or newer."
-
-
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return tuple(torchrun(question, "SCRIPT.py"))
+        needs.append("The optimizer needs torchao 0.18 or newer.")
+    top = header(provenance(question, settings, about), use, comments(*needs))
+    return f"{top}\n\n{module(question, settings)}\n"
 
 
 FORMAT = Format(
@@ -307,5 +283,5 @@ FORMAT = Format(
     media_type="text/x-python",
     why_not=_why_not,
     render=_render,
-    argv=_argv,
+    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py")),
 )

@@ -6,7 +6,7 @@ are reduced after every micro-batch) and ``models/llama3/infra/parallelize.py``.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.cluster import Device
@@ -49,40 +49,34 @@ _FLAVORS: Mapping[tuple[str, int, int, int, int], tuple[str, str]] = {
 
 def configuration(question: Question, settings: Settings) -> dict[str, dict[str, Any]]:
     """The file's content: sections of torchtitan's ``JobConfig``."""
-    work, own = question.workload, weights(question)
+    work, cluster, sharded = question.workload, question.cluster, is_sharded(question, settings)
     name, flavor = _flavor(work.model) or ("MODEL", "FLAVOR")
     fp32 = work.precision is Precision.FP32
+    ranks = settings.data_parallel_size(cluster.world_size)
+    hybrid = settings.sharding is Sharding.HYBRID_SHARD
+    replicas = ranks if not sharded else cluster.nodes if hybrid else 1
     return {
         "model": {"name": name, "flavor": flavor},
         "training": {
             "local_batch_size": settings.micro_batch_size,
             "global_batch_size": work.global_batch_size,
             "seq_len": work.sequence_length,
-            "dtype": _DTYPES[own],
+            "dtype": _DTYPES[weights(question)],
             "mixed_precision_param": "float32" if fp32 else "bfloat16",
             "mixed_precision_reduce": "float32",
             "enable_cpu_offload": settings.cpu_offload,
         },
-        "parallelism": _parallelism(question, settings),
+        "parallelism": {
+            "data_parallel_replicate_degree": replicas,
+            "data_parallel_shard_degree": ranks // replicas,
+            "fsdp_reshard_after_forward": "always" if reshards(settings) else "never",
+            "tensor_parallel_degree": settings.tp_size,
+            "pipeline_parallel_degree": 1,
+            "context_parallel_degree": 1,
+        },
         "activation_checkpoint": {"mode": str(settings.activation_checkpointing)},
         "optimizer": {"name": "AdamW", "implementation": "foreach"},
         "compile": {"enable": False},
-    }
-
-
-def _parallelism(question: Question, settings: Settings) -> dict[str, Any]:
-    cluster = question.cluster
-    ranks = settings.data_parallel_size(cluster.world_size)
-    replicas = 1 if is_sharded(question, settings) else ranks
-    if settings.sharding is Sharding.HYBRID_SHARD and is_sharded(question, settings):
-        replicas = cluster.nodes
-    return {
-        "data_parallel_replicate_degree": replicas,
-        "data_parallel_shard_degree": ranks // replicas,
-        "fsdp_reshard_after_forward": "always" if reshards(settings) else "never",
-        "tensor_parallel_degree": settings.tp_size,
-        "pipeline_parallel_degree": 1,
-        "context_parallel_degree": 1,
     }
 
 
@@ -92,30 +86,20 @@ def _flavor(model: ModelConfig) -> tuple[str, str] | None:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
+    optimizer, device = question.workload.optimizer, question.cluster.gpu.device
     return refusals.first(
         refusals.own_script("torchtitan trains by code of its own", question),
         refusals.pipelines("torchtitan", settings, "torch"),
-        refusals.zero1("torchtitan", settings, "torch"),
-        refusals.sharding("torchtitan", question, settings),
-        _other_optimizer(question),
-        _on_cpu(question),
+        refusals.fsdp2("torchtitan", question, settings, "torch"),
+        f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
+        " --optimizer adamw"
+        if optimizer is not Optimizer.ADAMW
+        else None,
+        "torchtitan trains on GPUs; ask again with --cluster of GPUs"
+        if device is not Device.CUDA
+        else None,
         _other_step(question, settings),
         _other_dtype(question, settings),
-    )
-
-
-def _on_cpu(question: Question) -> str | None:
-    if question.cluster.gpu.device is Device.CUDA:
-        return None
-    return "torchtitan trains on GPUs; ask again with --cluster of GPUs"
-
-
-def _other_optimizer(question: Question) -> str | None:
-    if question.workload.optimizer is Optimizer.ADAMW:
-        return None
-    return (
-        f"torchtitan has Adam and AdamW only, and the study has {question.workload.optimizer};"
-        " ask again with --optimizer adamw"
     )
 
 
@@ -151,45 +135,31 @@ def _other_dtype(question: Question, settings: Settings) -> str | None:
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
-    top = header(
-        provenance(question, settings, about),
-        _use(question, settings),
-        comments(*_notes(question, settings)),
-    )
-    return f"{top}\n{_toml(configuration(question, settings))}"
-
-
-def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """TOML of sections of plain values, of which JSON's spelling is TOML's too."""
-    return "".join(
-        f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
-        for name, fields in sections.items()
-    )
-
-
-def _use(question: Question, settings: Settings) -> Iterator[str]:
     steps = settings.gradient_accumulation_steps
-    yield from comments(
-        f"For torchtitan 0.2, which accumulates {steps} micro-batch{'es' if steps > 1 else ''} of"
-        " each process to the global batch. Data, learning rate and the rest are yours, here or as"
-        " options. Start it on each node:"
-    )
     command = torchrun(question, "-m", "torchtitan.train", "--job.config_file", FILE_NAME)
-    yield f"#     {' '.join(command)}"
-
-
-def _notes(question: Question, settings: Settings) -> Iterator[str]:
+    use = [
+        *comments(
+            f"For torchtitan 0.2, which accumulates {steps} micro-batch{'es' if steps > 1 else ''}"
+            " of each process to the global batch. Data, learning rate and the rest are yours, here"
+            " or as options. Start it on each node:"
+        ),
+        f"#     {' '.join(command)}",
+    ]
+    notes = []
     if _flavor(question.workload.model) is None:
-        yield (
+        notes.append(
             "torchtitan 0.2.2 has no flavor of this shape: put one of yours in the place of"
             " MODEL and FLAVOR, without which it does not start."
         )
     if settings.cpu_offload:
-        yield "The optimizer steps on the CPU."
-
-
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return tuple(torchrun(question, "-m", "torchtitan.train", "--job.config_file", path))
+        notes.append("The optimizer steps on the CPU.")
+    top = header(provenance(question, settings, about), use, comments(*notes))
+    # of plain values JSON's spelling is TOML's too
+    sections = (
+        f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+        for name, fields in configuration(question, settings).items()
+    )
+    return f"{top}\n{''.join(sections)}"
 
 
 FORMAT = Format(
@@ -199,5 +169,7 @@ FORMAT = Format(
     media_type="application/toml",
     why_not=_why_not,
     render=_render,
-    argv=_argv,
+    argv=lambda question, path: tuple(
+        torchrun(question, "-m", "torchtitan.train", "--job.config_file", path)
+    ),
 )

@@ -8,7 +8,7 @@ in the command's comments, and printed beside the JSON.
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -32,8 +32,8 @@ from tuner.launchfiles.contract import (
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
     DTYPES,
-    LAYER_CLASSES,
     is_passed_over,
+    options,
     read_fsdp,
     reshards,
     weights,
@@ -55,19 +55,35 @@ _OPTIMIZERS = {
 
 def arguments(question: Question, settings: Settings, about: About) -> dict[str, Any]:
     """Fields of ``TrainingArguments``; of a user's script those that its probes were told."""
-    sharded = is_sharded(question, settings)
+    work, stated = question.workload, question.framework.versions.get("transformers")
+    release = None if stated is None else Version(stated)
+    name = f"tuner {about.study_id} {about.date} {about.provenance}; {versions_text(about)}"
     values: dict[str, Any] = {
-        "run_name": _run_name(question, about),
+        "run_name": printable(name)[:LONGEST_RUN_NAME].rstrip("; ,"),
         "per_device_train_batch_size": settings.micro_batch_size,
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "accelerator_config": {
             "gradient_accumulation_kwargs": {"sync_each_batch": settings.sync_each_batch}
         },
-        **_numbers(question),
-        **_checkpointing(question, settings),
     }
-    if sharded:
-        values |= _fsdp(question, settings)
+    if question.script is None:
+        values["optim"] = _OPTIMIZERS[work.optimizer]
+        values["bf16"] = work.precision is Precision.BF16_MIXED
+    # by FSDP's plugin where that can, else by the model; older releases call it otherwise
+    renamed = release is not None and release >= Version("5.23")
+    own = "activation_checkpointing" if renamed else "gradient_checkpointing"
+    values[own] = checkpoints_in_script(question, settings)
+    if values[own]:
+        values[f"{own}_kwargs"] = {"use_reentrant": False}
+    if is_sharded(question, settings):
+        values["fsdp"] = True
+        if release is not None and release < Version("5.17"):  # some of its options were words
+            words = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
+            values["fsdp"] = " ".join([*words, "offload"] if settings.cpu_offload else words)
+        names = {"offload_params": "cpu_offload"}
+        found = {names.get(k, k): v for k, v in options(question, settings).items()}
+        layer = found["transformer_layer_cls_to_wrap"]
+        values["fsdp_config"] = {**found, "transformer_layer_cls_to_wrap": [layer]}
     elif has_data_parallel_ranks(question, settings):
         values["ddp_find_unused_parameters"] = False  # none are; looking for them takes time
     if question.cluster.gpu.device is Device.CPU:
@@ -75,71 +91,17 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     return values
 
 
-def _numbers(question: Question) -> dict[str, Any]:
-    """Optimizer and number format: a user's script has its own."""
-    if question.script is not None:
-        return {}
-    work = question.workload
-    return {"optim": _OPTIMIZERS[work.optimizer], "bf16": work.precision is Precision.BF16_MIXED}
-
-
-def _run_name(question: Question, about: About) -> str:
-    name = f"tuner {about.study_id} {about.date} {about.provenance}"
-    return printable(f"{name}; {versions_text(about)}")[:LONGEST_RUN_NAME].rstrip("; ,")
-
-
-def _checkpointing(question: Question, settings: Settings) -> dict[str, Any]:
-    """By FSDP's plugin where that can, else by the model; older releases call it otherwise."""
-    by_model = checkpoints_in_script(question, settings)
-    stated = question.framework.versions.get("transformers")
-    renamed = stated is not None and Version(stated) >= Version("5.23")
-    name = "activation_checkpointing" if renamed else "gradient_checkpointing"
-    if not by_model:
-        return {name: False}
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
-
-
-def _fsdp(question: Question, settings: Settings) -> dict[str, Any]:
-    full = settings.activation_checkpointing is Checkpointing.FULL
-    return {
-        "fsdp": _fsdp_field(question, settings),
-        "fsdp_config": {
-            "version": 2,
-            "reshard_after_forward": reshards(settings),
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": [LAYER_CLASSES[question.workload.model.model_type]],
-            "activation_checkpointing": full and not checkpoints_in_script(question, settings),
-            "cpu_offload": settings.cpu_offload,
-            "cpu_ram_efficient_loading": True,
-            "state_dict_type": "SHARDED_STATE_DICT",
-        },
-    }
-
-
-def _fsdp_field(question: Question, settings: Settings) -> str | bool:
-    """Before 5.17 some of FSDP's configuration was words here."""
-    stated = question.framework.versions.get("transformers")
-    if stated is None or Version(stated) >= Version("5.17"):
-        return True
-    words = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
-    return " ".join([*words, "offload"] if settings.cpu_offload else words)
-
-
 def _why_not(question: Question, settings: Settings) -> str | None:
+    is_trainer = question.framework.name is FrameworkName.TRAINER
+    own = refusals.own_script("these are arguments of the Trainer", question)
     return refusals.first(
-        _other_script(question),
-        refusals.model_parallelism("the Trainer", settings, "trainer"),
-        refusals.zero1("the Trainer", settings, "trainer"),
-        refusals.sharding("the Trainer", question, settings),
+        None if is_trainer else own,
+        refusals.tensors("the Trainer", settings, "trainer"),
+        refusals.pipelines("the Trainer", settings, "trainer"),
+        refusals.fsdp2("the Trainer", question, settings, "trainer"),
         _other_sharding(question, settings),
         _other_dtype(question, settings),
     )
-
-
-def _other_script(question: Question) -> str | None:
-    if question.framework.name is FrameworkName.TRAINER:
-        return None
-    return refusals.own_script("these are arguments of the Trainer", question)
 
 
 def _other_sharding(question: Question, settings: Settings) -> str | None:
@@ -199,32 +161,20 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _render(question: Question, settings: Settings, about: About) -> str:
-    return json.dumps(arguments(question, settings, about), indent=2) + "\n"
-
-
 def _render_flags(question: Question, settings: Settings, about: About) -> str:
     how = comments(
         "For a script that reads its TrainingArguments by HfArgumentParser.",
         *_by_hand(question, settings),
     )
     top = header(provenance(question, settings, about), usage(question, FLAGS_FILE_NAME), how)
-    flags = list(_flags(arguments(question, settings, about)))
+    flags = []
+    for name, value in arguments(question, settings, about).items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        # with a value fsdp would be words, as before 5.17
+        bare = name == "fsdp" and value is True
+        flags.append("--fsdp" if bare else f"--{name} {shlex.quote(text)}")
     lines = ["#!/bin/sh", top, "set -eu", *checks(question, FLAGS_FILE_NAME)]
     return "\n".join([*lines, f"exec {command(question, flags)}", ""])
-
-
-def _flags(values: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in values.items():
-        if name == "fsdp" and value is True:
-            yield "--fsdp"  # with a value it would be words, as before 5.17
-        else:
-            text = value if isinstance(value, str) else json.dumps(value)
-            yield f"--{name} {shlex.quote(text)}"
-
-
-def _argv(question: Question, path: str) -> tuple[str, ...]:
-    return tuple(torchrun(question, "SCRIPT.py", path))
 
 
 FORMAT = Format(
@@ -233,8 +183,8 @@ FORMAT = Format(
     stack=Stack.TORCH,
     media_type="application/json",
     why_not=_why_not,
-    render=_render,
-    argv=_argv,
+    render=lambda *parts: json.dumps(arguments(*parts), indent=2) + "\n",
+    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py", path)),
     beside=_beside,
 )
 FLAGS = Format(
@@ -285,7 +235,15 @@ def read(values: Mapping[str, Any]) -> Found:
     fields.refuse_misspelt(READ)
     for name, why in REFUSED.items():
         fields.refuse(name, why, but=(False, 0, "no"))
-    knobs, classes = _sharding(fields)
+    knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
+    classes: tuple[str, ...] = ()
+    words = fields.values.get("fsdp")
+    words = words.split() if isinstance(words, str) else words
+    if words and str(words).lower() not in ("false", "['false']"):
+        knobs, classes = _read_fsdp(fields, words)
+    own = fields.any_of("activation_checkpointing", "gradient_checkpointing")
+    full = "activation_checkpointing" in knobs or fields.flag(own)
+    knobs["activation_checkpointing"] = str(Checkpointing.FULL if full else Checkpointing.NONE)
     sync = fields.part("accelerator_config")
     sync.refuse_misspelt(("split_batches", "gradient_accumulation_kwargs"))
     sync.refuse("split_batches", "must be false: a micro-batch is then of all ranks", but=(False,))
@@ -316,33 +274,15 @@ def read(values: Mapping[str, Any]) -> Found:
     )
 
 
-def _sharding(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Sharding, and checkpointing, which FSDP's options may turn on too."""
-    knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
-    classes: tuple[str, ...] = ()
-    if _is_sharded(fields):
-        knobs, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
-    own = fields.any_of("activation_checkpointing", "gradient_checkpointing")
-    is_on = "activation_checkpointing" in knobs or fields.flag(own)
-    full = Checkpointing.FULL if is_on else Checkpointing.NONE
-    return {**knobs, "activation_checkpointing": str(full)}, classes
-
-
-def _is_sharded(fields: Fields) -> bool:
-    """Tells whether ``fsdp`` is on; as words, they must say what ``fsdp_config`` says."""
-    value = fields.values.get("fsdp")
-    words = value.split() if isinstance(value, str) else value
-    if isinstance(words, list) and words and "true" not in [str(word).lower() for word in words]:
-        known = {"full_shard", "shard_grad_op", "auto_wrap", "offload"}
-        if set(words) - known:
-            raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
-        _check_words(fields, words)
-        return True
-    return bool(words) and str(words).lower() != "false"
-
-
-def _check_words(fields: Fields, words: list[str]) -> None:
-    said, _ = read_fsdp(fields.part("fsdp_config"), "fsdp_")
-    sharding = "shard_grad_op" if "shard_grad_op" in words else "full_shard"
-    if (sharding, "offload" in words) != (said["sharding"], said["cpu_offload"]):
+def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Options of FSDP; ``fsdp`` as words, as before 5.17, must say the same."""
+    told = isinstance(words, list) and "true" not in [str(word).lower() for word in words]
+    known = {"full_shard", "shard_grad_op", "auto_wrap", "offload"}
+    given = set(words) if told and isinstance(words, list) else set()
+    if given - known:
+        raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
+    found, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
+    sharding = "shard_grad_op" if "shard_grad_op" in given else "full_shard"
+    if told and (sharding, "offload" in given) != (found["sharding"], found["cpu_offload"]):
         raise fields.error("fsdp", "does not say what fsdp_config says")
+    return found, classes

@@ -44,18 +44,12 @@ IDLE = timedelta(hours=12)
 class Key:
     """A key to the service, without its secret."""
 
-    id: str
-    """16 hexadecimal digits; not secret."""
+    id: str  # 16 hexadecimal digits; not secret
     name: str
-    """Name for people."""
     scope: Scope
-    """Rights that it gives."""
     created_at: str
-    """UTC in ISO 8601, by the database's clock, as the other moments are."""
-    last_used_at: str | None
-    """``None`` when it never was; up to a minute old."""
-    revoked_at: str | None
-    """``None`` while it is good."""
+    last_used_at: str | None  # `None` when it never was; up to a minute old
+    revoked_at: str | None  # `None` while it is good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +57,9 @@ class SignedIn:
     """A session that is not over."""
 
     key_id: str
-    """The key that was used to sign in."""
     name: str
-    """That key's, for people."""
     scope: Scope
-    """Rights that it gives."""
-    session_id: str
-    """Names the session to others of this database; nobody signs in with it."""
+    session_id: str  # names the session to others of this database; nobody signs in with it
 
 
 def includes(scope: Scope, needed: Scope) -> bool:
@@ -125,7 +115,6 @@ class Keys:
 
         Args:
             beginning: the id, or a beginning of it that no other key has; or the key's whole text.
-            by: the actor.
 
         Raises:
             UsageError: there is no such key, or more than one.
@@ -180,8 +169,6 @@ class Sessions:
         """Begins a session of a key that was checked; its token, which cannot be read again.
 
         Args:
-            key_id: the key's.
-            address: where from, for the audit.
             instead_of: token of a session that ends with this, if there is one.
         """
         token = secrets.token_urlsafe(SECRET_BYTES)

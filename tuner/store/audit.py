@@ -37,10 +37,8 @@ class Action(StrEnum):
 class AuditNote:
     """One thing that somebody does, to be written to the audit with it."""
 
-    actor: str
-    """Id of a key; or ``local``, with the user's name where a command does it."""
+    actor: str  # id of a key; or `local`, with the user's name where a command does it
     action: Action
-    """Kind of the thing."""
     data: Mapping[str, str | int] = field(default_factory=dict)
     """Plain values, none of them secret. Texts may be a stranger's: they are cut to 200 printable
     characters."""
@@ -51,17 +49,11 @@ class AuditEntry:
     """One thing that somebody did."""
 
     id: int
-    """Its row; later ones are larger."""
-    at: str
-    """Time, UTC in ISO 8601, by the database's clock."""
-    actor: str
-    """See :attr:`AuditNote.actor`."""
+    at: str  # time, UTC in ISO 8601, by the database's clock
+    actor: str  # see :attr:`AuditNote.actor`
     action: str
-    """Kind of the thing; see :class:`Action`."""
-    study_id: str
-    """The study that it was done to; empty for none."""
+    study_id: str  # the study that it was done to; empty for none
     data: Mapping[str, Any]
-    """Plain JSON values; see :class:`Action`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -22,7 +22,6 @@ def backup(url: str, path: str | Path) -> int:
     needs no other file beside it, and may be read by those who may read the database.
 
     Args:
-        url: of the database.
         path: of the copy. It appears only once it is whole; nothing is ever overwritten.
 
     Returns:

@@ -52,11 +52,9 @@ class StoredSummary:
     """The answer of a study in one line, as plain values."""
 
     content: Mapping[str, Any]
-    """Plain JSON values, as they were put."""
     newest_event: int
     """Id of the study's newest event before it was made; newer ones may have changed it."""
     made_at: str
-    """Time, UTC in ISO 8601, by the database's clock."""
 
 
 class Caches:
@@ -99,10 +97,6 @@ class Caches:
         """The newest rates that were measured on devices like the cluster's.
 
         Those of a cluster of the same size go before newer ones of another.
-
-        Args:
-            cluster: the devices.
-            versions: of packages; rates are of a release of torch, where it is stated.
         """
         with self.transactions.read() as session:
             return read_calibration(session, cluster, versions)
@@ -137,8 +131,6 @@ class Caches:
         """Keeps a study's answer in one line in the place of an earlier one.
 
         Args:
-            study_id: the whole id.
-            content: plain JSON values.
             newest_event: id of the study's newest event before the answer was computed.
 
         Returns:

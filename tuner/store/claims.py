@@ -59,14 +59,10 @@ HOLD_DEVICES = insert(DEVICES)
 class Claim:
     """The right to run one probe, until the lease runs out."""
 
-    attempt_id: int
-    """The attempt's row, which fences every write."""
+    attempt_id: int  # the attempt's row, which fences every write
     study_id: str
-    """The probe's study."""
     probe: Probe
-    """The probe to run."""
     worker: WorkerIdentity
-    """The worker that holds it."""
 
 
 def come_to_study(

@@ -44,6 +44,10 @@ KEPT_ALIVE = {
 # Seconds without use after which a connection to PostgreSQL is asked if it still works.
 PING_AFTER_S = 1.0
 
+# How a durable commit of SQLite waits for the disk, which takes milliseconds: fully. Without that a
+# power cut would undo measurements that took minutes each.
+DURABLY = "FULL"
+
 # Execution option of a connection: the statement that opens its SQLite transactions.
 BEGIN_OPTION = "tuner_begin"
 
@@ -235,10 +239,9 @@ def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
     if not (begin := options.get(BEGIN_OPTION, "BEGIN")):
         return
-    # FULL waits for the disk, which takes milliseconds: without it a power cut would undo
-    # measurements that took minutes each. Under NORMAL, which the write-ahead log keeps from
-    # damage all the same, a commit waits for nothing. It can be said outside transactions alone.
-    how = "FULL" if options.get(DURABLE_OPTION, True) else "NORMAL"
+    # Under NORMAL, which the write-ahead log keeps from damage all the same, a commit waits for
+    # nothing. It can be said outside transactions alone.
+    how = DURABLY if options.get(DURABLE_OPTION, True) else "NORMAL"
     if connection.info.get("synchronous") != how:
         connection.exec_driver_sql(f"PRAGMA synchronous = {how}")
         connection.info["synchronous"] = how

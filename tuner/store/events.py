@@ -18,16 +18,11 @@ _NEW_EVENT = insert(Base.metadata.tables[EventRow.__tablename__])
 class Event:
     """One thing that happened to a study. Ids grow in the order of commits of one study."""
 
-    id: int
-    """Its row, and the cursor to read on from."""
+    id: int  # its row, and the cursor to read on from
     study_id: str
-    """The study."""
     kind: EventKind
-    """Kind, which decides what ``data`` holds."""
     at: str
-    """Time, UTC in ISO 8601, by the database's clock."""
-    data: Mapping[str, Any]
-    """Plain JSON values; see :class:`EventKind`."""
+    data: Mapping[str, Any]  # plain JSON values; see :class:`EventKind`
 
 
 def add_event(
@@ -43,15 +38,7 @@ def add_event(
 def read_events(
     session: Session, study_id: str, after: int = 0, limit: int | None = None, *, last: bool = False
 ) -> list[Event]:
-    """The events of a study since the event ``after``, oldest first.
-
-    Args:
-        session: to read in.
-        study_id: the whole id.
-        after: id of the last event that is not wanted.
-        limit: most events; the first of them, or with ``last`` the last.
-        last: see ``limit``.
-    """
+    """The events of a study since the event ``after``, oldest first."""
     columns = (EventRow.id, EventRow.kind, EventRow.at, EventRow.data)
     newer = select(*columns).where(EventRow.study_id == study_id, EventRow.id > after)
     order = EventRow.id.desc() if last else EventRow.id

@@ -33,22 +33,16 @@ class Figures:
     """How much there is of everything, now. Every member of an enum is there, be it with 0."""
 
     studies: Mapping[StudyState, int]
-    """Studies by state."""
-    probes: Mapping[ProbeState, int]
-    """Probes by state: the depth of the queue."""
+    probes: Mapping[ProbeState, int]  # probes by state: the depth of the queue
     attempts: Mapping[AttemptState, int]
     """Attempts by state; those that were lost grow with every worker that dies."""
     outcomes: Mapping[Outcome, int]
-    """Probes that are done, by outcome."""
-    probe_s: Mapping[Outcome, float]
-    """Seconds that these took, by outcome."""
+    probe_s: Mapping[Outcome, float]  # seconds that these took, by outcome
     oldest_beat_s: float
     """Seconds since the last sign of the worker that has given none for longest, of those that
     hold a probe; 0 when none does."""
     devices_held: int
-    """Devices on which an attempt runs."""
-    workers_living: int
-    """Workers that wait for studies or are at one."""
+    workers_living: int  # workers that wait for studies or are at one
 
 
 def read_figures(transactions: Transactions) -> Figures:

@@ -74,10 +74,6 @@ class Queue:
         """Enters a probe that was planned at ``revision``; ``None`` when the study moved on.
 
         Args:
-            study_id: the whole id.
-            revision: of the study for which the probe was planned.
-            request: the probe, which the study must not have yet.
-            memory_limit_bytes: the limit of the study.
             measurement: its result, if a kept dry run has it: it is done at once then.
 
         Raises:
@@ -118,9 +114,6 @@ class Queue:
         """Claims the study's oldest queued probe, and the devices to run it on.
 
         Args:
-            study_id: the whole id.
-            worker: its new owner.
-            fidelity: of the probe; any unless given.
             devices: names of what it will run on, unique in the world: UUIDs of GPUs, or the id
                 of a machine's boot before ``/cpu``. No other claim has any of them until this one
                 ends. A probe that lost one of them is left to workers with none of those that were

@@ -42,9 +42,6 @@ def ask_question(
     """Asks a question in a writing transaction; its study's row, locked. See :meth:`Studies.ask`.
 
     Args:
-        session: a writing transaction.
-        question: the question.
-        terms: its limits.
         replace: false to leave an open study with other limits as it is.
 
     Raises:
@@ -127,12 +124,9 @@ class RequestKey:
         UsageError: the key is empty, too long, or has other characters than printable ASCII.
     """
 
-    owner: str
-    """Id of the key to the service that it came with; empty where none is needed."""
-    key: str
-    """The sender's own word for it."""
-    body_hash: str
-    """Hash of its body; see :func:`body_hash`."""
+    owner: str  # id of the key to the service that it came with; empty where none is needed
+    key: str  # the sender's own word for it
+    body_hash: str  # hash of its body; see :func:`body_hash`
 
     def __post_init__(self) -> None:
         printable = self.key.isascii() and self.key.isprintable()
@@ -173,8 +167,6 @@ class Requests:
         """Asks a question, and remembers its request, both or neither.
 
         Args:
-            question: the question.
-            terms: its limits.
             request: to remember; a known one asks nothing.
             note: for the audit, written if it is asked.
             replace: false to leave an open study with other limits as it is.

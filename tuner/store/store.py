@@ -45,7 +45,6 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
     version. Any other database must be at this version's schema already.
 
     Args:
-        url: ``sqlite:///path/to/file.db`` or ``postgresql://user@host/database``.
         create: false to refuse a SQLite file that is absent.
 
     Raises:

@@ -30,25 +30,15 @@ class StudySummary:
     """One line of a list of studies."""
 
     id: str
-    """The study's id."""
-    model_name: str
-    """Name of the model, as asked last; for a user's script the name of its file."""
+    model_name: str  # name of the model, as asked last; for a user's script the name of its file
     cluster_name: str
-    """Short spelling of the cluster."""
     state: StudyState
-    """State of the study."""
     reason: str
-    """Reason for the state, in one line."""
     probes: Mapping[Outcome, int]
-    """Finished probes by outcome."""
     pool: str
-    """Label of the workers that may be at it; empty for any."""
     revision: int
-    """Counts what became known of it, as :attr:`tuner.core.study.Study.revision`."""
     created_at: str
-    """Time when it was first asked, UTC in ISO 8601."""
     asked_at: str
-    """Time when it was last asked, UTC in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +46,9 @@ class OpenStudy:
     """A study that is not at its end, as a worker looks for one."""
 
     id: str
-    """The study's id."""
     state: StudyState
-    """Queued, or running."""
     pool: str
-    """Label of the workers that may be at it; empty for any."""
     revision: int
-    """As :attr:`tuner.core.study.Study.revision`: a new one may make possible what was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +56,13 @@ class StudyStatus:
     """A study's row, and its newest event: when neither has changed, nothing of it has."""
 
     id: str
-    """The study's id."""
     identity: str
-    """Its question's."""
     state: StudyState
-    """State of the study."""
     reason: str
-    """Reason for the state, in one line."""
     revision: int
-    """Counts what the planner must know of."""
     terms: Mapping[str, Any]
-    """The limits that it was last asked with, as plain values."""
     asked_at: str
-    """Time when it was last asked, UTC in ISO 8601."""
-    newest_event: int
-    """Id of the last thing that happened to it."""
+    newest_event: int  # id of the last thing that happened to it
 
 
 class Studies:
@@ -141,11 +119,8 @@ class Studies:
         make it look at many rows.
 
         Args:
-            limit: most studies.
             before: the place after which to go on: that of the last study of the page before.
-            state: only studies in this state.
             query: only studies with this in their id, or in the name of their model or cluster.
-            model: only studies of the model of exactly this name.
         """
         place = (StudyRow.asked_at, StudyRow.id)
         wanted = [StudyRow.state == state] if state else []
@@ -230,15 +205,10 @@ class Studies:
         """Moves a study to another state; at its end, what is still queued is withdrawn.
 
         Args:
-            study_id: the whole id.
-            to: the state to move to.
-            reason: why, in one line.
             expect: states from which alone to move; all that :data:`STUDY_TRANSITIONS` allows
                 unless given.
             revision: the revision at which this was decided, if another one must prevent it: a
                 study that was asked again meanwhile is not done.
-            worker: its worker from now on, when it moves to running.
-            note: for the audit, written if it moves.
 
         Returns:
             ``False`` when it is in a state, or at a revision, that prevents it.
@@ -291,7 +261,6 @@ class Studies:
 
         Args:
             known: id of the newest event that is known of each study.
-            limit: most events of one study.
         """
         found = {}
         with self.transactions.read() as session:

@@ -194,7 +194,6 @@ class StudyRow(Base):
     state: Mapped[StudyState] = mapped_column(_status(StudyState, "state"))
     reason: Mapped[str] = mapped_column(Text)
     pool: Mapped[str] = mapped_column(String(64))
-    """Label of the workers that may be at it; empty for any."""
     revision: Mapped[int]
     seed: Mapped[int]
     probes_before: Mapped[int]
@@ -203,7 +202,6 @@ class StudyRow(Base):
     guard_before_s: Mapped[float] = mapped_column(Double)
     """Seconds in which replicas were trained before that."""
     worker: Mapped[dict[str, Any] | None] = mapped_column(JsonText)
-    """Its worker, while it runs."""
     worker_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
     """Time when that worker last did something for the study."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
@@ -225,7 +223,6 @@ class ProbeRow(Base):
     id: Mapped[int] = _row_id()
     study_id: Mapped[str] = mapped_column(_parent("studies.id"))
     settings: Mapped[str] = mapped_column(Text)
-    """Its configuration as text."""
     fidelity: Mapped[Fidelity] = mapped_column(_status(Fidelity, "fidelity"))
     repetition: Mapped[int]
     accumulation_counts: Mapped[list[int]] = mapped_column(JsonText)
@@ -252,8 +249,7 @@ class AttemptRow(Base):
 
     id: Mapped[int] = _row_id()
     probe_id: Mapped[int] = mapped_column(_parent("probes.id"))
-    number: Mapped[int]
-    """1 for the probe's first attempt."""
+    number: Mapped[int]  # 1 for the probe's first attempt
     state: Mapped[AttemptState] = mapped_column(_status(AttemptState, "state"))
     outcome: Mapped[Outcome | None] = mapped_column(_status(Outcome, "outcome"))
     detail: Mapped[str] = mapped_column(Text)
@@ -309,7 +305,6 @@ class DryRunRow(Base):
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     """SHA-256, in hex, of all that its result depends on."""
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``DryRun.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
@@ -324,7 +319,6 @@ class CheckRow(Base):
     """Hash of the model's structure and the versions; empty for a probe's."""
     result: Mapped[CheckState] = mapped_column(_status(CheckState, "result"))
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``GuardCheck.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
@@ -338,11 +332,9 @@ class CalibrationRow(Base):
     hardware: Mapped[str] = mapped_column(String(64))
     """``hardware_key()`` of the cluster that was measured."""
     torch: Mapped[str] = mapped_column(String(64))
-    """Release of torch that it was measured with."""
     nodes: Mapped[int]
     gpus_per_node: Mapped[int]
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``Calibration.as_dict()``."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
@@ -380,7 +372,6 @@ class RequestRow(Base):
     """Id of the key that it came with; empty where none is needed."""
     idempotency_key: Mapped[str] = mapped_column(String(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(String(64))
-    """SHA-256, in hex, of its body."""
     study_id: Mapped[str] = mapped_column(_parent("studies.id"), index=True)
     created_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
 
@@ -393,11 +384,9 @@ class WorkerRow(Base):
 
     id: Mapped[int] = _row_id()
     identity: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``WorkerIdentity.as_dict()``."""
     pools: Mapped[list[str]] = mapped_column(JsonText)
     """Labels of studies that it serves, beside those without one."""
-    machine: Mapped[dict[str, Any]] = mapped_column(JsonText)
-    """``Machine.as_dict()`` of its machine."""
+    machine: Mapped[dict[str, Any]] = mapped_column(JsonText)  # `Machine.as_dict()` of its machine
     versions: Mapped[dict[str, str]] = mapped_column(JsonText)
     """Releases of the packages that probes depend on, by package."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
@@ -412,7 +401,6 @@ class KeyRow(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(64))
-    """Name for people."""
     hash: Mapped[str] = mapped_column(String(64))
     """SHA-256, in hex, of its secret, which is 256 random bits."""
     scope: Mapped[Scope] = mapped_column(_status(Scope, "scope"))
@@ -429,7 +417,6 @@ class SessionRow(Base):
     token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     """SHA-256, in hex, of the token, which is 256 random bits."""
     key_id: Mapped[str] = mapped_column(_parent("keys.id"), index=True)
-    """The key that it acts for."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     expires_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     """Time at which it ends unless it is used before; each use may put it off."""
@@ -445,7 +432,6 @@ class AuditRow(Base):
     at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     actor: Mapped[str] = mapped_column(String(64))
     """Id of a key; or ``local``, with a user's name where a command did it."""
-    action: Mapped[str] = mapped_column(String(64))
-    """Such as ``tune.submit``."""
+    action: Mapped[str] = mapped_column(String(64))  # such as `tune.submit`
     study_id: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]] = mapped_column(JsonText)

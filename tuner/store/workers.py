@@ -29,15 +29,12 @@ class WorkerIdentity:
     """A process that runs probes, told apart from every other one, later ones included."""
 
     host: str
-    """The machine's name."""
     boot_id: str
     """This boot of the machine, and the process namespace in which ``pid`` has its meaning."""
     pid: int
-    """Process id."""
     started: float
     """Start of the process, in seconds since the boot; setting the clock does not move it."""
     name: str = ""
-    """Name for people."""
 
     @classmethod
     def of_this_process(cls, name: str = "") -> "WorkerIdentity":
@@ -72,19 +69,12 @@ class RegisteredWorker:
     """A process that serves studies, as it said last."""
 
     id: int
-    """Its row."""
     identity: WorkerIdentity
-    """The process."""
-    pools: tuple[str, ...]
-    """Labels of studies that it serves, beside those without one."""
-    machine: Mapping[str, Any]
-    """Its machine: see :meth:`tuner.machine.Machine.from_dict`."""
-    versions: Mapping[str, str]
-    """Releases of the packages that probes depend on, by package."""
+    pools: tuple[str, ...]  # labels of studies that it serves, beside those without one
+    machine: Mapping[str, Any]  # its machine: see :meth:`tuner.machine.Machine.from_dict`
+    versions: Mapping[str, str]  # releases of the packages that probes depend on, by package
     started_at: str
-    """Time when it registered, UTC in ISO 8601."""
     seen_at: str
-    """Time of its last sign, UTC in ISO 8601."""
 
     @property
     def name(self) -> str:
@@ -106,12 +96,6 @@ class Workers:
         versions: Mapping[str, str],
     ) -> int:
         """Adds a worker, and forgets those that gave no sign for a week.
-
-        Args:
-            identity: its process.
-            pools: labels of studies that it serves, beside those without one.
-            machine: ``Machine.as_dict()`` of its machine.
-            versions: releases of packages, as :func:`tuner.core.framework.installed_versions` says.
 
         Returns:
             Its id, for :meth:`seen` and :meth:`stopped`.

@@ -16,27 +16,20 @@ FEW, MANY = 1, 4
 class Sizes:
     """The sizes of one kind of device."""
 
-    rows: int
-    """Tokens of matrix products."""
-    widths: tuple[int, ...]
-    """Channels of matrix products."""
-    copied: int
-    """Elements that are copied: several times the last cache."""
+    rows: int  # tokens of matrix products
+    widths: tuple[int, ...]  # channels of matrix products
+    copied: int  # elements that are copied: several times the last cache
     models: tuple[tuple[int, int, int, int], ...]
     """Hidden size, heads, sequence length and micro-batch size of models; the first is so small
     that a GPU waits for the host."""
     vocabulary: int
     """Tokens that the models know: as many as usual, or their logits would stay in caches."""
     updated: int
-    """Elements of an update."""
-    tensors: int
-    """Parameters that these are in: few enough that launching them is nothing."""
+    tensors: int  # parameters that these are in: few enough that launching them is nothing
     sent: tuple[int, ...]
     """Elements of collectives, from those where latency is all to those where bandwidth is."""
-    beside: tuple[int, int]
-    """Channels of products, and elements of an all-reduce beside them."""
-    case_s: float
-    """Seconds for the repetitions of one case, about."""
+    beside: tuple[int, int]  # channels of products, and elements of an all-reduce beside them
+    case_s: float  # seconds for the repetitions of one case, about
 
 
 CUDA = Sizes(

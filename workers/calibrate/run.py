@@ -49,11 +49,9 @@ class Options:
     """How a calibration is run."""
 
     folder: Path = field(default_factory=default_probes_folder)
-    """For its own folder."""
     lock: Path = field(default_factory=default_lock_path)
     """Path of the locks of devices, which are held while ranks run: a probe would spoil both."""
-    quick: bool = False
-    """Time small cases only, which shows that it runs, and nothing else."""
+    quick: bool = False  # time small cases only, which shows that it runs, and nothing else
 
 
 def calibrate(
@@ -128,11 +126,7 @@ def _measured(
 
 
 def _read_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, Any]]:
-    """The records of all ranks.
-
-    Raises:
-        ProbeError: a rank failed, or wrote nothing; with the earliest one's reason.
-    """
+    """The records of all ranks."""
     if ended.why is Why.DEADLINE:
         raise ProbeError(f"the ranks took longer than {DEADLINE_S:.0f} s, and were ended")
     first = sorted(ended.ranks, key=lambda end: (end.stopped, end.ended_at))

@@ -22,11 +22,8 @@ class Job:
     directory: Path
     """For the records and logs of the ranks (``workers/measuring/files.py`` names them)."""
     ranks: int
-    """How many."""
-    device: str
-    """cpu or cuda."""
-    deadline_s: float
-    """Seconds after which all ranks are ended, whatever they do."""
+    device: str  # cpu or cuda
+    deadline_s: float  # seconds after which all ranks are ended, whatever they do
     nodes: int = 1
     """Machines that they are spread over: equally many on each, in the order of ranks."""
     sharing: int | None = None
@@ -37,8 +34,7 @@ class Job:
     peer_grace_s: float = 5.0
     """Seconds that the others get for their own records when one rank has failed: they may hang
     in a collective for good."""
-    term_grace_s: float = 3.0
-    """Seconds from SIGTERM to SIGKILL."""
+    term_grace_s: float = 3.0  # seconds from SIGTERM to SIGKILL
 
     def __post_init__(self) -> None:
         assert self.ranks >= 1 <= self.nodes, (self.ranks, self.nodes)
@@ -85,12 +81,9 @@ class RankEnd:
     """How one rank ended."""
 
     rank: int
-    code: int
-    """Exit code, or minus the signal's number, as subprocess has it."""
-    ended_at: float
-    """Unix seconds when its end was seen."""
-    stopped: bool
-    """Set if the launcher ended it."""
+    code: int  # exit code, or minus the signal's number, as subprocess has it
+    ended_at: float  # unix seconds when its end was seen
+    stopped: bool  # set if the launcher ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +92,9 @@ class Ended:
 
     why: Why
     ranks: tuple[RankEnd, ...]
-    """How each rank ended, by rank."""
-    wall_s: float
-    """Seconds from the first rank's start to the last one's end."""
-    host_oom_kills: int = 0
-    """Processes that the kernel killed meanwhile for want of host memory."""
-    detail: str = ""
-    """More on why, in words, where the ranks' own records cannot know it."""
+    wall_s: float  # seconds from the first rank's start to the last one's end
+    host_oom_kills: int = 0  # processes that the kernel killed meanwhile for want of host memory
+    detail: str = ""  # more on why, in words, where the ranks' own records cannot know it
     lost_nodes: tuple[int, ...] = ()
     """Nodes that are gone, counted from 0 in the order of ranks, where it is known."""
     node_devices: tuple[tuple[str, ...], ...] = ()

@@ -68,7 +68,6 @@ class LocalSite:
 
     launcher: Launcher = field(default_factory=LocalLauncher)
     find_devices: Callable[[], tuple[Device, ...]] = devices_here
-    """Finds the devices of this machine."""
     name: str = "this machine"
     is_here: bool = True
     left_s: float = math.inf
@@ -98,7 +97,6 @@ def open_site(
 
     Args:
         stop: is requested when the site is gone for good.
-        folder: for the files of probes.
         ray: address of a Ray cluster; else that of RAY_ADDRESS, or one is started.
 
     Raises:
@@ -121,11 +119,8 @@ class Facts:
     """A node's devices, and its view of the probes' folder."""
 
     machine: Machine
-    """Its GPUs, cores and memory."""
-    cores: str
-    """The name of its cores, as a device."""
-    sees_folder: bool
-    """Set if the probes' folder is there too."""
+    cores: str  # the name of its cores, as a device
+    sees_folder: bool  # set if the probes' folder is there too
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -49,7 +49,6 @@ class SlurmLauncher:
 
     job_id: str
     watch: Watch
-    """Over it."""
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of each node's devices, where they are known."""
 
@@ -190,11 +189,7 @@ class SlurmRun(SupervisedRun):
             time.sleep(0.05)
 
     def _why_taken(self) -> tuple[Why, str]:
-        """Why the step has ended, or is ending, without us.
-
-        Raises:
-            ProbeError: it was never started.
-        """
+        """Why the step has ended, or is ending, without us."""
         self._watch.look()
         if why := self._watch.end_if_over():
             return Why.CANCELLED, why
@@ -221,11 +216,7 @@ class SlurmRun(SupervisedRun):
         return words
 
     def _end_step(self) -> None:
-        """Waits until srun has ended, and make it.
-
-        Raises:
-            ProbeError: it does not.
-        """
+        """Waits until srun has ended, and make it."""
         self._wait_for_srun(self._job.term_grace_s + END_S)
         for force in (self._srun.terminate, self._srun.kill):
             if self._srun.poll() is None:

@@ -48,14 +48,10 @@ FAILING = "failing"
 class JobState:
     """A job, in the words of the controller."""
 
-    state: str
-    """``RUNNING`` or another word of squeue(1)."""
-    reason: str
-    """Why it waits, where it does; else ``None``."""
-    ends_at: float
-    """Unix seconds of the end of its time; infinite without a limit."""
-    nodes: str
-    """Its nodes, as Slurm writes several names in one."""
+    state: str  # `RUNNING` or another word of squeue(1)
+    reason: str  # why it waits, where it does; else `None`
+    ends_at: float  # unix seconds of the end of its time; infinite without a limit
+    nodes: str  # its nodes, as Slurm writes several names in one
 
     @property
     def is_over(self) -> bool:
@@ -68,11 +64,8 @@ class NodeState:
     """A node, in the words of the controller."""
 
     name: str
-    """Its name in Slurm."""
-    state: str
-    """``mixed`` or another word of sinfo(1); with ``*`` if it does not answer."""
-    address: str
-    """By which others reach it."""
+    state: str  # `mixed` or another word of sinfo(1); with `*` if it does not answer
+    address: str  # by which others reach it
 
     @property
     def is_lost(self) -> bool:
@@ -130,11 +123,7 @@ def slurm_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(*argv: str) -> Sequence[str]:
-    """The lines of an answer.
-
-    Raises:
-        ProbeError: there is none.
-    """
+    """The lines of an answer."""
     try:
         done = subprocess.run(
             argv,

@@ -31,12 +31,6 @@ def with_communication(
     overhead are the buffers of the communicators that are not there.
 
     Args:
-        measurement: of rank 0 alone.
-        found: what it noted beside.
-        settings: what was tried.
-        cluster: what is emulated.
-        stands_in: whether the device is not of the cluster's kind.
-        costs: constants of communication, if not the catalogue's.
         at: when cluster and constants were calibrated, where they are.
     """
     if measurement.outcome not in RAN or found is None or measurement.memory is None:

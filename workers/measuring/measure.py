@@ -42,15 +42,7 @@ def measure(
     """Runs a probe.
 
     Args:
-        study: its study.
-        probe: the probe to run.
-        ranks: to run it on.
-        kind: of these ranks.
-        stands_in: set where the device here is of another kind than the cluster's.
-        deadline_s: seconds after which it is ended.
         pause: waits for so many seconds; the reason to give the probe up, empty without one.
-        give_up_above_s: seconds of an optimizer step above which it is not timed further, if there
-            are such.
 
     Raises:
         ProbeError: there is no place for its files, or a rank cannot be killed.
@@ -131,8 +123,6 @@ def kind_of(cluster: Cluster, fidelity: Fidelity, machines: int = 1) -> Kind:
     """The ranks of a probe on a cluster; alone, one has the cores that it would have with all.
 
     Args:
-        cluster: the question's.
-        fidelity: of the probe.
         machines: that are there. On one, groups of CPU ranks stand for nodes.
     """
     alone = fidelity is Fidelity.EMULATED

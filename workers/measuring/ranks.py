@@ -54,19 +54,13 @@ class Kind:
     """The traits of ranks at their start. Probes of one kind can share them."""
 
     ranks: int
-    """Processes."""
-    world_size: int
-    """Ranks that they are, or that the one of them plays with."""
+    world_size: int  # ranks that they are, or that the one of them plays with
     device: str
-    """cpu or cuda."""
-    nodes: int = 1
-    """Machines that they are spread over."""
+    nodes: int = 1  # machines that they are spread over
     fidelity: Fidelity = Fidelity.MEASURED
-    """measured or emulated."""
     sharing: int | None = None
     """Ranks that share a node's cores, as in :class:`workers.launchers.base.Job`."""
-    visible: tuple[str, ...] = ()
-    """GPUs that they see, as there."""
+    visible: tuple[str, ...] = ()  # GPUs that they see, as there
 
     @property
     def devices(self) -> tuple[object, ...]:
@@ -94,8 +88,7 @@ class CheckedDevices:
 class DeviceCheck:
     """The findings of all ranks of a look at their devices."""
 
-    why_unusable: str = ""
-    """The reason why no probe can be run; empty if there is none."""
+    why_unusable: str = ""  # the reason why no probe can be run; empty if there is none
     found: tuple[Mapping[str, Any], ...] = ()
     """By rank, its record's words on its device; empty for a rank that left none."""
 
@@ -105,8 +98,7 @@ class Probed:
     """The result of one probe."""
 
     measurement: Measurement
-    records: Sequence[Record] = ()
-    """By rank; none when no rank could be started."""
+    records: Sequence[Record] = ()  # by rank; none when no rank could be started
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,11 +118,8 @@ class WarmRanks:
     """GPUs that were looked at, here and by others of this process; those that were not are, before
     the first probe. ``None`` to look after a lost device alone."""
     folder: Path = field(default_factory=default_probes_folder)
-    """For the folders of runs."""
-    keep: bool = True
-    """Keep ranks for another probe; otherwise each probe has its own."""
-    idle_s: float = IDLE_S
-    """Seconds without a probe after which they are ended."""
+    keep: bool = True  # keep ranks for another probe; otherwise each probe has its own
+    idle_s: float = IDLE_S  # seconds without a probe after which they are ended
     _kind: Kind | None = None
     _run: Run | None = None
     _place: Path = Path()
@@ -164,9 +153,6 @@ class WarmRanks:
         """Runs one probe, on the ranks that are there or on new ones.
 
         Args:
-            kind: of its ranks.
-            spec: of the probe.
-            deadline_s: seconds after which its ranks are ended.
             pause: waits for so many seconds; the reason to give the probe up, empty without
                 one. Its ranks are ended then, and the outcome is ``cancelled``.
 
@@ -354,11 +340,7 @@ class WarmRanks:
         return found.oom.allocated_bytes + found.oom.requested_bytes <= found.oom.limit_bytes
 
     def _are_well(self, kind: Kind, pause: Callable[[float], str]) -> bool:
-        """Has new ranks look at their devices; false if that was given up.
-
-        Raises:
-            ProbeError: no probe can be run on them.
-        """
+        """Has new ranks look at their devices; false if that was given up."""
         found = self._looked(kind, pause)
         if found is None:
             return False

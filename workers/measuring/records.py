@@ -98,7 +98,6 @@ class RankEmulation:
     copies_s: Mapping[Accumulation, Mapping[str, Seconds]]
     """Seconds of them, by phase, that went into copies in the place of what would be received."""
     collectives: Mapping[Accumulation, tuple[Collective, ...]]
-    """Collectives of one step."""
     copies_left_out: str = ""
     """The reason why some of these copies could not be timed, and are in none of these seconds."""
 
@@ -113,41 +112,28 @@ class RankRecord:
 
     rank: Count
     outcome: Outcome
-    """How it went on this rank."""
-    phase: str
-    """The last thing that the rank was doing."""
+    phase: str  # the last thing that the rank was doing
     error: Annotated[str, BeforeValidator(_error_line)]
     """``Type: message``, empty where there was none."""
-    ended_at: float
-    """Unix seconds when the record was written."""
-    oom: RankShortage | None = None
-    """Set when the outcome is oom."""
-    memory: RankMemory | None = None
-    """Set when its steps ran."""
+    ended_at: float  # unix seconds when the record was written
+    oom: RankShortage | None = None  # set when the outcome is oom
+    memory: RankMemory | None = None  # set when its steps ran
     step_times_s: Mapping[Accumulation, Annotated[tuple[StepTime, ...], Field(min_length=1)]] = (
         field(default_factory=dict)
     )
     """Seconds of each timed step by accumulation count."""
     collectives: tuple[Collective, ...] = ()
-    """Collectives of one optimizer step."""
-    tracked_accumulation: Count = 0
-    """Micro-batches in that step."""
-    reducing_micro_batches: Count = 0
-    """Micro-batches of that step that reduced gradients."""
+    tracked_accumulation: Count = 0  # micro-batches in that step
+    reducing_micro_batches: Count = 0  # micro-batches of that step that reduced gradients
     recomputed_layers: Count | None = None
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
     attention: Mapping[str, Count] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with."""
     losses: tuple[float, ...] = ()
-    """One per optimizer step."""
-    gradient_norms: tuple[float, ...] = ()
-    """One per tracked step."""
-    optimizer_steps: Count = 0
-    """Times that the optimizer stepped."""
-    expected_optimizer_steps: Count = 0
-    """Times that it had to."""
+    gradient_norms: tuple[float, ...] = ()  # one per tracked step
+    optimizer_steps: Count = 0  # times that the optimizer stepped
+    expected_optimizer_steps: Count = 0  # times that it had to
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of the packages in the rank."""
     hardware: Annotated[Mapping[str, Any], AfterValidator(_with_clocks)] = field(
         default_factory=dict
     )
@@ -166,10 +152,8 @@ _RECORD = TypeAdapter(RankRecord)
 class BadRecord:
     """A record that is missing or cannot be used."""
 
-    why: str
-    """Its defect, to follow "the record"."""
-    missing: bool = False
-    """Set where there is none at all."""
+    why: str  # its defect, to follow "the record"
+    missing: bool = False  # set where there is none at all
 
 
 Record = RankRecord | BadRecord

@@ -59,14 +59,10 @@ SAID_CHARACTERS = 180
 class ScriptRun:
     """How a script's probes are run."""
 
-    launcher: Launcher
-    """Starts their hosts, on this machine."""
+    launcher: Launcher  # starts their hosts, on this machine
     folder: Path
-    """For the folders of probes."""
-    visible: tuple[str, ...]
-    """GPUs that ranks see; empty for all."""
+    visible: tuple[str, ...]  # GPUs that ranks see; empty for all
     deadline_s: float
-    """Seconds for one probe."""
     argv: Callable[[Command, Path], tuple[str, ...]] = Command.as_run
     """The launcher's command, as of :meth:`tuner.script.launching.Command.as_run`."""
     peer_grace_s: float = PEER_GRACE_S

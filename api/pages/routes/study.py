@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 import anyio
@@ -12,22 +12,21 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import RedirectResponse
 
 from api.answers import Kept
-from api.context import Context, InContext
+from api.context import InContext
 from api.events import Feed
 from api.inputs import StudyId
 from api.pages.evidence import evidence_of
 from api.pages.people import forgetting_cookie, told_of
 from api.pages.probe_table import ANY, FASTEST_FIRST
 from api.pages.render import render, settings_path, utc_now
-from api.pages.study import StudyPage, head_of
+from api.pages.study import head_of
 from api.pages.what_if import changes, page_of
 from api.problems import ProblemError
 from api.security import Reader, Submitter
 from api.sessions import Formed, visit_of
-from api.studies import LARGEST_EVENT, cancel, listened
+from api.studies import LARGEST_EVENT, cancel, listened, standing_of
 from tuner.errors import TunerError
 from tuner.results import Predictor
-from tuner.store import StudyStatus
 from tuner.store.access import includes
 from tuner.store.tables import Scope
 from tuner.text import json_text
@@ -68,7 +67,7 @@ async def show_page(
     """
     if probe is not None:
         return await show_probe(request, context, caller, study_id, probe)
-    standing = await anyio.to_thread.run_sync(_standing, context, study_id)
+    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
     page = await context.turns.run(caller.owner, context.pages.of, standing)
     told = told_of(request, study_id)
     query = urlencode({"sort": sort, "outcome": outcome, "after": page.newest_event})
@@ -111,8 +110,13 @@ async def stream_page(
             return
         if page.newest_event > known or not page.status.is_open:
             known = page.newest_event
-            data = json_text(_change(page, sort, outcome))
-            yield ServerSentEvent(id=str(known), event="change", raw_data=data)
+            change = {
+                "is_open": page.status.is_open,
+                "said": page.status.said,
+                "now": utc_now(),
+                "parts": page.sorted_parts(sort, outcome),
+            }
+            yield ServerSentEvent(id=str(known), event="change", raw_data=json_text(change))
         if not page.status.is_open:
             return
         await context.poller.wait(feed, lambda: False, PAUSE_S)
@@ -120,39 +124,30 @@ async def stream_page(
             await changed.wait()
 
 
-def _change(page: StudyPage, sort: str, outcome: str) -> dict[str, Any]:
-    return {
-        "is_open": page.status.is_open,
-        "said": page.status.said,
-        "now": utc_now(),
-        "parts": page.sorted_parts(sort, outcome),
-    }
-
-
 @router.get("/studies/{study_id}/probes/{probe_id}")
 async def show_probe(
     request: Request, context: InContext, caller: Reader, study_id: StudyId, probe_id: ProbeId
 ) -> Response:
     """The evidence of one probe."""
-    return await context.turns.run(caller.owner, _probe_page, request, context, study_id, probe_id)
 
+    def shown() -> Response:
+        study = context.answers.whole(standing_of(context, study_id)).study
+        ids = [probe.id for probe in study.probes]
+        if probe_id not in ids:
+            raise ProblemError(404, f"study {study_id} has no probe {probe_id}")
+        place = ids.index(probe_id)
+        probe = study.probes[place]
+        return render(
+            request,
+            "probe.html",
+            head=head_of(study),
+            probe=evidence_of(study, probe),
+            before=ids[place - 1] if place else None,
+            after=ids[place + 1] if place + 1 < len(ids) else None,
+            what_if=settings_path(study_id, probe.request.settings),
+        )
 
-def _probe_page(request: Request, context: Context, study_id: str, probe_id: int) -> Response:
-    study = context.answers.whole(_standing(context, study_id)).study
-    ids = [probe.id for probe in study.probes]
-    if probe_id not in ids:
-        raise ProblemError(404, f"study {study_id} has no probe {probe_id}")
-    place = ids.index(probe_id)
-    probe = study.probes[place]
-    return render(
-        request,
-        "probe.html",
-        head=head_of(study),
-        probe=evidence_of(study, probe),
-        before=ids[place - 1] if place else None,
-        after=ids[place + 1] if place + 1 < len(ids) else None,
-        what_if=settings_path(study_id, probe.request.settings),
-    )
+    return await context.turns.run(caller.owner, shown)
 
 
 @router.get("/studies/{study_id}/settings", response_class=HTMLResponse)
@@ -160,33 +155,29 @@ async def what_if_page(
     request: Request, context: InContext, caller: Reader, study_id: StudyId
 ) -> Response:
     """The prediction of any configuration; for a script that accepts JSON, what depends on it."""
-    return await context.turns.run(caller.owner, _what_if, request, context, study_id)
-
-
-def _what_if(request: Request, context: Context, study_id: str) -> Response:
-    standing = _standing(context, study_id)
-    values = {name: value[:LONGEST_VALUE] for name, value in request.query_params.items()}
-    predictor = _predictors(request, context).of(standing)
-    page = page_of(predictor, context.answers.whole(standing).suggestion, values)
-    headers = {"Vary": "Accept"}
-    if "application/json" in request.headers.get("accept", ""):
-        return JSONResponse(changes(page), headers=headers)
-    answer = render(request, "what_if.html", page=page)
-    answer.headers.update(headers)
-    return answer
-
-
-def _predictors(request: Request, context: Context) -> Kept[Predictor]:
-    """The application's predictors, one for each of the studies that were asked for last."""
     state = request.app.state
     if not hasattr(state, "predictors"):
+        # One for each of the studies whose knobs were moved last.
+        state.predictors = Kept(
+            lambda standing: Predictor(context.answers.whole(standing).study),
+            context.answers.turn,
+            most=MOST_PREDICTORS,
+        )
+    predictors: Kept[Predictor] = state.predictors
 
-        def make(standing: StudyStatus) -> Predictor:
-            return Predictor(context.answers.whole(standing).study)
+    def shown() -> Response:
+        standing = standing_of(context, study_id)
+        values = {name: value[:LONGEST_VALUE] for name, value in request.query_params.items()}
+        suggestion = context.answers.whole(standing).suggestion
+        page = page_of(predictors.of(standing), suggestion, values)
+        headers = {"Vary": "Accept"}
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(changes(page), headers=headers)
+        answer = render(request, "what_if.html", page=page)
+        answer.headers.update(headers)
+        return answer
 
-        state.predictors = Kept(make, context.answers.turn, most=MOST_PREDICTORS)
-    kept: Kept[Predictor] = state.predictors
-    return kept
+    return await context.turns.run(caller.owner, shown)
 
 
 @router.post("/studies/{study_id}/cancel")
@@ -196,10 +187,3 @@ async def cancel_from_page(
     """Ends a study, and shows it."""
     await anyio.to_thread.run_sync(cancel, context, caller, study_id)
     return RedirectResponse(f"/studies/{study_id}", 303)
-
-
-def _standing(context: Context, study_id: str) -> StudyStatus:
-    found = context.store.status(study_id)
-    if found is None:
-        raise ProblemError(404, f"there is no study {study_id}")
-    return found

@@ -130,33 +130,6 @@ def test_serves_logs_and_ends_by_sigterm(environment: dict[str, str], tmp_path: 
     assert lines[-1]["message"] == "ending"
 
 
-def test_the_command_line_becomes_the_service(environment: dict[str, str], tmp_path: Path) -> None:
-    """The process that was started is the service: signals and ``kill -9`` mean it."""
-    command = [sys.executable, "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
-    with serving(environment, tmp_path, command=[*command, "serve"]) as service:
-        assert get(f"{service.url}/healthz") == (200, {"status": "ok"})
-        assert service.end(signal.SIGINT) == 130
-
-
-@pytest.mark.parametrize("path", ["/tune/{}/events", "/tune/{}?wait=60"])
-def test_who_waits_does_not_keep_it_from_ending(
-    environment: dict[str, str], tmp_path: Path, study_id: str, path: str
-) -> None:
-    with serving(environment, tmp_path) as service:
-        host, port = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=WITHIN_S) as waiting:
-            request = f"GET {path.format(study_id)} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            waiting.sendall(request.encode())
-            if path.endswith("events"):
-                assert waiting.recv(15) == b"HTTP/1.1 200 OK"
-            while get(f"{service.url}/healthz")[0] != 200:
-                pass
-            assert service.end() == 0
-            while waiting.recv(65536):
-                pass  # answered, and closed
-        assert not any("exceeded" in line["message"] for line in service.lines())
-
-
 def test_an_address_that_others_reach_needs_a_key(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -175,59 +148,40 @@ def test_an_address_that_others_reach_needs_a_key(
         assert secret not in service.log.read_text()
 
 
-def test_metrics_are_told(environment: dict[str, str], tmp_path: Path, study_id: str) -> None:
-    with serving(environment, tmp_path) as service:
-        get(f"{service.url}/tune/{study_id}")
-        with urllib.request.urlopen(f"{service.url}/metrics", timeout=WITHIN_S) as answer:
-            text = answer.read().decode()
-        assert 'tuner_studies{state="queued"} 1.0' in text
-        labels = 'method="GET",route="/tune/{study_id}",status="200"'
-        assert f"tuner_http_request_duration_seconds_count{{{labels}}} 1.0" in text
-
-
-def test_an_unusable_database_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    done = run(environment, "--db", f"sqlite:///{tmp_path}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("tuner: error: db: ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_database_server_that_is_not_there_is_one_line(environment: dict[str, str]) -> None:
-    done = run(environment, "--db", "postgresql://user:secret@127.0.0.1:1/tuner")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "secret" not in done.stderr
-
-
-def test_an_address_that_is_taken_is_one_line(environment: dict[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = run(environment, "--port", str(port), "--json")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    error = json.loads(done.stdout)["error"]
-    assert (error["field"], error["exit_code"]) == ("host", 2)
-    assert f"127.0.0.1:{port}" in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "field"),
-    [
-        ("TUNER_PORT", "http", "TUNER_PORT"),
-        ("TUNER_THREADS", "0", "TUNER_THREADS"),
-        ("TUNER_LOG", "xml", "TUNER_LOG"),
-    ],
-)
-def test_a_bad_setting_is_one_line(
-    environment: dict[str, str], name: str, value: str, field: str
+def test_the_command_line_becomes_the_service_and_ends_though_somebody_waits(
+    environment: dict[str, str], tmp_path: Path, study_id: str
 ) -> None:
-    done = run({**environment, name: value})
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"tuner: error: {field}: got ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_settings_stand_in_a_file(environment: dict[str, str], tmp_path: Path) -> None:
+    """The process that was started is the service: signals and ``kill -9`` mean it."""
     (tmp_path / ".env").write_text("TUNER_HOST=127.0.0.9\nPOSTGRES_PASSWORD=x\n")
-    with serving(environment, tmp_path) as service:
+    command = [sys.executable, "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
+    with serving(environment, tmp_path, command=[*command, "serve"]) as service:
         assert service.url.startswith("http://127.0.0.9:")
+        host, port = service.url.removeprefix("http://").split(":")
+        waiting = []
+        for path in (f"/tune/{study_id}/events", f"/tune/{study_id}?wait=60"):
+            waiting.append(socket.create_connection((host, int(port)), timeout=WITHIN_S))
+            waiting[-1].sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert waiting[0].recv(15) == b"HTTP/1.1 200 OK"
+        assert get(f"{service.url}/healthz")[0] == 200
+        assert service.end(signal.SIGINT) == 130
+        for one in waiting:
+            with one:
+                while one.recv(65536):
+                    pass  # answered, and closed
+    assert not any("exceeded" in line["message"] for line in service.lines())
+
+
+def test_what_cannot_be_served_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for options, more, code, said in (
+            (("--db", f"sqlite:///{tmp_path}"), {}, 2, "tuner: error: db: "),
+            (("--db", "postgresql://user:secret@127.0.0.1:1/tuner"), {}, 1, "tuner: error: "),
+            (("--port", port), {}, 2, "tuner: error: host: got"),
+            ((), {"TUNER_PORT": "http"}, 2, "tuner: error: TUNER_PORT: got "),
+        ):
+            done = run({**environment, **more}, *options)
+            assert (done.returncode, done.stdout) == (code, ""), done.stderr
+            assert done.stderr.startswith(said)
+            assert done.stderr.count("\n") == 1
+            assert "secret" not in done.stderr

@@ -121,15 +121,17 @@ def explore(folder: Path, sequences: int) -> Sent:
 
 
 @pytest.mark.hypothesis
-def test_two_hundred_requests_find_no_mistake(tmp_path: Path) -> None:
-    sent = explore(tmp_path, 32)
-    assert sent.count >= 200
+def test_some_requests_find_no_mistake(tmp_path: Path) -> None:
+    sent = explore(tmp_path, 10)
+    assert sent.count >= 50
     assert sent.statuses is not None
-    assert sent.statuses.keys() >= {200, 202, 404, 422}
+    assert sent.statuses.keys() >= {202, 422}
 
 
 @pytest.mark.hypothesis
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_thousand_requests_find_no_mistake(tmp_path: Path) -> None:
     sent = explore(tmp_path, 250)
     assert sent.count >= 2000
+    assert sent.statuses is not None
+    assert sent.statuses.keys() >= {200, 202, 404, 422}

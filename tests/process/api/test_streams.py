@@ -76,16 +76,6 @@ def test_events_come_as_they_happen_until_the_end(live: str, store: Store, study
         assert (str(data["id"]), data["kind"]) == (one["id"], one["event"])
 
 
-def test_a_stream_is_taken_up_where_it_broke(live: str, store: Store, study_id: str) -> None:
-    with stream(live, study_id) as response:
-        last = next(blocks(response))["id"]
-    probe(store, study_id)
-    store.move(study_id, StudyState.CANCELLED)
-    with stream(live, study_id, **{"Last-Event-ID": last}) as response:
-        rest = [int(one["id"]) for one in blocks(response)]
-    assert [int(last), *rest] == [one.id for one in store.events(study_id)]
-
-
 def test_what_is_no_stream_is_a_problem(live: str, study_id: str) -> None:
     events = f"{live}/tune/{study_id}/events"
     for last in ("x", "-1", "9" * 30):

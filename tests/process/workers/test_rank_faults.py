@@ -116,6 +116,7 @@ def test_a_rank_that_fails_while_the_other_waits(
         assert not alive(str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
     tmp_path: Path,
     spec: dict[str, Any],

@@ -6,12 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from workers.stop import SIGNALS, StopRequest
 
 
-def test_nothing_is_requested_at_first() -> None:
-    started = time.monotonic()
-    assert StopRequest().wait(0.05) == ""
-    assert time.monotonic() - started >= 0.05
-
-
 def test_a_signal_is_noted_and_stays() -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     stop = StopRequest()

@@ -9,7 +9,6 @@ from tests.system.browser.views import BODY_PX, MOST_LINE_EM, longest_line_em
 
 PAGES = {
     "studies": "/",
-    "filtered": "/?query=nothing+is+called+so",
     "new": "/new?workload.model=llama-3.1-8b",
     "study": "/studies/{done}",
     "many": "/studies/{many}?outcome=oom",
@@ -18,8 +17,7 @@ PAGES = {
     "probe": "/studies/{done}?probe={probe}",
     "what_if": "/studies/{done}/settings",
     "choose": "/compare",
-    "compare": "/compare?ids={done},{other}",
-    "compare_many": "/compare?ids={done},{other},{many},{failed}",
+    "compare": "/compare?ids={done},{other},{many},{failed}",
     "hostile_study": "/studies/{markup}",
     "hostile_compare": "/compare?ids={long},{right_to_left},{emoji}",
     "nothing": "/studies/st-000000000000",
@@ -45,21 +43,15 @@ def test_every_page_is_accessible_and_as_wide_as_its_window(
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
         assert tab.violations() == [], theme
-    for width in (NARROW, HUGE, WIDE):
+    for width in (HUGE, NARROW):
         page.set_viewport_size({"width": width, "height": 900})
         assert tab.overflow_px <= 0, width
         assert longest_line_em(page) < MOST_LINE_EM, width
+    assert tab.violations() == [], "narrow"
     assert page.locator("h1").count() == 1
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("nav:visible, button:visible").count() == 0
-    assert page.pdf().startswith(b"%PDF")
-
-
-@pytest.mark.parametrize("name", ["studies", "study", "what_if", "compare_many", "hostile_compare"])
-def test_narrow_pages_are_accessible(open_tab: OpenTab, paths: dict[str, str], name: str) -> None:
-    tab = open_tab(paths[name], width=NARROW)
-    assert tab.violations() == []
 
 
 def test_text_grows_with_the_window(open_tab: OpenTab, paths: dict[str, str]) -> None:
@@ -73,16 +65,16 @@ def test_text_grows_with_the_window(open_tab: OpenTab, paths: dict[str, str]) ->
     assert sizes[2] >= 20
 
 
-@pytest.mark.parametrize("bad", NAMES)
-def test_names_are_text(open_tab: OpenTab, prepared: Prepared, bad: str) -> None:
+def test_names_are_text(open_tab: OpenTab, prepared: Prepared) -> None:
     tab = open_tab("/", width=NARROW)
-    row = tab.page.locator(f"#{prepared.hostile[bad]}")
-    shown = row.locator("h2").inner_text().rstrip("…")
-    assert NAMES[bad].startswith(shown)
-    row.locator("h2 a").click()
-    assert NAMES[bad].startswith(tab.page.locator("h1 bdi").first.inner_text().rstrip("…"))
-    assert tab.page.locator("h1 img, h1 script, main b").count() == 0
-    assert "49" not in tab.page.title()
+    for bad, name in NAMES.items():
+        link = tab.page.locator(f"#{prepared.hostile[bad]} h2 a")
+        assert name.startswith(link.inner_text().rstrip("…"))
+        link.click()
+        assert name.startswith(tab.page.locator("h1 bdi").first.inner_text().rstrip("…"))
+        assert tab.page.locator("h1 img, h1 script, main b").count() == 0
+        assert "49" not in tab.page.title()
+        tab.go("/")
 
 
 def test_what_turns_text_around_turns_nothing(open_tab: OpenTab, prepared: Prepared) -> None:

@@ -7,19 +7,6 @@ from tests.system.browser.prepared import Prepared
 from tests.system.browser.tabs import NARROW
 
 
-def test_studies_are_found(open_tab: OpenTab, prepared: Prepared) -> None:
-    tab = open_tab("/")
-    tab.page.get_by_label("Search").fill(prepared.failed)
-    tab.page.get_by_label("Search").press("Enter")
-    expect(tab.page.locator(".study")).to_have_count(1)
-    expect(tab.page.locator(".state-failed")).to_be_visible()
-    tab.page.get_by_role("link", name="Show all").click()
-    tab.page.get_by_label("State").select_option("failed")
-    tab.page.get_by_role("button", name="Show").click()
-    expect(tab.page.locator(f"#{prepared.failed}")).to_be_visible()
-    expect(tab.page.locator(".state-done")).to_have_count(0)
-
-
 def test_two_studies_are_ticked_and_compared(open_tab: OpenTab, prepared: Prepared) -> None:
     tab = open_tab("/")
     button = tab.page.locator("#compare-button")
@@ -49,8 +36,15 @@ def test_no_more_than_four_are_ticked(open_tab: OpenTab, prepared: Prepared) -> 
     expect(tab.page.locator("thead .compared-name")).to_have_count(3)
 
 
-def test_without_scripts_studies_are_compared(open_tab: OpenTab, prepared: Prepared) -> None:
+def test_without_scripts_studies_are_found_and_compared(
+    open_tab: OpenTab, prepared: Prepared
+) -> None:
     tab = open_tab("/", java_script_enabled=False, width=NARROW)
+    tab.page.get_by_label("State").select_option("failed")
+    tab.page.get_by_role("button", name="Show").click()
+    expect(tab.page.locator(f"#{prepared.failed}")).to_be_visible()
+    expect(tab.page.locator(".state-done")).to_have_count(0)
+    tab.page.get_by_role("link", name="Show all").click()
     for study in (prepared.done, prepared.many):
         tab.page.locator(f"#{study} input").check()
     tab.page.get_by_role("button", name="Compare those ticked").click()

@@ -37,6 +37,10 @@ def test_a_page_follows_its_study_to_the_end(
     page.locator("#knobs-table summary").click()
     page.locator("label[for=tab-settings]").click()
     page.locator("#probes-scroll").focus()
+    page.evaluate("document.getElementById('why-title').scrollIntoView()")
+    before = page.evaluate(PLACES)
+    page.evaluate("document.getSelection().selectAllChildren(document.querySelector('.settings'))")
+    chosen = page.evaluate("document.getSelection().toString()")
 
     probe(service.store, study)
     expect(page.locator("#status-title ~ .budgets label")).to_have_text("2 of 4 probes")
@@ -44,7 +48,12 @@ def test_a_page_follows_its_study_to_the_end(
     expect(page.locator("#knobs-table")).to_have_attribute("open", "")
     expect(page.locator("#text-settings")).to_be_visible()
     expect(page.locator("#probes-scroll")).to_be_focused()
+    assert page.evaluate("document.getSelection().toString()") == chosen
+    after = page.evaluate(PLACES)
+    assert after["document"] > before["document"], "something above it has grown"
+    assert abs(after["window"] - before["window"]) <= 2, "and what is read has not moved"
     assert page.locator("#said").inner_text()
+    page.evaluate("document.getSelection().removeAllRanges()")
 
     finish(service.store, study)
     expect(page.locator("#answer-title")).to_have_text("Run this")
@@ -52,29 +61,6 @@ def test_a_page_follows_its_study_to_the_end(
     expect(page.locator("#cancel")).to_have_count(0)
     expect(page.locator("[data-live]")).to_have_count(0)
     assert tab.violations() == []
-
-
-def test_what_is_read_does_not_move(open_tab: OpenTab, service: Service, study: str) -> None:
-    page = open_tab(f"/studies/{study}").page
-    page.evaluate("document.getElementById('why-title').scrollIntoView()")
-    before = page.evaluate(PLACES)
-    probe(service.store, study)
-    expect(page.locator("#probes-table tbody tr")).to_have_count(2)
-    after = page.evaluate(PLACES)
-    assert after["document"] > before["document"], "something above it has grown"
-    assert abs(after["window"] - before["window"]) <= 2
-
-
-def test_text_that_is_selected_stays_selected(
-    open_tab: OpenTab, service: Service, study: str
-) -> None:
-    page = open_tab(f"/studies/{study}").page
-    select = "document.getSelection().selectAllChildren(document.querySelector('.settings'))"
-    page.evaluate(select)
-    chosen = page.evaluate("document.getSelection().toString()")
-    probe(service.store, study)
-    expect(page.locator("#probes-table tbody tr")).to_have_count(2)
-    assert page.evaluate("document.getSelection().toString()") == chosen
 
 
 def test_a_study_is_cancelled(open_tab: OpenTab, service: Service, study: str) -> None:

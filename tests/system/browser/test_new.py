@@ -94,13 +94,6 @@ def test_a_study_is_started_by_keyboard_alone(open_tab: OpenTab) -> None:
     expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
 
 
-def test_without_scripts_a_study_is_started(open_tab: OpenTab) -> None:
-    page = open_tab("/new", java_script_enabled=False).page
-    fill(page, **{"Global batch size": "16"})
-    start(page)
-    expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
-
-
 def test_a_configuration_is_chosen_from_a_file(open_tab: OpenTab) -> None:
     page = open_tab("/new").page
     page.get_by_text("Or paste its config.json").click()

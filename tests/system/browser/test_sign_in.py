@@ -28,8 +28,12 @@ def signed_in(tab: Tab, key: str) -> Tab:
 def test_who_has_a_key_comes_in_and_goes_out(
     open_tab: OpenTab, guarded: Service, keys: dict[Scope, str]
 ) -> None:
-    tab = open_tab("/new?workload.model=stories15m", base=guarded.url)
+    tab = open_tab("/new?workload.model=stories15m", base=guarded.url, width=NARROW)
     tab.expected.add(401)
+    for theme in THEMES:
+        tab.page.emulate_media(color_scheme=theme)
+        assert tab.violations() == []
+    assert tab.overflow_px <= 0
     assert tab.path.startswith("/sign-in?next=/new")
     tab.page.get_by_label("Key").fill("tuner_" + "0" * 61)
     tab.page.get_by_role("button", name="Sign in").click()
@@ -42,30 +46,14 @@ def test_who_has_a_key_comes_in_and_goes_out(
     expect(tab.page.locator("h1")).to_have_text("Sign in")
 
 
-def test_signing_in_is_accessible(open_tab: OpenTab, guarded: Service) -> None:
-    tab = open_tab("/sign-in", base=guarded.url, width=NARROW)
-    for theme in THEMES:
-        tab.page.emulate_media(color_scheme=theme)
-        assert tab.violations() == []
-    assert tab.overflow_px <= 0
-
-
-def test_without_scripts_one_signs_in(
-    open_tab: OpenTab, guarded: Service, keys: dict[Scope, str]
-) -> None:
-    tab = open_tab("/", base=guarded.url, java_script_enabled=False)
-    signed_in(tab, keys[Scope.READ])
-
-
 def test_a_key_that_may_read_is_offered_no_more(
     open_tab: OpenTab, guarded: Service, keys: dict[Scope, str]
 ) -> None:
-    tab = signed_in(open_tab("/", base=guarded.url), keys[Scope.READ])
+    tab = signed_in(open_tab("/", base=guarded.url, java_script_enabled=False), keys[Scope.READ])
     expect(tab.page.locator("main").get_by_role("link", name="New study")).to_have_count(0)
     tab.expected.add(403)
     tab.go("/new")
     expect(tab.page.locator("h1")).to_be_visible()
-    assert tab.violations() == []
 
 
 def test_a_form_of_a_session_that_has_ended_is_not_lost(

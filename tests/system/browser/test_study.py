@@ -1,20 +1,12 @@
 """A study's page under somebody's hands: sorting, choosing, copying, and looking at evidence."""
 
-import re
-
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.system.browser.conftest import OpenTab
 from tests.system.browser.prepared import Prepared
-from tests.system.browser.tabs import NARROW, Tab
+from tests.system.browser.tabs import NARROW
 from tests.system.browser.views import focused
-
-
-@pytest.fixture
-def many(open_tab: OpenTab, prepared: Prepared) -> Tab:
-    """The page of the study with many probes."""
-    return open_tab(f"/studies/{prepared.many}")
 
 
 def column(page: Page, key: str) -> list[str]:
@@ -35,7 +27,8 @@ def head(page: Page, key: str) -> Locator:
     return page.locator(f'#probes th[data-key="{key}"]')
 
 
-def test_the_table_sorts_in_place(many: Tab) -> None:
+def test_the_table_is_sorted_and_filtered_in_place(open_tab: OpenTab, prepared: Prepared) -> None:
+    many = open_tab(f"/studies/{prepared.many}")
     page = many.page
     assert numbers(column(page, "speed")) == sorted(numbers(column(page, "speed")), reverse=True)
     head(page, "memory").locator("a").click()
@@ -46,32 +39,11 @@ def test_the_table_sorts_in_place(many: Tab) -> None:
     expect(head(page, "memory")).to_have_attribute("aria-sort", "ascending")
     assert numbers(column(page, "memory")) == sorted(found)
     assert "sort=memory" in many.path
-    assert page.evaluate("performance.getEntriesByType('navigation').length") == 1
-
-
-def test_the_server_sorts_as_the_script_does(open_tab: OpenTab, prepared: Prepared) -> None:
-    first = open_tab(f"/studies/{prepared.many}").page
-    for key in ("memory", "id", "step", "outcome"):
-        head(first, key).locator("a").click()
-        expect(head(first, key)).to_have_attribute("aria-sort", re.compile("ending"))
-        down = head(first, key).get_attribute("aria-sort") == "descending"
-        path = f"/studies/{prepared.many}?sort={'-' if down else ''}{key}"
-        again = open_tab(path, java_script_enabled=False).page
-        assert column(again, "id") == column(first, "id"), key
-
-
-def test_the_table_shows_one_outcome(many: Tab) -> None:
-    page = many.page
     total = len(column(page, "id"))
     page.locator('#probes [data-outcome="oom"]').click()
     expect(page.locator('#probes [data-outcome="oom"]')).to_have_attribute("aria-current", "true")
-    chosen = column(page, "outcome")
-    assert set(chosen) == {"out of memory"}
-    assert len(chosen) == total / 5
-    head(page, "id").locator("a").click()
-    assert set(column(page, "outcome")) == {"out of memory"}
-    page.reload()
-    assert set(column(page, "outcome")) == {"out of memory"}
+    assert column(page, "outcome") == ["out of memory"] * (total // 5)
+    assert page.evaluate("performance.getEntriesByType('navigation').length") == 1
 
 
 def test_tabs_show_what_is_copied(open_tab: OpenTab, prepared: Prepared) -> None:
@@ -84,16 +56,6 @@ def test_tabs_show_what_is_copied(open_tab: OpenTab, prepared: Prepared) -> None
     panel.get_by_role("button", name="Copy").click()
     expect(page.locator("#copied")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == shown.text_content()
-
-
-def test_an_export_is_downloaded(open_tab: OpenTab, prepared: Prepared) -> None:
-    tab = open_tab(f"/studies/{prepared.other}")
-    tab.page.locator("label[for=tab-accelerate]").click()
-    shown = tab.page.locator("#text-accelerate")
-    with tab.page.expect_download() as waited:
-        tab.page.locator(".tab", has=shown).get_by_role("link", name="Download").click()
-    assert waited.value.suggested_filename.endswith(".yaml")
-    assert waited.value.path().read_text().strip() == (shown.text_content() or "").strip()
 
 
 def test_a_mark_leads_to_its_evidence(open_tab: OpenTab, prepared: Prepared) -> None:
@@ -123,28 +85,16 @@ def test_evidence_of_failures_is_text(open_tab: OpenTab, prepared: Prepared) -> 
     expect(tab.page.locator("h1")).to_contain_text("crashed")
 
 
-def test_a_study_is_asked_again_like_this(open_tab: OpenTab, prepared: Prepared) -> None:
-    tab = open_tab(f"/studies/{prepared.done}")
-    tab.page.get_by_role("link", name="Ask like this").click()
-    expect(tab.page.get_by_label("Global batch size")).to_have_value("256")
-
-
 # -- without a mouse --------------------------------------------------------------------------
-
-
-def test_the_first_tab_stop_skips_to_the_content(many: Tab) -> None:
-    many.page.keyboard.press("Tab")
-    skip = many.page.locator(".skip")
-    expect(skip).to_be_focused()
-    expect(skip).to_be_in_viewport()
-    many.page.keyboard.press("Enter")
-    expect(many.page.locator("main")).to_be_focused()
 
 
 def test_all_of_a_page_is_reached_by_keyboard_and_is_seen(
     open_tab: OpenTab, prepared: Prepared
 ) -> None:
     page = open_tab(f"/studies/{prepared.done}").page
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    expect(page.locator(".skip")).to_be_in_viewport()
     seen = []
     for _ in range(200):
         page.keyboard.press("Tab")
@@ -173,10 +123,6 @@ def test_tabs_and_disclosures_work_by_keyboard(open_tab: OpenTab, prepared: Prep
     page.locator("#knobs-table summary").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#knobs-table table")).to_be_visible()
-    head(page, "memory").locator("a").focus()
-    page.keyboard.press("Enter")
-    expect(head(page, "memory")).to_have_attribute("aria-sort", "descending")
-    assert focused(page)["text"].startswith("memory")
 
 
 # -- motion and paper -------------------------------------------------------------------------
@@ -189,17 +135,6 @@ def test_what_moves_stands_still_where_that_is_wanted(
     tab = open_tab(f"/studies/{prepared.running}", reduced_motion=motion)
     expect(tab.page.locator(".state-running").first).to_be_visible()
     assert (tab.page.evaluate("document.getAnimations().length") > 0) == moves
-
-
-def test_paper_has_the_answer_and_the_evidence(open_tab: OpenTab, prepared: Prepared) -> None:
-    page = open_tab(f"/studies/{prepared.done}").page
-    page.emulate_media(media="print")
-    expect(page.locator(".site-nav")).to_be_hidden()
-    expect(page.locator(".figure-hero")).to_be_visible()
-    expect(page.locator("#probes-table")).to_be_visible()
-    assert page.evaluate("getComputedStyle(document.querySelector('.scroll-tall')).maxHeight") == (
-        "none"
-    )
 
 
 # -- without scripts --------------------------------------------------------------------------

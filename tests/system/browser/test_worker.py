@@ -15,7 +15,7 @@ MEASURED_MS = 240_000
 """Milliseconds for two probes and small replicas, each in own processes, on a busy machine."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_is_started_watched_and_taken_home(
     open_tab: OpenTab, service: Service, tmp_path: Path
 ) -> None:

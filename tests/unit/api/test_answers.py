@@ -11,7 +11,7 @@ from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
 from tests.unit.api.conftest import Clock
 from tests.unit.api.studies import MEASURED, finish, probe, question_of
 from tuner.core.quantity import Provenance
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Terms
 from tuner.errors import StoreError
 from tuner.store import Store, StudyStatus
 
@@ -30,33 +30,6 @@ def standing(store: Store, study_id: str) -> StudyStatus:
     found = store.status(study_id)
     assert found is not None
     return found
-
-
-def test_an_answer_is_made_once_until_something_happens(
-    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    whole = store.study
-    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
-    first = answers.of(standing(store, study_id))
-    assert answers.of(standing(store, study_id)) is first
-    assert len(reads) == 1
-    store.move(study_id, StudyState.CANCELLED)
-    second = answers.of(standing(store, study_id))
-    assert json.loads(second.content)["state"] == "cancelled"
-    assert second.etag != first.etag
-    assert answers.of(first.standing) is second  # one who saw it earlier gets no older one
-
-
-def test_an_answer_is_made_anew_after_a_while(
-    store: Store, answers: Answers, clock: Clock, study_id: str
-) -> None:
-    """What calibrations and other studies add, no event of this one tells."""
-    first = answers.of(standing(store, study_id))
-    clock.now += FRESH_S + 1
-    again = answers.of(standing(store, study_id))
-    assert again is not first
-    assert again.etag == first.etag
 
 
 def test_nobody_waits_for_what_is_only_old(
@@ -83,18 +56,6 @@ def test_nobody_waits_for_what_is_only_old(
     assert found_while_another_computes(1) == []
 
 
-def test_what_is_made_of_the_whole_study_reads_it_once(
-    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    whole = store.study
-    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
-    found = answers.whole(standing(store, study_id))
-    assert answers.of(found.standing).standing is found.standing
-    assert answers.whole(found.standing) is found
-    assert (found.study.id, reads) == (study_id, [study_id])
-
-
 def test_one_thread_computes_for_all(
     store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,13 +69,6 @@ def test_one_thread_computes_for_all(
     for thread in threads:
         thread.join()
     assert len(reads) == 1
-
-
-def test_notes_go_with_the_answer(store: Store, answers: Answers, study_id: str) -> None:
-    body = answers.of(standing(store, study_id))
-    found = json.loads(body.with_notes(["a", 'b "quoted"']))
-    assert found.pop("notes") == ["a", 'b "quoted"']
-    assert found == json.loads(body.content)
 
 
 def test_whether_asking_again_finds_more(store: Store, answers: Answers, study_id: str) -> None:
@@ -154,16 +108,8 @@ def test_who_waits_takes_no_thread_of_those_who_ask(
     anyio.run(wake)
 
 
-def test_what_is_kept_is_given_without_a_thread(
-    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = answers.of(standing(store, study_id))
-    monkeypatch.setattr(anyio.to_thread, "run_sync", None)
-    assert anyio.run(answers.soon, body.standing) is body
-
-
 def test_what_is_kept_is_not_read_again(
-    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, answers: Answers, clock: Clock, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Probes, answers and exports of one standing are made of one reading, and once."""
     reads: list[str] = []
@@ -175,8 +121,17 @@ def test_what_is_kept_is_not_read_again(
         assert json.loads(answers.probes(here))["study_id"] == study_id
         assert answers.whole(here).study.id == study_id
     assert len(reads) == 1
+    first = answers.of(here)
+    clock.now += FRESH_S + 1
+    again = answers.of(here)  # what calibrations and other studies add, no event tells
+    assert again is not first
+    assert again.etag == first.etag
     probe(store, study_id)
     assert len(json.loads(answers.probes(standing(store, study_id)))["probes"]) == 1
+    second = answers.of(standing(store, study_id))
+    assert second.etag != first.etag
+    assert answers.of(here) is second  # one who saw it earlier gets no older one
+    assert json.loads(second.with_notes(['b "quoted"']))["notes"] == ['b "quoted"']
 
 
 def test_the_headline_is_kept_with_the_answer(
@@ -222,17 +177,3 @@ def test_of_studies_those_asked_for_last_are_kept(
         kept.of(wanted)
     assert len(kept) == 2
     assert made == ["st-1", "st-2", "st-3", "st-2"]
-
-
-def test_what_cannot_be_made_is_tried_again(store: Store, clock: Clock, study_id: str) -> None:
-    made: list[str] = []
-
-    def fail(one: StudyStatus) -> str:
-        made.append(one.id)
-        raise ValueError(one.id)
-
-    kept = Kept(fail, threading.RLock(), most=2, clock=clock)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=study_id):
-            kept.of(standing(store, study_id))
-    assert (len(kept), len(made)) == (0, 2)

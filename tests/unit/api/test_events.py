@@ -92,26 +92,7 @@ def test_what_happened_and_what_happens_comes_once_and_in_order(
     assert found == [everything] * 20
 
 
-def test_one_reads_on_where_one_stopped(store: Store, study_id: str) -> None:
-    poller = Poller(store, 0.01)
-    probe(store, study_id)
-    store.move(study_id, StudyState.CANCELLED)
-    everything = [one.id for one in store.events(study_id)]
-
-    async def work() -> list[int]:
-        first = await ids_of(poller, study_id, most=3)
-        return first + await ids_of(poller, study_id, after=first[-1])
-
-    assert run(work) == everything
-
-
-@pytest.mark.parametrize("after", [10**6, 2**62])
-def test_a_place_that_nobody_was_at_is_the_end(store: Store, study_id: str, after: int) -> None:
-    store.move(study_id, StudyState.CANCELLED)
-    assert run(lambda: ids_of(Poller(store, 0.01), study_id, after)) == []
-
-
-def test_a_long_history_is_read_in_pages(
+def test_one_reads_on_where_one_stopped_page_by_page(
     store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE", 2)
@@ -120,12 +101,15 @@ def test_a_long_history_is_read_in_pages(
     probe(store, study_id)
 
     async def work() -> list[int]:
-        listening = asyncio.create_task(ids_of(poller, study_id))
+        first = await ids_of(poller, study_id, most=3)
+        listening = asyncio.create_task(ids_of(poller, study_id, after=first[-1]))
         await asyncio.to_thread(probe, store, study_id)
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
-        return await listening
+        return first + await listening
 
     assert run(work) == [one.id for one in store.events(study_id)]
+    for nobody_was_at in (10**6, 2**62):
+        assert run(lambda after=nobody_was_at: ids_of(poller, study_id, after)) == []
 
 
 def test_a_study_that_is_asked_again_goes_on(

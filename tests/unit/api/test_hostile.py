@@ -187,11 +187,11 @@ def hostile(count: int) -> Callable[..., Callable[..., None]]:
     return lambda test: limits(given(config=HOSTILE)(test))
 
 
-@hostile(60)
+@hostile(25)
 def test_hostile_configurations_touch_nothing(
     guarded: Callable[[Any], Any], config: dict[str, Any]
 ) -> None:
-    """Twenty times as many in ``make test-long``."""
+    """Many times as many in ``make test-long``."""
     check(guarded({**PREDICTED, "workload": {**WORKLOAD, "model": config}}))
 
 

@@ -20,16 +20,10 @@ from tuner.errors import StoreError
 from tuner.store import Store
 from tuner.store.access import Keys
 from tuner.store.audit import Action, Audit
-from tuner.store.figures import Figures, read_figures
+from tuner.store.figures import Figures
 from tuner.store.tables import VERSION_TABLE, AttemptState, Scope
 
 # -- health
-
-
-def test_it_is_up_and_ready(client: TestClient) -> None:
-    assert client.get("/healthz").json() == {"status": "ok"}
-    answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
 
 def test_up_but_not_ready_on_another_versions_database(client: TestClient, store: Store) -> None:
@@ -129,14 +123,6 @@ def test_figures_of_the_queue() -> None:
     ):
         assert value(found, name, **labels) == expected, name
     assert any(name == "process_cpu_seconds_total" for name, _ in found)
-
-
-def test_figures_of_an_empty_database(store: Store) -> None:
-    found = samples(make(lambda: read_figures(store.transactions)))
-    for state in StudyState:
-        assert value(found, "tuner_studies", state=str(state)) == 0
-    for outcome in Outcome:
-        assert value(found, "tuner_probe_seconds_total", outcome=str(outcome)) == 0
 
 
 def test_figures_are_read_when_somebody_asks_and_once_in_a_while(clock: Clock) -> None:

@@ -20,7 +20,7 @@ from tuner.store import Store, open_store
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
 VALUES = {"study_id": "st-0123456789ab", "format_name": "accelerate", "probe_id": "1"}
 """Of parameters of paths."""
 SCOPES = {

@@ -45,7 +45,9 @@ def test_it_is_pending_until_something_is_measured(
     assert found["launch"]["argv"][4].endswith("train.py")
 
 
-def test_its_page_is_shown(app: FastAPI, store: Store, script_study: str) -> None:
+def test_its_page_begins_with_its_own_command(
+    app: FastAPI, store: Store, script_study: str
+) -> None:
     browser = Browser(app, address="127.0.0.1")
     for _ in range(2):
         answer = browser.get(f"/studies/{script_study}")
@@ -53,13 +55,7 @@ def test_its_page_is_shown(app: FastAPI, store: Store, script_study: str) -> Non
         assert "train.py</bdi>" in answer.text
         assert "adamw" not in answer.text, "its optimizer is its own"
         probe(store, script_study)
-
-
-def test_its_page_begins_with_its_own_command(
-    app: FastAPI, store: Store, script_study: str
-) -> None:
-    probe(store, script_study)
-    text = Browser(app, address="127.0.0.1").get(f"/studies/{script_study}").text
+    text = answer.text
     assert text.index('id="tab-launch"') < text.index('id="tab-torchrun"')
-    assert "What if" not in text, "nothing is predicted of it"
-    assert "Ask like this" not in text, "no form asks for it"
+    assert "/settings" not in text, "nothing is predicted of it"
+    assert "/new?like" not in text, "no form asks for it"

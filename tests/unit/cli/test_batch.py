@@ -1,11 +1,12 @@
-"""What is told of a worker's batch job, with a squeue that says what a test wants."""
+"""A worker as a batch job: its options, its script, and how it is followed."""
 
 from pathlib import Path
 
 import pytest
 
-from tuner.cli.slurm import BatchJob
+from tuner.cli.slurm import BatchJob, batch_options, batch_script
 from tuner.client.worker_process import Signals
+from tuner.errors import UsageError
 
 RUNNING = "RUNNING|gpu|n1|N/A|None"
 
@@ -41,3 +42,77 @@ def test_how_a_job_ended(squeue, tmp_path, capsys, last: str, code: int, told: s
     said = capsys.readouterr().err
     assert "Slurm job 12: running on n1" in said
     assert f"Slurm job 12: {told}" in said
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "worker.sbatch"
+ARGV = (
+    "/opt/py thon/bin/python",
+    "-P",
+    "-m",
+    "workers",
+    "--serve",
+    "--pool=a",
+    "--name=it's $HOME",
+)
+
+
+def test_the_script() -> None:
+    assert batch_script(ARGV, (), output="/home/a user/%j.log") == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ("--oversubscribe", "--exclusive"),
+        ("--exclusive=user", "--exclusive"),
+        ("--mem-per-gpu=8G", "--mem=0"),
+        ("--no-requeue", "--requeue"),
+        ("-J mine", "--job-name=tuner"),
+    ],
+)
+def test_options_that_are_given_stand_in_the_place_of_ours(given: str, left_out: str) -> None:
+    script = batch_script(ARGV, batch_options(given), output="/o")
+    assert f"#SBATCH {left_out}\n" not in script
+    assert "#SBATCH --no-kill\n" in script
+
+
+def test_options_come_in_a_form_that_cannot_be_misread() -> None:
+    text = "-p gpu -N2 --time 8:00:00 --gres=gpu:8 --comment='two words' --exclusive -t=1 -J x -H"
+    assert batch_options(text) == (
+        "-p", "gpu", "-N", "2", "--time=8:00:00", "--gres=gpu:8", "--comment=two words",
+        "--exclusive", "-t", "1", "--job-name=x", "-H",
+    )  # fmt: skip
+    assert batch_options("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("--wrap='rm -rf /'", "cannot be given: the job is a worker"),
+        ("--wra='rm -rf /'", "cannot be given: the job is a worker"),
+        ("-N 2 other.sh", "'other.sh'; must be an option of sbatch"),
+        ("-Hn4", "must be one option, and not several letters"),
+        ("-a 1-3", "cannot be given: one worker serves all studies"),
+        ("--n 4", "'--n'; must be an option of sbatch"),
+        ("--output=x", "cannot be given: what the worker says is shown"),
+        ("-o x", "cannot be given: what the worker says is shown"),
+        ("--export=NONE", "the worker's environment says where the database is"),
+        ("--test-only", "cannot be given: no job would be submitted"),
+        ("--comment='a", "is not quoted as for a shell: No closing quotation"),
+        ("--comment='a\nb'", "must be of printable characters"),
+        ("; true", "must be an option of sbatch"),
+    ],
+)
+def test_what_would_break_a_worker_is_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="slurm: ") as caught:
+        batch_options(text)
+    assert why in str(caught.value)
+
+
+def test_a_line_break_gets_into_no_script() -> None:
+    with pytest.raises(UsageError, match="worker: "):
+        batch_script(("python", "a\n#SBATCH --wrap=x"), (), output="/o")
+    with pytest.raises(UsageError, match="output: "):
+        batch_script(ARGV, (), output="/o\nexec rm")
+    with pytest.raises(UsageError, match=r"output: .* must have no quote"):
+        batch_script(ARGV, (), output='/o"')

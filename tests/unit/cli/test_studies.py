@@ -25,7 +25,7 @@ def test_a_study_is_shown_by_a_beginning_of_its_id(cli: Any, answered: Study) ->
     for part in (
         "Question  tiny on cpu:2 (accelerate), global batch 8",
         "Versions  accelerate ",
-        "Terms     at most 5 probes; memory limit ",
+        "Limits    at most 5 probes; memory limit ",
         "; tolerance 1%; measured",
         "State     done (the budget is spent); asked ",
         "\nAnswer\n",

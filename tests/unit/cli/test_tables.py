@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tuner.cli.candidates import sizes_text
-from tuner.cli.columns import Column, table_of
-from tuner.cli.details import show_probe
-from tuner.cli.tables import common_text, probes_table
+from tuner.cli.console import Column, table_of
+from tuner.cli.probe import show_probe
+from tuner.cli.tables import common_text, probes_table, sizes_text
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity

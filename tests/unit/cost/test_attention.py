@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from tuner.core.cluster import Gpu, parse_cluster
 from tuner.cost.memory.attention import Attention, Backend, attention_of, capability_of
 from tuner.model import published_model as read
@@ -17,9 +15,8 @@ def kernels(model: str, width: int, gpu: str) -> tuple[str, str]:
     return str(found.unmasked), str(found.masked)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "bf16", "fp32"),
-    [
+def test_kernels_by_gpu_and_precision() -> None:
+    for gpu, bf16, fp32 in [
         ("v100-32gb", ("math", "math"), "efficient"),
         ("t4", ("math", "math"), "efficient"),
         ("a100-80gb", ("flash", "efficient"), "efficient"),
@@ -28,12 +25,10 @@ def kernels(model: str, width: int, gpu: str) -> tuple[str, str]:
         ("b200", ("cudnn", "cudnn"), "efficient"),
         ("rtx-5090", ("flash", "efficient"), "efficient"),
         ("mi300x", ("flash", "efficient"), "efficient"),  # taken for an A100
-    ],
-)
-def test_kernels_by_gpu_and_precision(gpu: str, bf16: tuple[str, str], fp32: str) -> None:
-    assert kernels(EVEN, 2, gpu) == kernels(GROUPED, 2, gpu) == bf16
-    assert kernels(EVEN, 4, gpu) == (fp32, fp32)
-    assert kernels(GROUPED, 4, gpu) == ("math", fp32)  # a mask comes with repeated heads
+    ]:
+        assert kernels(EVEN, 2, gpu) == kernels(GROUPED, 2, gpu) == bf16
+        assert kernels(EVEN, 4, gpu) == (fp32, fp32)
+        assert kernels(GROUPED, 4, gpu) == ("math", fp32)  # a mask comes with repeated heads
 
 
 def test_capped_scores_are_computed_by_transformers() -> None:

@@ -11,9 +11,8 @@ from tuner.cost.memory.device import MIB, UNSPLIT, beyond
 TORCH = FrameworkName.TORCH
 
 
-@pytest.mark.parametrize(
-    ("mib", "more"),
-    [
+def test_what_a_tensor_in_new_memory_gets_beyond_its_size() -> None:
+    for mib, more in [
         (0.5, 0),  # the small pool splits every block
         (1, 0),
         (4, 0),  # five in 20 MiB
@@ -23,10 +22,8 @@ TORCH = FrameworkName.TORCH
         (62.5, 0),  # in one of 64, of which 1.5 MiB are split off
         (125.25, 0.75),
         (126, 0),
-    ],
-)
-def test_what_a_tensor_in_new_memory_gets_beyond_its_size(mib: float, more: float) -> None:
-    assert beyond(mib * MIB) == more * MIB
+    ]:
+        assert beyond(mib * MIB) == more * MIB
 
 
 CODELLAMA = [
@@ -36,15 +33,13 @@ CODELLAMA = [
 ]
 
 
-@pytest.mark.parametrize(("text", "seen", "more_mib"), CODELLAMA)
-def test_tensors_of_odd_mebibytes_cost_what_the_allocator_shows(
-    text: str, seen: int, more_mib: int
-) -> None:
+def test_tensors_of_odd_mebibytes_cost_what_the_allocator_shows() -> None:
     """Three matrices of each of 48 layers are 43 MiB on a rank: 720 with what goes with them."""
-    found = predicted(text, "8xh200", TORCH, "codellama-34b")
-    assert found.allocated_bytes.value == pytest.approx(seen, rel=0.0025)
-    assert found.breakdown[UNSPLIT] / MIB == pytest.approx(more_mib, rel=0.1)
-    assert sum(found.breakdown.values()) == pytest.approx(max(found.by_phase.values()))
+    for text, seen, more_mib in CODELLAMA:
+        found = predicted(text, "8xh200", TORCH, "codellama-34b")
+        assert found.allocated_bytes.value == pytest.approx(seen, rel=0.0025)
+        assert found.breakdown[UNSPLIT] / MIB == pytest.approx(more_mib, rel=0.1)
+        assert sum(found.breakdown.values()) == pytest.approx(max(found.by_phase.values()))
 
 
 def test_no_more_is_needed_where_sizes_are_even_or_nothing_is_on_a_gpu() -> None:
@@ -55,12 +50,12 @@ def test_no_more_is_needed_where_sizes_are_even_or_nothing_is_on_a_gpu() -> None
         assert UNSPLIT not in predicted(text, where, TORCH, "codellama-34b").breakdown
 
 
-@pytest.mark.parametrize("text", [text for text, *_ in CODELLAMA])
-def test_no_phase_needs_less_with_larger_micro_batches(text: str) -> None:
+def test_no_phase_needs_less_with_larger_micro_batches() -> None:
     """Though what they leave to the optimizer is cut to measure."""
-    found = [
-        predicted(f"{text},micro_batch_size={size}", "8xh200", TORCH, "codellama-34b")
-        for size in range(1, 9)
-    ]
-    for one, other in pairwise(found):
-        assert all(one.by_phase[name] <= other.by_phase[name] for name in one.by_phase)
+    for text in [text for text, *_ in CODELLAMA]:
+        found = [
+            predicted(f"{text},micro_batch_size={size}", "8xh200", TORCH, "codellama-34b")
+            for size in range(1, 9)
+        ]
+        for one, other in pairwise(found):
+            assert all(one.by_phase[name] <= other.by_phase[name] for name in one.by_phase)

@@ -56,35 +56,21 @@ def test_measured_rates_replace_published_ones() -> None:
     assert where.gpu.fp32_flops_per_s == NODE.gpu.fp32_flops_per_s
 
 
-def test_mixed_precision_computes_in_bf16_and_updates_in_fp32() -> None:
-    found = measured()
-    slow = replace(found.compute["fp32"], update_factor=7.0, small_dim=1.0)
-    found = replace(found, compute={**found.compute, "fp32": slow})
-    _, mixed = calibrated(found, Precision.BF16_MIXED, NODE, default_costs())
-    assert mixed.time["update_factor"] == 7.0
-    assert mixed.time["small_dim"] == pytest.approx(known.SMALL_DIM)
-    _, plain = calibrated(found, Precision.FP32, NODE, default_costs())
-    assert (plain.time["update_factor"], plain.time["small_dim"]) == (7.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "links"),
-    [
+def test_links_hold_for_nodes_of_the_same_size() -> None:
+    for asked, links in [
         ("8xh100-80gb", {"intra"}),
         ("h100-80gb", set()),
         ("4xh100-80gb", set()),
         ("4x8xh100-80gb", {"intra"}),
-    ],
-)
-def test_links_hold_for_nodes_of_the_same_size(asked: str, links: set[str]) -> None:
-    cluster = parse_cluster(asked)
-    where, costs = calibrated(measured(), Precision.BF16, cluster, default_costs())
-    changed = {
-        name for name in ("intra", "inter")
-        if getattr(where, f"{name}_node") != getattr(cluster, f"{name}_node")
-    }  # fmt: skip
-    assert changed == links
-    assert costs.calibrated
+    ]:
+        cluster = parse_cluster(asked)
+        where, costs = calibrated(measured(), Precision.BF16, cluster, default_costs())
+        changed = {
+            name for name in ("intra", "inter")
+            if getattr(where, f"{name}_node") != getattr(cluster, f"{name}_node")
+        }  # fmt: skip
+        assert changed == links
+        assert costs.calibrated
 
 
 def test_what_an_operation_takes_over_its_ring_holds_for_the_links_it_was_measured_on() -> None:
@@ -115,23 +101,6 @@ def test_what_an_operation_takes_over_its_ring_holds_for_the_links_it_was_measur
     assert seconds("intra", Axis.DP_REPLICATE, within) == pytest.approx(usual)
 
 
-def test_links_of_other_nodes_have_no_factors() -> None:
-    found = measured("4x8xh100-80gb")
-    _, costs = calibrated(found, Precision.BF16, parse_cluster("2x8xh100-80gb"), default_costs())
-    assert {link for link, _ in costs.ring_factors} == {"intra"}
-
-
-def test_rates_are_worked_out_once_for_a_cluster() -> None:
-    """Thousands of settings are priced by the same ones."""
-    found, other = measured(), measured()
-    first = calibrated(found, Precision.BF16, NODE, default_costs())
-    assert calibrated(other, Precision.BF16, NODE, default_costs()) is first
-    assert calibrated(found, Precision.FP32, NODE, default_costs()) is not first
-    slow = replace(found, compute={"bf16": replace(found.compute["bf16"], small_dim=1.0)})
-    _, costs = calibrated(slow, Precision.BF16, NODE, default_costs())
-    assert costs.time.small_dim == 1.0 != first[1].time.small_dim
-
-
 def test_a_prediction_takes_measured_rates_and_says_so() -> None:
     found = measured()
     slower = replace(found, memory_bytes_per_s=found.memory_bytes_per_s.scaled(0.5))
@@ -147,29 +116,6 @@ def test_a_prediction_takes_measured_rates_and_says_so() -> None:
     assert "measured on 8xh100-80gb on 2026-11-21" in calibrated_text(
         found, parse_cluster("4xh100-80gb")
     )
-
-
-@pytest.mark.parametrize(("name", "kind"), [("8xh100-80gb", "unfitted"), ("cpu:2", "cpu")])
-def test_intervals_are_those_of_steps_that_nothing_was_fitted_on(name: str, kind: str) -> None:
-    found, usual = replace(measured(name), disturbance=1.0), default_costs().time
-    cluster, torch = parse_cluster(name), FrameworkName.TORCH
-    time = predict(WORKLOAD, cluster, torch, SHARDED, calibration=found).step_time_s
-    assert time.value is not None
-    assert time.low == pytest.approx(usual[f"low_{kind}"] * time.value)
-    assert time.high == pytest.approx(usual[f"high_{kind}"] * time.value)
-
-
-def test_where_other_work_disturbed_it_steps_may_be_as_much_shorter() -> None:
-    found, torch = measured(), FrameworkName.TORCH
-    assert found.disturbance == pytest.approx(1 / 0.9)
-    quiet, busy = (
-        predict(
-            WORKLOAD, NODE, torch, SHARDED, calibration=replace(found, disturbance=d)
-        ).step_time_s
-        for d in (1.0, 2.0)
-    )
-    assert (busy.value, busy.high) == (quiet.value, quiet.high)
-    assert busy.low == pytest.approx((quiet.low or 0) / 2)
 
 
 def test_cpu_ranks_have_a_speed_only_where_it_was_measured() -> None:
@@ -197,13 +143,6 @@ def test_nanotron_keeps_its_own_constants() -> None:
     name = FrameworkName.NANOTRON
     usual = predict(WORKLOAD, NODE, name, settings)
     assert predict(WORKLOAD, NODE, name, settings, calibration=measured()) == usual
-
-
-def test_memory_stays_what_it_is() -> None:
-    usual = predict(WORKLOAD, NODE, FrameworkName.TORCH, SHARDED)
-    found = predict(WORKLOAD, NODE, FrameworkName.TORCH, SHARDED, calibration=measured())
-    assert found.device_bytes == usual.device_bytes
-    assert found.fits == usual.fits
 
 
 def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(

@@ -7,7 +7,6 @@ import pytest
 
 from tests.unit.cost import calibrations as known
 from tuner.core.cluster import parse_cluster
-from tuner.core.quantity import Provenance
 from tuner.cost.calibration import Reading
 from tuner.cost.calibration_fit import BEYOND, fitted
 from workers.calibrate.plan import OPERATIONS, plan
@@ -52,27 +51,6 @@ def test_an_operation_that_is_no_ring_has_a_factor_of_its_own() -> None:
     assert factors["all_reduce"] == pytest.approx(factors["all_gather"], rel=0.05)
 
 
-def test_one_rank_has_no_links_and_loses_nothing_to_them() -> None:
-    found = known.calibration_of(cases("h100-80gb"), parse_cluster("h100-80gb"))
-    assert found.links == {}
-    assert found.overlap_cost is None
-    assert set(found.compute) == {"bf16", "fp32"}
-
-
-def test_nodes_of_cpu_ranks_have_links_of_both_kinds() -> None:
-    cluster = parse_cluster("2x2xcpu")
-    found = known.calibration_of(cases("2x2xcpu"), cluster)
-    assert set(found.links) == {"intra", "inter"}
-    assert found.compute["fp32"].layer_host_s >= known.HOST_S  # beside computing, not behind it
-
-
-def test_figures_are_measured_with_the_spread_of_their_calls() -> None:
-    rate = known.calibration_of(cases(), NODE).memory_bytes_per_s
-    assert rate.provenance is Provenance.MEASURED
-    assert rate.low == pytest.approx(known.COPY_BYTES_PER_S / 1.1)
-    assert rate.high == pytest.approx(known.COPY_BYTES_PER_S / 0.9)
-
-
 def test_products_that_get_ever_faster_have_no_rate_far_beyond_the_fastest() -> None:
     rows = [r for r in known.readings_of(cases(), NODE) if r.kind in ("matrix", "copy")]
     steep = [
@@ -88,24 +66,6 @@ def test_products_that_get_ever_faster_have_no_rate_far_beyond_the_fastest() -> 
     assert rates.flops_per_s.value is not None
     assert rates.flops_per_s.value <= 1 / fastest * BEYOND * (1 + 1e-9)
     assert rates.small_dim >= 0
-
-
-def test_one_slow_narrow_product_does_not_make_wide_ones_fast() -> None:
-    rows = known.readings_of(cases(), NODE)
-    narrow = [r.kind == "matrix" and r.case["width"] == 512 for r in rows]
-    rates = fit(
-        [replace(r, seconds=3 * r.seconds) if n else r for r, n in zip(rows, narrow, strict=True)]
-    ).compute["bf16"]
-    fastest = known.FLOPS_PER_S * 8192 / (8192 + known.SMALL_DIM)
-    assert rates.flops_per_s.value == pytest.approx(BEYOND * fastest)
-
-
-def test_noise_of_a_few_percent_moves_rates_by_a_few_percent() -> None:
-    rows = known.readings_of(cases(), NODE)
-    noisy = [replace(r, seconds=r.seconds * (1 + 0.03 * (-1) ** i)) for i, r in enumerate(rows)]
-    found = fit([replace(r, low_s=0.9 * r.seconds, high_s=1.1 * r.seconds) for r in noisy])
-    assert found.compute["bf16"].flops_per_s.value == pytest.approx(known.FLOPS_PER_S, rel=0.06)
-    assert found.links["intra"].bytes_per_s.value == pytest.approx(known.LINK_BYTES_PER_S, rel=0.1)
 
 
 def test_layers_that_shrink_with_depth_say_nothing() -> None:

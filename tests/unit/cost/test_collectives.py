@@ -62,21 +62,11 @@ def name(case: Mapping[str, Any]) -> str:
     return f"{case['model']}-{case['nodes']}x{case['gpus_per_node']}-{case['precision']}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_every_collective_of_recorded_dry_runs(case: Mapping[str, Any]) -> None:
-    found = arithmetic(case)
-    seen = {tuple(row[:4]): (row[4], row[5]) for row in case["collectives"]}
-    assert found == seen
-
-
-def test_recorded_cases_are_of_every_kind() -> None:
-    settings = [case["settings"] for case in CASES]
-    assert {s["sharding"] for s in settings} == {
-        "ddp", "shard_grad_op", "full_shard", "hybrid_shard"}  # fmt: skip
-    for knob in ("sync_each_batch", "tp_recompute_allgather", "activation_checkpointing"):
-        assert len({s[knob] for s in settings}) == 2
-    assert {c["precision"] for c in CASES} == set(Precision)
-    assert any(s["tp_size"] > 1 and s["sharding"] == "hybrid_shard" for s in settings)
+def test_every_collective_of_recorded_dry_runs() -> None:
+    for case in CASES:
+        found = arithmetic(case)
+        seen = {tuple(row[:4]): (row[4], row[5]) for row in case["collectives"]}
+        assert found == seen
 
 
 @pytest.mark.slow
@@ -132,10 +122,6 @@ def total(found: list[Any], **wanted: object) -> tuple[int, float]:
     return sum(c.count for c in chosen), sum(c.bytes for c in chosen)
 
 
-def test_one_rank_communicates_nothing() -> None:
-    assert listed("", "h100-80gb") == []
-
-
 def test_putting_off_synchronisation_reduces_once() -> None:
     text = "sharding={},gradient_accumulation_steps=4,sync_each_batch={}"
     for sharding, op in (("full_shard", Op.REDUCE_SCATTER), ("ddp", Op.ALL_REDUCE)):
@@ -146,14 +132,6 @@ def test_putting_off_synchronisation_reduces_once() -> None:
                for sync in ("true", "false")]  # fmt: skip
     assert gathers[0] == gathers[1]
     assert reducing_passes(parse_settings(text.format("ddp", "false"))) == 1
-
-
-def test_experts_are_padded_to_the_ranks() -> None:
-    few, many = (
-        total(listed("sharding=full_shard", cluster, "mixtral-8x7b"), op=Op.ALL_GATHER)[1]
-        for cluster in ("8xh100-80gb", "8x8xh100-80gb")
-    )
-    assert 7.5 < many / few < 8  # 8 experts on 64 ranks take the room of 64
 
 
 def test_ddp_reduces_in_the_reductions_format() -> None:

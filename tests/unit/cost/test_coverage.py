@@ -1,5 +1,3 @@
-import pytest
-
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import framework
@@ -28,24 +26,17 @@ def settings(sharding: str) -> Settings:
     return Settings(sharding=Sharding(sharding), micro_batch_size=1)
 
 
-@pytest.mark.parametrize(
-    ("asked", "word"),
-    [
+def test_nanotron_is_covered_where_it_was_fitted() -> None:
+    for asked, word in [
         (workload("mixtral-8x7b"), "mixtral"),
         (workload("gpt2"), "gpt2"),
         (workload(precision="bf16_mixed"), "bf16_mixed"),
         (workload(precision="fp32"), "fp32"),
         (workload(optimizer="sgd"), "sgd"),
         (workload(optimizer="adamw_8bit"), "adamw_8bit"),
-    ],
-)
-def test_nanotron_is_covered_where_it_was_fitted(asked: Workload, word: str) -> None:
-    assert word in uncovered(asked, framework("nanotron", {}))
-    assert uncovered(asked, framework("torch", {})) == ""
-
-
-def test_a_llama_in_bf16_is_covered() -> None:
-    assert uncovered(workload(), framework("nanotron", {})) == ""
+    ]:
+        assert word in uncovered(asked, framework("nanotron", {}))
+        assert uncovered(asked, framework("torch", {})) == ""
 
 
 FULL = settings("full_shard")
@@ -68,16 +59,6 @@ def test_experts_that_are_not_packed_are_not_covered() -> None:
     assert uncovered_settings(mixtral, apart, EIGHT, FULL) == ""
     assert uncovered_settings(workload(), apart, SIXTY_FOUR, FULL) == ""
     assert uncovered_settings(mixtral, packed, SIXTY_FOUR, FULL) == ""
-
-
-@pytest.mark.parametrize("sharding", ["ddp", "hybrid_shard"])
-def test_what_does_not_split_experts_unevenly_is_covered(sharding: str) -> None:
-    """Eight ranks of a node split eight experts, however many nodes there are."""
-    old = framework("accelerate", OLD)
-    asked = workload("mixtral-8x7b"), old, SIXTY_FOUR, settings(sharding)
-    assert uncovered_settings(*asked) == ""
-    found = predict(asked[0], SIXTY_FOUR, old, settings(sharding))
-    assert found.needed_bytes.value is not None
 
 
 def test_what_is_not_covered_is_predicted_as_unknown() -> None:

@@ -1,7 +1,5 @@
 from dataclasses import replace
 
-import pytest
-
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
@@ -9,7 +7,6 @@ from tuner.core.quantity import Quantity
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import (
     WORKSPACE_BYTES,
-    DeviceTerms,
     communicator_count,
     device_terms,
     workspace_bytes,
@@ -33,13 +30,8 @@ def ends(quantity: Quantity) -> tuple[float, float, float]:
     return quantity.low, quantity.value, quantity.high
 
 
-def every(terms: DeviceTerms) -> tuple[Quantity, ...]:
-    return terms.context, terms.communicators, terms.reserved_free
-
-
-@pytest.mark.parametrize(
-    ("cluster", "settings", "count"),
-    [
+def test_groups_of_more_than_one_rank_are_counted_once() -> None:
+    for cluster, settings, count in [
         ("1xh100-80gb", "sharding=ddp", 0),
         ("8xh100-80gb", "sharding=full_shard", 1),
         ("8xh100-80gb", "sharding=ddp,tp_size=8", 1),
@@ -48,34 +40,8 @@ def every(terms: DeviceTerms) -> tuple[Quantity, ...]:
         ("2x8xh100-80gb", "sharding=hybrid_shard", 3),
         ("2x8xh100-80gb", "sharding=hybrid_shard,tp_size=8", 3),
         ("4x8xh100-80gb", "sharding=zero1,tp_size=2,pp_size=4", 4),
-    ],
-)
-def test_groups_of_more_than_one_rank_are_counted_once(
-    cluster: str, settings: str, count: int
-) -> None:
-    assert communicator_count(parse_settings(settings), parse_cluster(cluster)) == count
-
-
-def test_a_rank_on_the_cpu_has_none_of_it() -> None:
-    terms = device_terms(FULL_SHARD, parse_cluster("cpu:2"), 4 * GIB)
-    assert all(ends(term) == (0, 0, 0) for term in every(terms))
-
-
-def test_workspaces_are_a_gpus_alone() -> None:
-    assert ends(workspaces(parse_cluster("cpu:2").gpu)) == (0, 0, 0)
-
-
-def test_a_single_gpu_has_no_communicator() -> None:
-    terms = device_terms(parse_settings("sharding=ddp"), parse_cluster("1xa100-80gb"), 4 * GIB)
-    assert ends(terms.communicators) == (0, 0, 0)
-    assert ends(terms.context)[0] > 0
-
-
-def test_each_term_is_an_interval() -> None:
-    for term in every(device_terms(FULL_SHARD, A100S, 40 * GIB)):
-        low, value, high = ends(term)
-        assert 0 < low <= value <= high
-    assert ends(device_terms(FULL_SHARD, A100S, 40 * GIB).context)[2] < 1 * GIB
+    ]:
+        assert communicator_count(parse_settings(settings), parse_cluster(cluster)) == count
 
 
 def test_fsdp1_reserves_more_than_fsdp2() -> None:
@@ -102,21 +68,18 @@ def test_a_ring_of_24_channels_is_the_least_that_a_communicator_takes() -> None:
     assert default_costs().device.communicator_bytes.low == 24 * kept
 
 
-@pytest.mark.parametrize(
-    ("gpu", "mib"),
-    [
+def test_a_workspace_is_as_large_as_torch_has_it_by_default() -> None:
+    for gpu, mib in [
         *(("1xa100-80gb", 8.125), ("1xv100-32gb", 8.125), ("1xrtx-4090", 8.125)),
         *(("1xh100-80gb", 32), ("1xh200", 32), ("1xgh200", 32), ("1xb200", 32), ("1xrtx-5090", 32)),
         *(("1xmi250x", 32), ("1xmi300x", 128), ("cpu:1", 0)),
-    ],
-)
-def test_a_workspace_is_as_large_as_torch_has_it_by_default(gpu: str, mib: float) -> None:
-    cluster = parse_cluster(gpu)
-    assert workspace_bytes(cluster.gpu) == mib * 2**20
-    low, value, high = ends(workspaces(cluster.gpu))
-    assert value == 2 * mib * 2**20
-    assert low <= 2 * 8.125 * 2**20 <= high or not mib
-    assert high >= 2 * value
+    ]:
+        cluster = parse_cluster(gpu)
+        assert workspace_bytes(cluster.gpu) == mib * 2**20
+        low, value, high = ends(workspaces(cluster.gpu))
+        assert value == 2 * mib * 2**20
+        assert low <= 2 * 8.125 * 2**20 <= high or not mib
+        assert high >= 2 * value
 
 
 def test_a_gpu_of_the_drivers_name_is_known() -> None:
@@ -125,13 +88,3 @@ def test_a_gpu_of_the_drivers_name_is_known() -> None:
     assert workspace_bytes(replace(gpu, name="NVIDIA-GeForce-RTX-5070-Ti")) == 32 * 2**20
     for older in ("Tesla-T4", "Quadro-RTX-5000", "NVIDIA-RTX-5000-Ada-Generation"):
         assert workspace_bytes(replace(gpu, name=older)) == WORKSPACE_BYTES
-
-
-def test_the_constants_can_be_the_callers() -> None:
-    costs = default_costs()
-    doubled = tuple(2 * end for end in costs.device.context_bytes)
-    twice = replace(costs, device=replace(costs.device, context_bytes=doubled))
-    mine = device_terms(FULL_SHARD, A100S, 10 * GIB, costs=twice)
-    assert ends(mine.context) == tuple(
-        2 * end for end in ends(device_terms(FULL_SHARD, A100S, 10 * GIB).context)
-    )

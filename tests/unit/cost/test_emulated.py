@@ -50,13 +50,6 @@ def test_steps_take_their_computing_and_what_they_wait_for() -> None:
     assert found.emulation.priced_at == "then"
 
 
-def test_a_price_is_replaced_and_nothing_else() -> None:
-    once = priced(ALONE, SETTINGS, at_links_of(1e11))
-    again = priced(priced(ALONE, SETTINGS, at_links_of(1e9)), SETTINGS, at_links_of(1e11))
-    assert again == once
-    assert Measurement.from_dict(once.as_dict()) == once
-
-
 def test_without_the_rate_of_a_link_there_are_no_step_times() -> None:
     once = priced(ALONE, SETTINGS, at_links_of(1e11))
     found = priced(once, SETTINGS, at_links_of(None))
@@ -75,19 +68,14 @@ def test_rates_are_the_catalogues_or_the_calibrations() -> None:
     assert found.cluster.intra_node.bytes_per_s == calibration.links["intra"].bytes_per_s.value
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "rate"),
-    [
+def test_the_memory_of_a_device_is_as_fast_as_the_catalogue_says() -> None:
+    for name, total, rate in [
         ("NVIDIA H200", 150_108_897_280, 4.8e12),
         ("NVIDIA H200", 16 * 2**30, None),  # a slice
         ("cpu", 0, None),
-    ],
-)
-def test_the_memory_of_a_device_is_as_fast_as_the_catalogue_says(
-    name: str, total: int, rate: float | None
-) -> None:
-    assert memory_rate({"device": name, "total_memory_bytes": total}) == rate
-    assert memory_rate({}) is None
+    ]:
+        assert memory_rate({"device": name, "total_memory_bytes": total}) == rate
+        assert memory_rate({}) is None
 
 
 def test_a_collective_without_a_price_is_an_error() -> None:

@@ -37,15 +37,6 @@ def test_forward_keeps_what_is_saved() -> None:
     assert program.weight_elements == 10
 
 
-def test_nothing_is_kept_under_checkpointing() -> None:
-    program = linear_then_square()
-    assert net(program.unsaved, EventKind.KEPT) == 0
-    assert net(program.unsaved, EventKind.PASSING) == 8  # the output, beside the input
-    assert highest(program.unsaved) == 8 + 8
-    assert net(program.again, EventKind.PASSING) == 0
-    assert net(program.again, EventKind.KEPT) == 4  # the input was there
-
-
 def test_backward_frees_all_and_leaves_one_gradient() -> None:
     program = linear_then_square()
     assert net(program.backward, EventKind.KEPT) == -12
@@ -62,16 +53,6 @@ def test_cast_weights_live_until_backward_or_die_at_once() -> None:
     assert net(kept.backward, EventKind.CAST) == -10
     assert net(kept.unsaved, EventKind.CAST) == kept.unsaved_cast_elements == 10
     assert net(passing.unsaved, EventKind.CAST) == passing.unsaved_cast_elements == 0
-
-
-def test_views_have_gradients_of_their_own() -> None:
-    graph = Graph(6)
-    both = graph.op(12, 0)
-    left, right = graph.ops((6, 6), both, views=True)
-    program = graph.compile(graph.op(6, left, right, saves=(both,)))
-    assert program.kept_bytes == 12
-    assert net(program.forward, EventKind.KEPT) == 12  # once, however many views there are
-    assert highest(program.backward) == 6 + 6  # a gradient for each view
 
 
 @given(

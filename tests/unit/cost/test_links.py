@@ -31,18 +31,15 @@ def test_a_group_over_nodes_has_the_ports_of_its_ranks() -> None:
     assert ring(1e9, NODE) < ring(1e9, ALL) < ring(1e9, REPLICAS)
 
 
-@pytest.mark.parametrize(
-    ("text", "axis", "group"),
-    [
+def test_who_is_on_an_axis() -> None:
+    for text, axis, group in [
         ("tp_size=8,sharding=full_shard", Axis.TP, NODE),
         ("tp_size=8,sharding=full_shard", Axis.DP_SHARD, REPLICAS),
         ("sharding=hybrid_shard", Axis.DP_SHARD, NODE),
         ("sharding=hybrid_shard", Axis.DP_REPLICATE, REPLICAS),
         ("sharding=ddp", Axis.DP, ALL),
-    ],
-)
-def test_who_is_on_an_axis(text: str, axis: Axis, group: Group) -> None:
-    sizes = axis_sizes(parse_settings(text), CLUSTER)
-    assert axis_group(axis, sizes, CLUSTER) == group
-    assert group in used_groups(sizes, CLUSTER)
-    assert all(found.ranks > 1 for found in used_groups(sizes, CLUSTER))
+    ]:
+        sizes = axis_sizes(parse_settings(text), CLUSTER)
+        assert axis_group(axis, sizes, CLUSTER) == group
+        assert group in used_groups(sizes, CLUSTER)
+        assert all(found.ranks > 1 for found in used_groups(sizes, CLUSTER))

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from tuner.core.cluster import parse_cluster
@@ -30,15 +28,6 @@ def test_replicated_pipelines_over_nodes_stall_and_sharded_ones_hardly() -> None
     assert sharded.unstalled_s == pytest.approx(replicated.unstalled_s, rel=0.2)
 
 
-@pytest.mark.parametrize("text", ["pp_size=8,gradient_accumulation_steps=128", "sharding=zero1"])
-def test_nothing_is_exchanged_over_nodes_within_one(text: str) -> None:
-    assert seconds(text, "8xh100-80gb").exchange_stall_s == 0.0
-
-
-def test_pipelines_of_one_stage_do_not_exchange() -> None:
-    assert seconds("sharding=zero1").exchange_stall_s == 0.0
-
-
 def test_what_memory_may_be_underestimated_by_counts() -> None:
     text, cluster = "pp_size=8,gradient_accumulation_steps=128", "8xh100-80gb"
     each = [seconds(text, cluster, length) for length in (1024, 4096, 5120, 6144)]
@@ -47,14 +36,6 @@ def test_what_memory_may_be_underestimated_by_counts() -> None:
     assert stalls[0] < 0.01 * each[0].unstalled_s
     assert each[-1].memory_stall_s > each[-1].unstalled_s
     assert all(found.most_stall_s > found.memory_stall_s for found in each)
-
-
-def test_the_most_is_what_more_memory_gives() -> None:
-    exact = replace(COSTS, time={**COSTS.time, "stall_memory_error": 0.0})
-    workload = Workload(model=read("llama-3.1-8b"), sequence_length=4096, global_batch_size=128)
-    settings = parse_settings("pp_size=8,gradient_accumulation_steps=128")
-    found = pipeline_seconds(workload, settings, parse_cluster("8xh100-80gb"), exact)
-    assert found.most_s == pytest.approx(found.expected_s)
 
 
 def test_the_fitted_time_holds_the_expected_stalls() -> None:

@@ -1,10 +1,8 @@
 from dataclasses import replace
 
-import pytest
-
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.core.workload import Precision, ReduceDtype, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.time.step import sharded_step_s
 from tuner.model import published_model as read
@@ -22,18 +20,13 @@ def seconds(text: str, cluster: str | Cluster = H100, asked: Workload | None = N
     return sharded_step_s(asked or workload(), parse_settings(text), where, default_costs())
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "shard_grad_op", "full_shard", "hybrid_shard"])
-def test_syncing_each_batch_costs_little_where_links_are_fast(sharding: str) -> None:
-    text = f"sharding={sharding},gradient_accumulation_steps=16,sync_each_batch="
-    fast = seconds(text + "true") / seconds(text + "false")
-    slow = seconds(text + "true", PCIE) / seconds(text + "false", PCIE)
-    assert 1 < fast < 1.1
-    assert fast < slow < 2
-
-
-def test_accumulating_with_one_pass_has_nothing_to_put_off() -> None:
-    text = "sharding=full_shard,micro_batch_size=2,sync_each_batch="
-    assert seconds(text + "true") == seconds(text + "false")
+def test_syncing_each_batch_costs_little_where_links_are_fast() -> None:
+    for sharding in ["ddp", "shard_grad_op", "full_shard", "hybrid_shard"]:
+        text = f"sharding={sharding},gradient_accumulation_steps=16,sync_each_batch="
+        fast = seconds(text + "true") / seconds(text + "false")
+        slow = seconds(text + "true", PCIE) / seconds(text + "false", PCIE)
+        assert 1 < fast < 1.1
+        assert fast < slow < 2
 
 
 def test_replicas_spare_the_network() -> None:
@@ -41,11 +34,6 @@ def test_replicas_spare_the_network() -> None:
     assert seconds(text.format("hybrid_shard"), PCIE) < seconds(text.format("full_shard"), PCIE)
     one_node = [seconds(text.format(s)) for s in ("hybrid_shard", "full_shard")]
     assert one_node[0] == one_node[1]
-
-
-def test_keeping_parameters_gathered_saves_a_gather() -> None:
-    text = "sharding={},gradient_accumulation_steps=4"
-    assert seconds(text.format("shard_grad_op"), PCIE) < seconds(text.format("full_shard"), PCIE)
 
 
 def test_gathers_hide_behind_large_micro_batches() -> None:
@@ -66,41 +54,11 @@ def test_gathering_activations_again_is_not_hidden() -> None:
     assert 1.005 < again / kept < 1.2
 
 
-def test_checkpointing_costs_a_forward_and_its_collectives() -> None:
-    text = "sharding=full_shard,micro_batch_size=4,activation_checkpointing="
-    alone = seconds(text + "full") / seconds(text + "none")
-    split = seconds(text + "full,tp_size=8") / seconds(text + "none,tp_size=8")
-    assert 1.2 < alone < 1.34
-    assert 1.2 < split < 1.4
-
-
-def test_few_tokens_make_experts_inefficient() -> None:
-    """Seconds per token fall as experts get more tokens, faster than a dense model's."""
-    asked = {"qwen3-30b-a3b": 0.0, "llama-3.2-3b": 0.0}
-    for model in asked:
-        one, many = (
-            seconds(f"micro_batch_size={size}", "h100-80gb", short(model)) for size in (16, 256)
-        )
-        asked[model] = 16 * one / many
-    assert asked["qwen3-30b-a3b"] > 1.2 * asked["llama-3.2-3b"]
-
-
-def short(model: str) -> Workload:
-    return workload(model, sequence_length=256, optimizer=Optimizer.SGD)
-
-
 def test_reducing_in_fp32_sends_twice_as_much() -> None:
     text = "sharding=full_shard,gradient_accumulation_steps=4"
     narrow = workload(precision=Precision.BF16_MIXED, reduce_dtype=ReduceDtype.BF16)
     wide = workload(precision=Precision.BF16_MIXED, reduce_dtype=ReduceDtype.FP32)
     assert seconds(text, PCIE, wide) > 1.1 * seconds(text, PCIE, narrow)
-
-
-def test_optimizers_in_order_of_their_traffic() -> None:
-    kinds = (Optimizer.SGD, Optimizer.ADAMW_8BIT, Optimizer.ADAMW)
-    times = [seconds("sharding=full_shard", H100, workload(optimizer=kind)) for kind in kinds]
-    assert times == sorted(times)
-    assert times[0] < times[1] < times[2]
 
 
 def test_offloading_passes_the_hosts_link() -> None:

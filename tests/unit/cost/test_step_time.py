@@ -37,22 +37,19 @@ def width(quantity: Quantity) -> float:
     return quantity.high / quantity.low
 
 
-@pytest.mark.parametrize(
-    ("text", "cluster", "why"),
-    [
+def test_what_is_not_known_is_said() -> None:
+    for text, cluster, why in [
         ("", "cpu:2", "CPU"),
         ("", "8xv100-32gb", "matrix rate"),
         ("sharding=full_shard,cpu_offload=true", "known", "host"),
         ("sharding=full_shard", "no links", "within a node"),
         ("sharding=hybrid_shard", "no network", "between nodes"),
         ("tp_size=8", "no memory rate", "bandwidth"),
-    ],
-)
-def test_what_is_not_known_is_said(text: str, cluster: str, why: str) -> None:
-    found, reason = asked(text, special(cluster))
-    assert found.provenance is Provenance.UNKNOWN
-    assert found.value is None
-    assert why in reason
+    ]:
+        found, reason = asked(text, special(cluster))
+        assert found.provenance is Provenance.UNKNOWN
+        assert found.value is None
+        assert why in reason
 
 
 def special(name: str) -> str | Cluster:
@@ -75,13 +72,6 @@ def test_links_that_are_not_used_need_not_be_known() -> None:
     assert asked("", one)[1] == ""
     within = replace(parse_cluster("4x1xh100-80gb"), intra_node=Link())
     assert asked("sharding=full_shard", within)[1] == ""
-
-
-def test_fp32_needs_its_own_rate() -> None:
-    assert asked("", "8xv100-32gb", precision=Precision.FP32)[1] == ""
-    cluster = parse_cluster("h100-80gb")
-    unknown = replace(cluster, gpu=replace(cluster.gpu, fp32_flops_per_s=None))
-    assert "matrix rate" in asked("", unknown, precision=Precision.FP32)[1]
 
 
 def test_intervals_are_wider_where_nothing_was_fitted() -> None:
@@ -147,37 +137,9 @@ def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
     assert none == ()
 
 
-def test_intervals_near_the_memory_limit_hold_both_modes() -> None:
-    text, cluster = "pp_size=8,gradient_accumulation_steps=128", "8xh100-80gb"
-    for length in (4096, 5120, 6144):
-        found, parts, notes = piped(text, cluster, sequence_length=length)
-        low, value, high = ends(found)
-        assert low < parts.unstalled_s <= value <= parts.most_s < high
-    assert "near the memory limit" in notes[0]
-    assert piped(text, cluster, sequence_length=1024)[2] == ()
-
-
-def test_other_gpus_do_not_stall_but_may() -> None:
-    found, parts, notes = piped(f"sharding=ddp,{PIPED}", A100)
-    low, value, high = ends(found)
-    assert value == parts.unstalled_s
-    assert low < parts.unstalled_s
-    assert high > parts.expected_s > 3 * value
-    assert f"up to {parts.most_stall_s:.3g} s" in notes[0]
-
-
 def test_what_does_not_fit_has_no_stall() -> None:
     found, parts, notes = piped(f"sharding=ddp,{PIPED}", H100, fits=False)
     low, value, high = ends(found)
     assert value == parts.unstalled_s
     assert low < value < high < 2 * value
     assert notes == ()
-
-
-@pytest.mark.parametrize(("framework", "cluster"), [(TORCH, H100), (NANOTRON, "8xv100-32gb")])
-def test_nothing_is_told_of_other_frameworks_and_unknown_times(
-    framework: FrameworkName, cluster: str
-) -> None:
-    workload = Workload(model=read("llama-3.2-1b"), sequence_length=128, global_batch_size=16)
-    settings = parse_settings("")
-    assert step_notes(workload, settings, parse_cluster(cluster), framework, COSTS) == ()

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from tuner.catalog.models import names
 from tuner.dryrun.plan import LayerKind, at_depth, depths_of, layer_kinds
 from tuner.model import ModelConfig, read_model_config
@@ -21,46 +19,27 @@ def kept(config: ModelConfig, depth: int) -> tuple[LayerKind, ...]:
     return layer_kinds(read_model_config(at_depth(config, depth), name="shallow"))
 
 
-@pytest.mark.parametrize("name", names())
-def test_shallow_copies_of_the_catalogue_are_models(name: str) -> None:
-    config = read(name)
-    kinds = layer_kinds(config)
-    depths = depths_of(config)
-    assert depths == (config.layers,) or len(depths) == 2
-    for depth in depths:
-        shallow = read_model_config(at_depth(config, depth), name="shallow")
-        assert shallow.layers == depth
-        assert set(layer_kinds(shallow)) == set(kinds)
-        assert shallow.embedding_parameters == config.embedding_parameters
-        half = depth // 2
-        assert layer_kinds(shallow)[:half] == kinds[:half]
-        assert layer_kinds(shallow)[half:] == kinds[half - depth :]
+def test_parameters_grow_on_a_straight_line_to_the_whole_model() -> None:
+    for name in {read(one).model_type: one for one in names()}.values():
+        config = read(name)
+        depths = depths_of(config)
+        if len(depths) == 1:
+            continue
+        low, high = (read_model_config(at_depth(config, d), name="x").parameters for d in depths)
+        slope = (high - low) / (depths[1] - depths[0])
+        assert low + slope * (config.layers - depths[0]) == config.parameters
 
 
-@pytest.mark.parametrize("name", names())
-def test_parameters_grow_on_a_straight_line_to_the_whole_model(name: str) -> None:
-    config = read(name)
-    depths = depths_of(config)
-    if len(depths) == 1:
-        pytest.skip("run at its own depth")
-    low, high = (read_model_config(at_depth(config, d), name="x").parameters for d in depths)
-    slope = (high - low) / (depths[1] - depths[0])
-    assert low + slope * (config.layers - depths[0]) == config.parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "depths"),
-    [
+def test_depths_of_known_models() -> None:
+    for name, depths in [
         ("llama-3.1-8b", (4, 6)),
         ("mixtral-8x7b", (4, 6)),
         ("gemma-2-2b", (6, 8)),  # full and sliding layers alternate
         ("smollm3-3b", (12, 16)),  # each fourth layer does not rotate
         ("gemma-3-1b", (26,)),  # a period of six: two shallow copies would cost more
         ("stories15m", (6,)),
-    ],
-)
-def test_depths_of_known_models(name: str, depths: tuple[int, ...]) -> None:
-    assert depths_of(read(name)) == depths
+    ]:
+        assert depths_of(read(name)) == depths
 
 
 def test_leading_dense_layers_are_kept() -> None:
@@ -77,38 +56,8 @@ def test_sparse_layers_that_alternate_keep_doing_so() -> None:
     assert [kind.sparse for kind in kept(config, low)] == [i % 2 == 1 for i in range(low)]
 
 
-def test_a_list_of_layer_types_is_cut() -> None:
-    types = [SLIDING, SLIDING, FULL] * 10
-    config = model(
-        "qwen3", num_hidden_layers=30, layer_types=types, use_sliding_window=True, sliding_window=64
-    )
-    low, high = depths_of(config)
-    assert at_depth(config, low)["layer_types"] == types[:low]
-    assert at_depth(config, high)["layer_types"] == types[:high]
-
-
-def test_an_odd_last_layer_is_kept() -> None:
-    types = [SLIDING, FULL] * 10 + [SLIDING, SLIDING]
-    config = model("gemma2", num_hidden_layers=22, layer_types=types)
-    low, _ = depths_of(config)
-    assert at_depth(config, low)["layer_types"][-3:] == [FULL, SLIDING, SLIDING]
-
-
 def test_layers_without_a_pattern_are_run_whole() -> None:
     dense = [0, 1, 4, 5, 9, 11, 15]
     config = model("qwen3_moe", num_hidden_layers=16, mlp_only_layers=dense)
     assert depths_of(config) == (16,)
     assert at_depth(config, 16) == config.as_config()
-
-
-def test_two_regions_of_layers_are_run_whole() -> None:
-    """A line in depth says nothing of a model that grows in two places."""
-    config = model("qwen2", num_hidden_layers=40, use_sliding_window=True, max_window_layers=20)
-    assert depths_of(config) == (40,)
-
-
-def test_the_configuration_itself_is_not_changed() -> None:
-    config = read("qwen3-30b-a3b")
-    before = config.as_config()
-    at_depth(config, 4)
-    assert config.as_config() == before

@@ -28,18 +28,6 @@ def test_figures_that_change_raise_the_format() -> None:
     assert found == PINNED, f"see the docstring of {Path(__file__).name}: PINNED = {found}"
 
 
-def test_the_program_is_followed_through_its_imports() -> None:
-    names = {path.relative_to(PROGRAM.parent.parent).as_posix() for path in sources(PROGRAM)}
-    assert {
-        "stack.py",
-        "tracker.py",
-        "dry/ledger.py",
-        "collectives.py",
-        "tensor_parallel/__init__.py",
-    } <= names
-    assert names.isdisjoint({"dry/server.py", "dry/__main__.py", "run.py", "series.py"})
-
-
 def test_words_and_layout_decide_nothing() -> None:
     same = '"""Doc."""\nA = 1  # why\n"""Unit."""\ndef f(x):\n    """More."""\n    return (x + A)\n'
     assert tokens_of(same) == tokens_of("A = 1\ndef f(x): return x+A")

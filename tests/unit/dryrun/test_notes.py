@@ -1,11 +1,7 @@
 """What users are told of a dry run's notes."""
 
-from pathlib import Path
-
 from tuner.dryrun import told
 from tuner.dryrun.plan import OF_A_PART, OF_EVERY_ONE
-
-PROGRAM = Path(__file__).parents[3] / "workers" / "probe" / "dry" / "trace.py"
 
 
 def test_notes_of_parts_are_one_clause_and_what_holds_always_is_left_out() -> None:
@@ -16,9 +12,3 @@ def test_notes_of_parts_are_one_clause_and_what_holds_always_is_left_out() -> No
     assert found[1].startswith("in 26 parts of the step the order of allocations")
     assert told(parts[:1])[0].startswith("in one part of the step")
     assert told([f"cuda: {OF_EVERY_ONE} with foreach optimizers"]) == ()
-
-
-def test_the_program_still_says_it_so() -> None:
-    said = PROGRAM.read_text(encoding="utf-8")
-    assert OF_A_PART in said
-    assert OF_EVERY_ONE in said

@@ -19,10 +19,10 @@ def whole(moments: Any = linear_moments, layers: int = LAYERS, **more: Any) -> P
     return Profile.from_traces([Trace.from_dict(trace(layers, moments, **more))], layers)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_two_shallow_traces_say_what_the_whole_model_does(size: int, accumulation: int) -> None:
-    assert profile_of().peak(size, accumulation) == whole().peak(size, accumulation)
+def test_two_shallow_traces_say_what_the_whole_model_does() -> None:
+    for size in [1, 2, 3, 8, 100]:
+        for accumulation in [1, 2]:
+            assert profile_of().peak(size, accumulation) == whole().peak(size, accumulation)
 
 
 def test_a_segment_that_overtakes_between_the_depths_is_found() -> None:
@@ -74,20 +74,6 @@ def test_moments_of_other_kinds_are_not_taken_for_one() -> None:
     assert peak.total_bytes == 5000 + 10 * 80  # the highest at both depths
 
 
-def test_every_phase_has_its_highest_moment() -> None:
-    peak = profile_of().peak(2, 1)
-    assert peak.by_phase["forward"] == 300 * LAYERS + 20 * LAYERS
-    assert peak.by_phase["loss"] == 300 * LAYERS + 20 * LAYERS + 6000
-    assert max(peak.by_phase.values()) == peak.total_bytes
-
-
-@pytest.mark.parametrize("size", [1, 5])
-def test_categories_add_up(size: int) -> None:
-    peak = profile_of().peak(size, 2)
-    assert sum(peak.breakdown.values()) == peak.total_bytes
-    assert min(peak.breakdown.values()) >= 0
-
-
 def test_a_category_that_would_end_below_zero_takes_from_the_largest() -> None:
     def moments(phase: str, _: str, depth: int, size: int, __: int) -> list[dict[str, int]]:
         if phase == "optimizer" and depth == 4:
@@ -97,14 +83,6 @@ def test_a_category_that_would_end_below_zero_takes_from_the_largest() -> None:
     peak = profile_of(moments).peak(1, 1)
     assert peak.breakdown.get("logits_and_loss", 0) == 0
     assert sum(peak.breakdown.values()) == peak.total_bytes > 1050
-
-
-def test_the_first_layers_are_their_own() -> None:
-    def moments(phase: str, part: str, depth: int, size: int, _: int) -> list[dict[str, int]]:
-        odd = phase == "backward" and part == "layer 1"
-        return [{"parameters": 10 * depth, "temporaries": 7000 if odd else 0}]
-
-    assert profile_of(moments).peak(1, 1).breakdown["temporaries"] == 7000
 
 
 def test_more_micro_batches_than_were_run_need_what_the_most_did() -> None:
@@ -145,11 +123,11 @@ def calls(depth: int, accumulation: int) -> list[dict[str, Any]]:
     return [forward, wide]
 
 
-@pytest.mark.parametrize(("accumulation", "count"), [(1, 47), (2, 94), (7, 329)])
-def test_collectives_grow_with_depth_and_micro_batches(accumulation: int, count: int) -> None:
-    found = profile_of(collectives=calls).collectives(1, accumulation)
-    gathers = next(c for c in found if c.axis == "dp_shard")
-    assert (gathers.count, gathers.bytes) == (count, 64 * count)
+def test_collectives_grow_with_depth_and_micro_batches() -> None:
+    for accumulation, count in [(1, 47), (2, 94), (7, 329)]:
+        found = profile_of(collectives=calls).collectives(1, accumulation)
+        gathers = next(c for c in found if c.axis == "dp_shard")
+        assert (gathers.count, gathers.bytes) == (count, 64 * count)
 
 
 def test_kinds_of_collectives_match_whatever_their_counts() -> None:
@@ -164,32 +142,14 @@ def test_kinds_of_collectives_match_whatever_their_counts() -> None:
     assert found == {"dp": (2 + 2 * (LAYERS - 4), LAYERS), "tp": (LAYERS - 4, 4 * (LAYERS - 4))}
 
 
-def test_bytes_of_collectives_grow_with_the_micro_batch() -> None:
-    found = profile_of(collectives=calls).collectives(5, 1)
-    assert next(c.bytes for c in found if c.axis == "tp") == 5 * LAYERS
-
-
-@pytest.mark.parametrize(
-    ("depths", "sizes", "message"),
-    [
+def test_traces_that_do_not_go_together_are_refused() -> None:
+    for depths, sizes, message in [
         ((), (1, 2), "one or more"),
         ((4,), (1, 2), "says nothing of 48"),
         ((4, 4), (1, 2), "one or two depths"),
         ((4, 6, 8), (1, 2), "one or two depths"),
         ((4, 64), (1, 2), "at most"),
-    ],
-)
-def test_traces_that_do_not_go_together_are_refused(
-    depths: tuple[int, ...], sizes: tuple[int, ...], message: str
-) -> None:
-    traces = [Trace.from_dict(trace(depth, linear_moments, sizes=sizes)) for depth in depths]
-    with pytest.raises(ValueError, match=message):
-        Profile.from_traces(traces, LAYERS)
-
-
-def test_traces_with_other_segments_are_refused() -> None:
-    odd = trace(6, linear_moments)
-    odd["steps"][0]["segments"][0]["part"] = "elsewhere"
-    traces = [Trace.from_dict(trace(4, linear_moments)), Trace.from_dict(odd)]
-    with pytest.raises(ValueError, match="segments of the depths differ"):
-        Profile.from_traces(traces, LAYERS)
+    ]:
+        traces = [Trace.from_dict(trace(depth, linear_moments, sizes=sizes)) for depth in depths]
+        with pytest.raises(ValueError, match=message):
+            Profile.from_traces(traces, LAYERS)

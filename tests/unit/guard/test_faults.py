@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
@@ -103,17 +101,6 @@ def test_losses_of_another_model_or_number_format_are_no_neighbours() -> None:
         assert same.why.startswith("such settings ended as wrong_result: as planted")
 
 
-def test_accumulation_is_not_put_down_to_the_value_that_it_has() -> None:
-    """Without accumulation there is nothing to synchronize, so that shows nothing of the knob."""
-    found = faults(
-        verdict(f"sharding=ddp,{ACC},sync_each_batch=true", wrong=True),
-        verdict("sharding=ddp,sync_each_batch=true"),
-    )
-    assert on(found, f"sharding=full_shard,{ACC},sync_each_batch=true") is None
-    assert on(found, f"sharding=ddp,{ACC},sync_each_batch=true") is not None
-    assert on(found, f"sharding=ddp,{ACC},sync_each_batch=false") is None
-
-
 # -- where it holds ---------------------------------------------------------------------------
 
 
@@ -128,27 +115,11 @@ def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is
     assert on(found, "sharding=ddp,micro_batch_size=4") is None  # the knob does not act
 
 
-def test_a_second_layout_that_fails_closes_all() -> None:
-    found = faults(sync("ddp", wrong=True), sync("full_shard", wrong=True))
-    for sharding in ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"):
-        wrong = on(found, f"sharding={sharding},{ACC},activation_checkpointing=full")
-        assert wrong is not None
-        assert not wrong.is_unconfirmed
-        assert " with " not in wrong.why
-
-
 def test_a_second_layout_that_passes_leaves_only_the_first_closed() -> None:
     found = faults(sync("ddp", wrong=True), sync("full_shard"))
     assert on(found, f"sharding=ddp,{ACC}") is not None
     assert on(found, f"sharding=full_shard,{ACC}") is None
     assert on(found, f"sharding=shard_grad_op,{ACC}") is None
-
-
-def test_one_data_parallel_rank_clears_no_synchronization() -> None:
-    alone = verdict(f"tp_size=2,{ACC},sync_each_batch=true")
-    found = on(faults(sync("ddp", wrong=True), alone), f"sharding=full_shard,{ACC}")
-    assert found is not None
-    assert found.is_unconfirmed
 
 
 def test_the_own_models_twin_says_more_than_anothers() -> None:
@@ -161,36 +132,16 @@ def test_the_own_models_twin_says_more_than_anothers() -> None:
     assert on(found, f"sharding=ddp,{ACC}") is not None
 
 
-@pytest.mark.parametrize("blamed", ["sync_each_batch", ""])
-def test_no_twin_clears_what_a_probe_has_counted(blamed: str) -> None:
+def test_no_twin_clears_what_a_probe_has_counted() -> None:
     """It was seen on the devices themselves, and what a probe counts is no model's own."""
-    probe = sync("ddp", wrong=True, study="st-1", family="")
-    probe = replace(probe, knob=blamed, precision="")
-    own = sync("ddp", family=family_of(question()))
-    assert on(faults(own), f"sharding=ddp,{ACC}") is None
-    found = on(faults(probe, own), f"sharding=ddp,{ACC}")
-    assert found is not None
-    assert not found.is_unconfirmed
-
-
-def test_settings_that_failed_as_a_whole_are_not_tried_for_a_knob() -> None:
-    whole = verdict(f"sharding=full_shard,{ACC},activation_checkpointing=full", wrong=True)
-    found = on(faults(sync("ddp", wrong=True), whole), f"sharding=full_shard,{ACC},"
-               "activation_checkpointing=full")  # fmt: skip
-    assert found is not None
-    assert not found.is_unconfirmed
-    assert found.why.startswith("such settings ended as wrong_result")
-
-
-def test_counts_of_a_probe_say_nothing_of_losses() -> None:
-    tensor = "tp_size=2,tp_recompute_allgather=false,activation_checkpointing"
-    failed = verdict(f"{tensor}=none", wrong=True)
-    right = verdict(f"{tensor.replace('false', 'true')}=none")
-    probe = verdict(f"{tensor}=full", study="st-1", family="")
-    found = on(faults(failed, right, probe), f"{tensor}=full")
-    assert found is not None
-    assert found.is_unconfirmed
-    assert on(faults(failed, right, verdict(f"{tensor}=full")), f"{tensor}=full") is None
+    for blamed in ["sync_each_batch", ""]:
+        probe = sync("ddp", wrong=True, study="st-1", family="")
+        probe = replace(probe, knob=blamed, precision="")
+        own = sync("ddp", family=family_of(question()))
+        assert on(faults(own), f"sharding=ddp,{ACC}") is None
+        found = on(faults(probe, own), f"sharding=ddp,{ACC}")
+        assert found is not None
+        assert not found.is_unconfirmed
 
 
 def test_a_path_is_checked_when_each_of_its_values_passed_there() -> None:
@@ -206,20 +157,17 @@ def test_a_path_is_checked_when_each_of_its_values_passed_there() -> None:
 # -- versions and programs --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_what_ran_otherwise_does_not_count() -> None:
+    for other in [
         {"versions": {**VERSIONS, "accelerate": "1.14.0"}},
         {"versions": {"torch": "2.13.0"}},
         {"program": "a script"},
         {"precision": "bf16_mixed"},
         {"settings": {}},
-    ],
-)
-def test_what_ran_otherwise_does_not_count(other: dict[str, Any]) -> None:
-    failed = replace(sync("ddp", wrong=True), **other)
-    assert not bears_on(question(), failed)
-    assert on(faults(failed), f"sharding=ddp,{ACC}") is None
+    ]:
+        failed = replace(sync("ddp", wrong=True), **other)
+        assert not bears_on(question(), failed)
+        assert on(faults(failed), f"sharding=ddp,{ACC}") is None
 
 
 def test_the_same_release_of_another_build_counts() -> None:

@@ -22,19 +22,19 @@ def small(name: str, parts: int = 2) -> ModelConfig:
     return small_model(load_model(name), parts)[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_model_of_the_catalogue_has_a_small_one(name: str) -> None:
-    whole, found = load_model(name), small(name)
-    assert found.model_type == whole.model_type
-    assert found.parameters < 4_000_000
-    assert found.vocab_size == VOCABULARY
-    assert found.tied_embeddings == whole.tied_embeddings
-    assert set(layer_kinds(found)) == set(layer_kinds(whole))
-    if whole.kv_heads not in (1, whole.heads):
-        assert found.heads // found.kv_heads == whole.heads // whole.kv_heads
-        assert found.kv_heads % 2 == 0
-    assert (found.kv_heads == found.heads) == (whole.kv_heads == whole.heads)
-    assert found.intermediate_size % 16 == 0
+def test_every_model_of_the_catalogue_has_a_small_one() -> None:
+    for name in NAMES:
+        whole, found = load_model(name), small(name)
+        assert found.model_type == whole.model_type
+        assert found.parameters < 4_000_000
+        assert found.vocab_size == VOCABULARY
+        assert found.tied_embeddings == whole.tied_embeddings
+        assert set(layer_kinds(found)) == set(layer_kinds(whole))
+        if whole.kv_heads not in (1, whole.heads):
+            assert found.heads // found.kv_heads == whole.heads // whole.kv_heads
+            assert found.kv_heads % 2 == 0
+        assert (found.kv_heads == found.heads) == (whole.kv_heads == whole.heads)
+        assert found.intermediate_size % 16 == 0
 
 
 def test_experts_are_fewer_and_several_are_chosen() -> None:
@@ -43,12 +43,6 @@ def test_experts_are_fewer_and_several_are_chosen() -> None:
     found = small("qwen3-235b-a22b")
     assert (found.experts, found.experts_per_token) == (MOST_EXPERTS, 2)
     assert (small("mixtral-8x7b").experts, small("mixtral-8x7b").experts_per_token) == (8, 2)
-
-
-def test_what_is_random_is_left_out_and_said() -> None:
-    found, notes = small_model(load_model("gpt2"), 1)
-    assert notes == tuple(f"{n}_pdrop was set to 0" for n in ("attn", "resid", "embd"))
-    assert all(found.fields[f"{n}_pdrop"] == 0 for n in ("attn", "resid", "embd"))
 
 
 def test_a_loss_of_the_router_is_left_out_and_said() -> None:
@@ -63,14 +57,6 @@ def test_heads_can_be_split_into_the_parts() -> None:
     assert found.kv_heads % 3 == 0
     assert found.heads == 2 * found.kv_heads
     assert found.intermediate_size % 3 == 0
-
-
-def test_scalings_by_channel_are_thinned_out() -> None:
-    factors = [1.0 + i for i in range(32)]
-    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,
-            "original_max_position_embeddings": 128}  # fmt: skip
-    found, _ = small_model(read_model_config(LLAMA | {"rope_scaling": rope}, "m"), 1)
-    assert len(found.fields["rope_parameters"]["short_factor"]) == found.head_dim // 2
 
 
 def test_many_layers_without_a_pattern() -> None:

@@ -1,7 +1,6 @@
 """What this machine can do for a question; the machine is stood in for."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -47,9 +46,8 @@ def question(cluster: str | Cluster, stack: Framework | None = None) -> Question
     )
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cluster", "expected"),
-    [
+def test_the_strongest_that_there_is(has: SetUp) -> None:
+    for gpus, cluster, expected in [
         ((A100, A100), "2xa100-80gb", Fidelity.MEASURED),
         ((A100, A100), "a100-80gb", Fidelity.MEASURED),
         ((A100,), "8xa100-80gb", Fidelity.EMULATED),
@@ -58,15 +56,11 @@ def question(cluster: str | Cluster, stack: Framework | None = None) -> Question
         ((), "8xa100-80gb", Fidelity.PREDICTED),
         ((), "cpu:2", Fidelity.MEASURED),
         ((A100,), "cpu:2", Fidelity.MEASURED),
-    ],
-)
-def test_the_strongest_that_there_is(
-    has: SetUp, gpus: tuple[ReportedGpu, ...], cluster: str, expected: Fidelity
-) -> None:
-    has(*gpus)
-    fidelity, why = best_fidelity(question(cluster))
-    assert fidelity is expected
-    assert cluster in why or fidelity is Fidelity.PREDICTED
+    ]:
+        has(*gpus)
+        fidelity, why = best_fidelity(question(cluster))
+        assert fidelity is expected
+        assert cluster in why or fidelity is Fidelity.PREDICTED
 
 
 def cpu_cluster(ranks: int, gib: int, link: Link) -> Cluster:
@@ -79,20 +73,15 @@ def cpu_cluster(ranks: int, gib: int, link: Link) -> Cluster:
     return Cluster.from_dict(values)
 
 
-@pytest.mark.parametrize(
-    ("gib", "link", "expected"),
-    [
+def test_cpu_ranks_by_memory_and_what_is_known_of_their_link(has: SetUp) -> None:
+    for gib, link, expected in [
         (2, Link(), Fidelity.MEASURED),
         (8, Link(bytes_per_s=1e9), Fidelity.EMULATED),
         (8, Link(), Fidelity.PREDICTED),
         (32, Link(bytes_per_s=1e9), Fidelity.PREDICTED),
-    ],
-)
-def test_cpu_ranks_by_memory_and_what_is_known_of_their_link(
-    has: SetUp, gib: int, link: Link, expected: Fidelity
-) -> None:
-    has(memory_gib=16)
-    assert best_fidelity(question(cpu_cluster(4, gib, link)))[0] is expected
+    ]:
+        has(memory_gib=16)
+        assert best_fidelity(question(cpu_cluster(4, gib, link)))[0] is expected
 
 
 def test_calibrated_links_are_asked_for_only_where_none_are_stated(has: SetUp) -> None:
@@ -161,23 +150,18 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, name, look)
 
 
-@pytest.mark.parametrize(
-    ("there", "cluster", "expected", "why"),
-    [
+@pytest.mark.usefixtures("unseen")
+def test_another_machine_is_judged_without_a_look_at_this_one() -> None:
+    for there, cluster, expected, why in [
         (machine_of(A100, A100), "2xa100-80gb", Fidelity.MEASURED, "node7 has all of 2xa100-80gb"),
         (machine_of(A100), "8xa100-80gb", Fidelity.EMULATED, "node7 has one device of"),
         (machine_of(H200), "8xa100-80gb", Fidelity.PREDICTED, "node7 has no device of"),
         (machine_of(), "8xa100-80gb", Fidelity.PREDICTED, "node7 has no device of"),
         (machine_of(trouble="it hangs"), "a100-80gb", Fidelity.PREDICTED, "it hangs"),
-    ],
-)
-@pytest.mark.usefixtures("unseen")
-def test_another_machine_is_judged_without_a_look_at_this_one(
-    there: Machine, cluster: str, expected: Fidelity, why: str
-) -> None:
-    found = best_fidelity(question(cluster), there=there)
-    assert found[0] is expected
-    assert why in found[1]
+    ]:
+        found = best_fidelity(question(cluster), there=there)
+        assert found[0] is expected
+        assert why in found[1]
 
 
 @pytest.mark.usefixtures("unseen")
@@ -195,43 +179,14 @@ def test_why_another_machine_cannot() -> None:
     assert why_not_measured(large, machine_of(memory_gib=32)) == ""
 
 
-def test_another_machines_versions_count(has: SetUp) -> None:
-    has(A100)
-    asked = question("a100-80gb", framework("torch", {"torch": "2.12.0"}))
-    versions = asked.framework.versions
-    assert best_fidelity(asked, there=machine_of(A100), versions=versions)[0] is Fidelity.MEASURED
-    newer = {**versions, "torch": "2.13.0"}
-    fidelity, why = best_fidelity(asked, there=machine_of(A100), versions=newer)
-    assert (fidelity, why) == (
-        Fidelity.PREDICTED,
-        "torch 2.12.0 is asked about, and 2.13.0 is on node7",
-    )
-
-
-def test_cpu_ranks_of_another_machine_are_not_here(has: SetUp) -> None:
-    has(memory_gib=16)
-    there = Machine(name="b", gpus=(), cores=64, memory_bytes=16 * GIB, processor="Xeon")
-    asked = parse_cluster("cpu:2", there=there)
-    assert not is_here(asked)
-    assert "of 64 cores of Xeon; this machine has" in why_not_measured(asked)
-    assert "of 64 cores of Xeon; this machine has" in why_not_emulated(asked)
-    assert best_fidelity(question(asked))[0] is Fidelity.PREDICTED
-    assert is_here(asked, there)
-    assert is_here(parse_cluster("cpu:2"))
-    assert not is_here(parse_cluster("cpu:2"), there)
-    fewer = replace(there, cores=32)
-    assert "b has 32 of Xeon" in why_not_measured(asked, fewer)
-
-
 def node(name: str, *gpus: ReportedGpu, memory_gib: int = 16, cores: int = 8) -> Machine:
     return Machine(
         name=name, gpus=gpus, cores=cores, memory_bytes=memory_gib * GIB, processor="Xeon"
     )
 
 
-@pytest.mark.parametrize(
-    ("cluster", "nodes", "why"),
-    [
+def test_a_cluster_is_judged_against_all_nodes() -> None:
+    for cluster, nodes, why in [
         ("2x2xa100-80gb", [node("n1", A100, A100), node("n2", A100, A100)], ""),
         ("2x1xa100-80gb", [node("n1", A100, A100), node("n2", A100)], ""),
         ("2xa100-80gb", [node("n1", A100, A100), node("n2")], ""),
@@ -243,25 +198,7 @@ def node(name: str, *gpus: ReportedGpu, memory_gib: int = 16, cores: int = 8) ->
             "3 nodes, and there are 2 (n1, n2)",
         ),
         ("2x1xh100-80gb", [node("n1", A100), node("n2", A100)], "n1 is 1xa100-80gb"),
-    ],
-)
-def test_a_cluster_is_judged_against_all_nodes(
-    cluster: str, nodes: list[Machine], why: str
-) -> None:
-    found = why_not_measured(parse_cluster(cluster), together(nodes))
-    assert why in found
-    assert bool(found) == bool(why)
-
-
-def test_each_node_has_memory_for_its_own_cpu_ranks() -> None:
-    nodes = together([node("n1", memory_gib=8), node("n2", memory_gib=4)])
-    asked = parse_cluster("2x2xcpu", there=nodes)
-    assert asked.gpu.memory_bytes == 4 * GIB
-    assert "4.0 GiB each do not fit: n2 has 4.0 GiB" in why_not_measured(asked, nodes)
-    assert is_here(replace(asked, gpu=replace(asked.gpu, memory_bytes=2 * GIB)), nodes)
-
-
-def test_cpu_ranks_of_nodes_are_of_their_processor() -> None:
-    nodes = together([node("n1"), node("n2", cores=4)])
-    asked = parse_cluster("2x1xcpu", there=nodes)
-    assert "the ranks are of 8 cores of Xeon; n2 has 4" in why_not_measured(asked, nodes)
+    ]:
+        found = why_not_measured(parse_cluster(cluster), together(nodes))
+        assert why in found
+        assert bool(found) == bool(why)

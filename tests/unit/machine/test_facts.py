@@ -1,13 +1,12 @@
 import json
 import os
-import platform
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tuner.errors import UsageError
-from tuner.machine import MEMORY_STEP_BYTES, Machine, ReportedGpu
+from tuner.machine import Machine, ReportedGpu
 from tuner.machine import facts as machine
 
 GIB = 2**30
@@ -67,12 +66,6 @@ def test_cuda_visible_devices_that_names_none_is_no_machine_without_gpus(
     assert repr(visible) in str(caught.value)
 
 
-def test_one_kind_of_a_mixed_machine_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, Tesla T4, 15360\n")
-    assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == (L4,)
-    assert len(set(machine.visible_gpus({}))) == 2
-
-
 def test_a_machine_without_nvidia_smi_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     raises(monkeypatch, FileNotFoundError())
     assert machine.visible_gpus({}) == ()
@@ -120,10 +113,6 @@ def test_the_program_is_asked_for_ids_names_and_total_memory(tmp_path: Path) -> 
         assert machine.visible_gpus({}) == (L4,)
 
 
-def test_usable_cores() -> None:
-    assert 1 <= machine.usable_cores() <= (os.cpu_count() or 1)
-
-
 def total(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": size // 4096, "SC_PAGE_SIZE": 4096}.get)
 
@@ -138,20 +127,6 @@ def group(root: Path, text: str) -> None:
     path = root / "proc/self/cgroup"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-
-
-def test_memory_is_all_of_it_without_control_groups(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    total(monkeypatch, 24 * GIB)
-    assert machine.memory_bytes(tmp_path) == 24 * GIB
-
-
-def test_memory_is_rounded_down_so_that_it_is_the_same_after_a_boot(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    total(monkeypatch, 24 * GIB + MEMORY_STEP_BYTES - 4096)
-    assert machine.memory_bytes(tmp_path) == 24 * GIB
 
 
 def test_the_smallest_limit_above_a_version_2_group_counts(
@@ -185,13 +160,6 @@ def test_version_1_limits_count_and_unlimited_ones_do_not(
     assert machine.memory_bytes(tmp_path) == 2 * GIB
 
 
-def test_the_processor_is_named_as_the_kernel_names_it(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nmodel name\t: AMD EPYC 7B13\n")
-    assert machine.processor(tmp_path) == "AMD EPYC 7B13"
-    assert machine.processor(tmp_path / "nothing") == platform.machine()
-
-
 def test_a_machine_can_be_told_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, NVIDIA L4, 23034\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -201,12 +169,6 @@ def test_a_machine_can_be_told_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     there = Machine.from_dict(json.loads(json.dumps(here.as_dict())))
     assert there == here
     assert [gpu.uuid for gpu in there.gpus] == ["GPU-1", "GPU-2"]
-
-
-def test_a_machine_whose_driver_hangs_can_be_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    raises(monkeypatch, subprocess.TimeoutExpired("nvidia-smi", 20))
-    here = machine.this_machine()
-    assert (here.gpus, here.trouble) == ((), "nvidia-smi did not answer within 20 s")
 
 
 def test_machines_of_one_worker_can_be_told_as_one() -> None:

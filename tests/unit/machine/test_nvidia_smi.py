@@ -1,18 +1,14 @@
 """Machines whose GPUs are cut, lost, hidden or without a driver, by what nvidia-smi says there."""
 
-import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.unit.machine import nvidia_smi as said
 from tests.unit.machine.nvidia_smi import Said
-from tuner.client.capabilities import why_not_measured
-from tuner.core.cluster import Cluster, local_cluster, parse_cluster, read_cluster_file
+from tuner.core.cluster import Cluster, read_cluster_file
 from tuner.errors import UsageError
 from tuner.machine import facts as machine
 
@@ -96,13 +92,6 @@ def test_gpus_that_are_hidden_are_none_whatever_their_driver_says(
     assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible}, root) == ()
 
 
-def test_one_lost_gpu_can_be_left_out(monkeypatch, root) -> None:
-    answers(monkeypatch, said.ONE_LOST)
-    assert "GPU is lost" in refusal(root)
-    (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}, root)
-    assert gpu.memory_mib == 81_559
-
-
 def test_a_gpu_without_memory_of_its_own(monkeypatch, root) -> None:
     answers(monkeypatch, said.GB10)
     assert "NVIDIA GB10" in refusal(root)
@@ -129,71 +118,3 @@ def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path) -> None:
     assert whole is not None
     (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": whole[1]}, root)
     assert gpu.memory_mib == 81_920
-
-
-def test_a_slice_that_was_chosen_is_named_with_its_gpu(monkeypatch, root, tmp_path) -> None:
-    answers(monkeypatch, said.MIG)
-    why = refusal(root, {"CUDA_VISIBLE_DEVICES": "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"})
-    assert "1g.10gb of NVIDIA A100-SXM4-80GB" in why
-    assert described(why, tmp_path).gpu.memory_bytes <= 9.5 * 2**30
-    unknown = refusal(root, {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/2/0"})
-    assert "MIG-GPU-1/2/0" in unknown
-
-
-def test_a_gpu_in_mig_mode_without_slices(monkeypatch, root) -> None:
-    answers(monkeypatch, said.MIG_WITHOUT_SLICES)
-    assert "has no slice" in refusal(root)
-
-
-def test_what_was_asked_by_name_does_not_hang_on_the_driver(monkeypatch) -> None:
-    answers(monkeypatch, said.MISMATCH)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UsageError, match="mismatch"):
-        local_cluster()
-    two = parse_cluster("cpu:2")
-    assert why_not_measured(two) == ""
-    here = machine.this_machine()
-    assert "mismatch" in here.trouble
-    assert why_not_measured(two, here) == ""
-
-
-PREDICT = (
-    "suggest", "--model", "stories15m", "--global-batch-size", "4", "--sequence-length", "64",
-    "--fidelity", "predicted", "--json",
-)  # fmt: skip
-
-
-def test_a_slice_can_be_predicted_on_a_machine_that_has_it(monkeypatch, tmp_path) -> None:
-    answers(monkeypatch, said.MIG)
-    cluster = described(refusal(tmp_path), tmp_path)
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\n[ "$1" = -L ] && cat {tmp_path}/listing || cat {tmp_path}/rows\n')
-    smi.chmod(0o755)
-    (tmp_path / "listing").write_text(said.MIG.listing)
-    (tmp_path / "rows").write_text(said.MIG.rows)
-    monkeypatch.undo()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            "from tuner.cli import main; main()",
-            *PREDICT,
-            "--cluster",
-            str(tmp_path / "slice.toml"),
-        ],
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-            "TUNER_DB": f"sqlite:///{tmp_path}/tuner.db",
-            "CUDA_VISIBLE_DEVICES": "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    told = json.loads(done.stdout)
-    # no speed is known of a slice, and what fits in it is
-    assert told["alternatives"], done.stderr
-    assert cluster.gpu.name in done.stdout

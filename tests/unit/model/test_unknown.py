@@ -15,8 +15,7 @@ from tuner.core.study import Probe, ProbeState, Question, Study, StudyState, Ter
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.launchfiles import About, export
-from tuner.model import load_model
-from tuner.model.shape import is_named, shown_question, shown_workload, unnamed_model
+from tuner.model.shape import shown_question, unnamed_model
 from tuner.planner import answer, next_probe
 from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
@@ -41,11 +40,6 @@ def study(tmp_path: Path) -> Study:
     return Study(id="st-1", question=question, terms=terms, state=StudyState.RUNNING)
 
 
-def test_it_is_told_from_others() -> None:
-    assert is_named(load_model("stories15m"))
-    assert not is_named(unnamed_model())
-
-
 def test_only_a_script_can_do_without(study: Study) -> None:
     with pytest.raises(UsageError, match=r"model: got .*; must be named; only a --script"):
         replace(study.question, script=None)
@@ -55,22 +49,6 @@ def test_its_sizes_rule_nothing_out(study: Study) -> None:
     legal = enumerate_space(study.question).legal
     assert {settings.tp_size for settings in legal} == {1, 2, 4, 8}
     assert {settings.micro_batch_size for settings in legal} == {1, 2, 4, 8, 16}
-
-
-def test_no_configuration_is_shown_of_it(study: Study) -> None:
-    shown = shown_workload(study.question.workload.as_dict())
-    assert shown["model"] is None
-    assert shown["model_name"] == "a model that is not named"
-    named = replace(study.question.workload, model=load_model("stories15m")).as_dict()
-    assert shown_workload(named) == named
-
-
-def test_rules_of_thumb_say_what_comes_first(study: Study) -> None:
-    plan = next_probe(study)
-    assert not isinstance(plan, Stop | Wait)
-    assert plan.settings.tp_size == 1
-    assert plan.settings.gradient_accumulation_steps == 1
-    assert plan.accumulation_counts == ()
 
 
 def test_nothing_is_predicted_of_it(study: Study) -> None:

@@ -32,7 +32,9 @@ def enter(store: Store, study: Study, requests: list[ProbeRequest]) -> list[Prob
     """Queues probes."""
     entered = []
     for request in requests:
-        probe = store.enter_probe(study.id, store.study(study.id).revision, request, 1000)
+        status = store.status(study.id)
+        assert status is not None
+        probe = store.enter_probe(study.id, status.revision, request, 1000)
         assert probe is not None
         entered.append(probe)
     return entered

@@ -75,14 +75,3 @@ def test_what_is_old_is_deleted_and_who_did_that_is_noted(
     assert (noted.actor, noted.action) == ("local ann", "audit.prune")
     assert noted.data["before"].endswith("Z")
     assert audit.prune(now - timedelta(days=2, hours=1)) == 0
-
-
-def test_what_is_rolled_back_is_not_noted(audit: Audit) -> None:
-    with pytest.raises(RuntimeError), audit.transactions.write() as session:
-        add_audit(session, AuditNote(actor=LOCAL, action=Action.SUBMIT))
-        raise RuntimeError
-    assert audit.newest(1) == []
-
-
-def test_actions_fit_the_table() -> None:
-    assert max(len(action) for action in Action) <= 64

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 from sqlalchemy import text
 
 from tests.unit.cost import calibrations as known
 from tuner.core.cluster import parse_cluster
 from tuner.core.study import Question, Terms
 from tuner.cost.calibration import Calibration
-from tuner.store import Store, caches
+from tuner.store import Store
 
 CASES = [
     {"kind": "copy", "dtype": "bf16", "elements": 1024},
@@ -65,21 +64,6 @@ def test_one_of_another_format_is_as_if_it_were_not_there(store: Store) -> None:
             text(f"UPDATE calibrations SET record = '{{\"format\": 0}}' WHERE id = {newest}")
         )
     assert store.calibration(cluster, TORCH) == older
-
-
-def test_that_all_are_of_another_format_is_said_once(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    caches._warn_once.cache_clear()
-    store.keep_calibration(measured("8xh100-80gb"))
-    with store.transactions.write() as session:
-        session.execute(text("UPDATE calibrations SET record = '{\"format\": 0}'"))
-    for _ in range(2):
-        assert store.calibration(parse_cluster("8xh100-80gb"), TORCH) is None
-    assert caplog.messages == [
-        "the rates of h100-80gb were measured by another version and are not used: run tuner"
-        " calibrate"
-    ]
 
 
 def test_a_study_is_read_with_the_rates_of_its_cluster(store: Store, question: Question) -> None:

@@ -119,7 +119,7 @@ def test_what_is_given_back_twice_is_given_back(store: Store, claim: Claim) -> N
 def test_a_study_that_ends_while_it_is_claimed_has_nothing_queued(
     url: str, store: Store, question: Question, requests: Requests, worker: WorkerIdentity
 ) -> None:
-    for number in range(8):
+    for number in range(4):
         study = store.ask(replace(question, knobs={"tp_size": (1 + number,)}), Terms())
         if number % 2:
             assert store.move(study.id, StudyState.RUNNING, worker=worker)

@@ -1,6 +1,5 @@
 """Dry runs in the store: kept for all studies, and read with the studies that name them."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -64,24 +63,6 @@ def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(
     assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
 
 
-def test_many_keep_the_same_at_once(store: Store, dry_run: DryRun) -> None:
-    errors: list[BaseException] = []
-
-    def keep() -> None:
-        try:
-            store.keep_dry_run(dry_run)
-        except BaseException as error:  # noqa: BLE001  (looked at below)
-            errors.append(error)
-
-    threads = [threading.Thread(target=keep) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
-
-
 def test_a_probe_that_is_known_is_entered_as_done(
     store: Store, study: Study, dry_run: DryRun, found: Measurement
 ) -> None:
@@ -111,18 +92,6 @@ def test_a_study_that_moved_on_takes_no_known_probe(
     revision = store.study(study.id).revision
     assert store.enter_probe(study.id, revision, request(Settings()), None, found) is None
     assert store.study(study.id).probes == ()
-
-
-def test_a_measured_study_reads_no_dry_runs(
-    store: Store, study: Study, dry_run: DryRun, found: Measurement, worker: WorkerIdentity
-) -> None:
-    store.keep_dry_run(dry_run)
-    measured = request(Settings(), Fidelity.MEASURED)
-    assert store.enter_probe(study.id, study.revision, measured, None)
-    claim = store.claim(study.id, worker)
-    assert claim is not None
-    assert store.record(claim, found)
-    assert store.study(study.id).dry_runs == {}
 
 
 def test_a_worker_may_take_probes_of_one_fidelity_only(

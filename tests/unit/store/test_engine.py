@@ -1,7 +1,6 @@
 """Addresses, and what a user is told when a database cannot be used."""
 
 import builtins
-import os
 import socket
 import sqlite3
 import subprocess
@@ -17,18 +16,8 @@ from tuner.core.study import Question, StudyState, Terms
 from tuner.errors import AwayError, StoreError, TunerError, UsageError
 from tuner.store import Store, WorkerIdentity, default_url, open_store
 from tuner.store import engine as engine_module
-from tuner.store.engine import make_engine, one_line, parse_url, shown_url
+from tuner.store.engine import parse_url, shown_url
 from tuner.store.tables import StudyRow
-
-
-def test_the_default_is_a_file_in_the_users_data_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("TUNER_DB", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "with space"))
-    assert parse_url(default_url()).database == str(Path(default_url()[len("sqlite:///") :]))
-    if sys.platform == "linux":
-        assert default_url() == f"sqlite:///{tmp_path}/with space/tuner/tuner.db"
 
 
 def test_the_environment_names_another(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
@@ -36,18 +25,6 @@ def test_the_environment_names_another(monkeypatch: pytest.MonkeyPatch, sqlite_u
     assert default_url() == sqlite_url
     with open_store() as store:
         assert store.url == sqlite_url
-
-
-def test_a_relative_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert parse_url("sqlite:///here.db").database == str(tmp_path / "here.db")
-    assert parse_url("sqlite:///~/there.db").database == str(tmp_path / "home" / "there.db")
-
-
-def test_postgresql_uses_psycopg_3() -> None:
-    assert parse_url("postgresql://user@host/name").drivername == "postgresql+psycopg"
-    assert parse_url("postgresql+psycopg://host/name").drivername == "postgresql+psycopg"
 
 
 @pytest.mark.parametrize(
@@ -98,21 +75,6 @@ def refused(url: str, kind: type[TunerError], match: str, *, create: bool = True
         assert caught.value.field == "db"
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    refused(f"sqlite:///{tmp_path}", UsageError, "is a folder; name a file in it")
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    refused(f"sqlite:///{tmp_path}/file/tuner.db", UsageError, "its folder cannot be made")
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
-def test_a_folder_that_cannot_be_written_is_refused() -> None:
-    # Nobody can make files there, not even root.
-    refused("sqlite:////proc/self/tuner.db", UsageError, "cannot be written: No such file")
-
-
 def test_a_file_that_is_absent_is_refused_when_it_must_not_be_made(sqlite_url: str) -> None:
     refused(sqlite_url, UsageError, "there is no such database yet", create=False)
     assert not Path(parse_url(sqlite_url).database or "").parent.exists()
@@ -123,12 +85,6 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path.write_text("not a database\n" * 100)
     refused(f"sqlite:///{path}", UsageError, "is not a database")
     assert path.read_text() == "not a database\n" * 100
-
-
-def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
-    (tmp_path / "empty.db").write_bytes(b"")
-    with open_store(f"sqlite:///{tmp_path}/empty.db", create=False) as store:
-        assert store.studies() == []
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path, question: Question) -> None:
@@ -146,18 +102,6 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, question: Question) -> None:
     ):
         store.studies()
     assert not isinstance(caught.value, AwayError)
-
-
-def test_a_truncated_file_is_an_error(tmp_path: Path, question: Question) -> None:
-    path = tmp_path / "tuner.db"
-    with open_store(f"sqlite:///{path}") as store:
-        store.ask(question, Terms())
-    os.truncate(path, 5000)
-    with (
-        pytest.raises(StoreError, match="cannot be used: the file is damaged"),
-        open_store(f"sqlite:///{path}") as store,
-    ):
-        store.studies()
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
@@ -182,18 +126,6 @@ def test_a_file_that_cannot_be_written_is_refused(sqlite_url: str, question: Que
                 store.ask(question, Terms())
     finally:
         event.remove(Engine, "connect", read_only)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anything")
-def test_a_file_without_write_permission_is_refused(sqlite_url: str, question: Question) -> None:
-    open_store(sqlite_url).close()
-    path = Path(parse_url(sqlite_url).database or "")
-    path.chmod(0o444)
-    with (
-        pytest.raises(UsageError, match=r"^db: got .*cannot be written"),
-        open_store(sqlite_url) as store,
-    ):
-        store.ask(question, Terms())
 
 
 def test_a_writer_that_does_not_end_is_an_error(
@@ -234,7 +166,8 @@ def test_postgresql_without_psycopg_says_what_to_install(monkeypatch: pytest.Mon
         open_store("postgresql://host/name")
 
 
-def test_sqlite_is_set_up_to_lose_nothing(sqlite_url: str) -> None:
+def test_sqlite_is_set_up_to_lose_nothing(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "DURABLY", "FULL")
     with open_store(sqlite_url) as store, store.transactions.engine.connect() as connection:
 
         def pragma(name: str) -> object:
@@ -247,8 +180,13 @@ def test_sqlite_is_set_up_to_lose_nothing(sqlite_url: str) -> None:
 
 
 def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
-    sqlite_url: str, question: Question, requests: object, worker: WorkerIdentity
+    sqlite_url: str,
+    question: Question,
+    requests: object,
+    worker: WorkerIdentity,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(engine_module, "DURABLY", "FULL")
     waits: dict[str, list[str]] = {}
 
     def note(conn: Connection, *_: object) -> None:
@@ -275,24 +213,6 @@ def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
     goes_on = {doing for doing, hows in waits.items() if hows == ["goes on"]}
     assert goes_on == {"claim", "beat"}
     assert {doing for doing, hows in waits.items() if hows == ["waits"]} == set(waits) - goes_on
-
-
-def test_a_reader_does_not_wait_for_a_writer(sqlite_url: str) -> None:
-    with open_store(sqlite_url) as store:
-        other = sqlite3.connect(parse_url(sqlite_url).database or "", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        assert store.studies() == []
-        other.close()
-
-
-def test_an_engine_opens_nothing_by_itself(sqlite_url: str) -> None:
-    make_engine(parse_url(sqlite_url)).dispose()
-    assert not Path(parse_url(sqlite_url).database or "").exists()
-
-
-def test_one_line_is_one_short_line() -> None:
-    assert one_line("a\n  b\0\udcffc") == "a b?c"
-    assert len(one_line("x" * 1000)) == 200
 
 
 def test_a_file_that_is_away_is_missed_and_not_made_again(
@@ -362,16 +282,6 @@ with store.transactions.writer.begin() as connection:
     connection.execute(text("DELETE FROM events"))
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def test_a_writer_that_is_killed_leaves_what_was_there(store: Store, question: Question) -> None:
-    before = store.ask(question, Terms())
-    run = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, store.url], check=False)
-    assert run.returncode == -9
-    assert store.study(before.id) == before
-    assert len(store.events(before.id)) == 1
-    again = store.ask(question, Terms(max_probes=1))
-    assert again.revision == before.revision + 1
 
 
 KILLED_AFTER_WRITING = """

@@ -28,16 +28,6 @@ def figures(store: Store) -> Figures:
     return read_figures(store.transactions)
 
 
-def test_an_empty_database_has_none(store: Store) -> None:
-    found = figures(store)
-    assert found.studies == dict.fromkeys(StudyState, 0)
-    assert found.probes == dict.fromkeys(ProbeState, 0)
-    assert found.attempts == dict.fromkeys(AttemptState, 0)
-    assert found.outcomes == dict.fromkeys(Outcome, 0)
-    assert found.probe_s == dict.fromkeys(Outcome, 0.0)
-    assert (found.oldest_beat_s, found.devices_held, found.workers_living) == (0.0, 0, 0)
-
-
 @pytest.fixture
 def busy(
     store: Store,

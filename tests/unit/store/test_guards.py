@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
 
 from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
@@ -64,15 +63,6 @@ def test_a_study_is_read_with_its_verdicts(
     store.keep_verdict(verdict)
     store.keep_verdict(replace(verdict, key="of another model", family="another"))
     assert list(store.study(study.id).guards) == [verdict.key]
-
-
-def test_a_verdict_of_another_format_is_as_if_it_were_not_there(
-    store: Store, verdict: GuardCheck
-) -> None:
-    store.keep_verdict(verdict)
-    with store.transactions.write() as session:
-        session.execute(text("UPDATE checks SET record = '{\"format\": 0}'"))
-    assert store.verdicts() == {}
 
 
 def miscounted(store: Store, question: Question) -> str:

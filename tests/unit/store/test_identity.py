@@ -11,16 +11,6 @@ import pytest
 from tuner.store import WorkerIdentity
 
 
-def test_this_process_lives(worker: WorkerIdentity) -> None:
-    assert worker.pid == os.getpid()
-    assert worker.is_alive() is True
-    assert WorkerIdentity.of_this_process().name == f"{worker.host}:{worker.pid}"
-
-
-def test_an_identity_comes_back_as_it_was(worker: WorkerIdentity) -> None:
-    assert WorkerIdentity.from_dict(worker.as_dict()) == worker
-
-
 def test_a_process_that_ended_is_dead(dead: WorkerIdentity) -> None:
     assert dead.is_alive() is False
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.core.study import Question, Study, StudyState, Terms
-from tuner.errors import UsageError
-from tuner.store import Claim, OpenStudy, Store, WorkerIdentity
+from tuner.store import OpenStudy, Store, WorkerIdentity
 
 
 @pytest.fixture
@@ -40,30 +39,12 @@ def test_a_study_that_comes_meanwhile_moves_no_page(
     assert len(rest) == 6
 
 
-def test_pages_of_one_state(store: Store, asked: list[Study]) -> None:
-    for study in asked[:3]:
-        store.move(study.id, StudyState.CANCELLED)
-    cancelled = store.studies(state=StudyState.CANCELLED)
-    assert {one.id for one in cancelled} == {study.id for study in asked[:3]}
-    assert len(store.studies(state=StudyState.QUEUED)) == 9
-    assert store.studies(state=StudyState.FAILED) == []
-    assert store.count_open() == 9
-
-
 def test_pages_of_studies_with_some_words(store: Store, asked: list[Study]) -> None:
     assert len(store.studies(query="STORIES")) == 12
     assert len(store.studies(query="cpu:2")) == 12
     assert [one.id for one in store.studies(query=asked[4].id)] == [asked[4].id]
     for none in ("%", "_pu", "llama"):
         assert store.studies(query=none) == []
-
-
-def test_a_summary_tells_the_pool_and_the_revision(store: Store, asked: list[Study]) -> None:
-    [summary] = store.studies(query=asked[1].id)
-    assert (summary.pool, summary.revision) == ("a", 1)
-    again = store.ask(asked[1].question, Terms(pool="b"))
-    [summary] = store.studies(query=asked[1].id)
-    assert (summary.pool, summary.revision, again.terms.pool) == ("b", 2, "b")
 
 
 def test_workers_find_open_studies_of_their_pools_asked_first_first(
@@ -84,19 +65,4 @@ def test_workers_find_open_studies_of_their_pools_asked_first_first(
     assert ids()[-1] == asked[3].id
 
 
-def test_the_pool_of_terms_is_checked() -> None:
-    assert Terms.from_dict(Terms(pool="a100-80gb_2.x").as_dict()).pool == "a100-80gb_2.x"
-    assert Terms.from_dict({"fidelity": "measured"}).pool == "", "written by an earlier version"
-    for wrong in ("a b", "ä", "a/b", "x" * 65, "a\n"):
-        with pytest.raises(UsageError, match="pool: "):
-            Terms(pool=wrong)
-
-
 # Events
-
-
-def test_events_are_read_so_many_at_once(store: Store, claim: Claim) -> None:
-    whole = store.events(claim.study_id)
-    assert len(whole) == 4
-    assert store.events(claim.study_id, limit=3) == whole[:3]
-    assert store.events(claim.study_id, after=whole[2].id, limit=3) == whole[3:]

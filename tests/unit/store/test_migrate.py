@@ -163,14 +163,6 @@ def test_a_database_from_before_the_first_release_can_be_copied(
     assert backup(sqlite_url, tmp_path / "copy.db") > 0
 
 
-def test_tables_of_another_program_are_left_alone(empty_url: str, engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE studies (study_id INTEGER)"))
-    for use in (open_store, migrate.upgrade):
-        with pytest.raises(UsageError, match="is a database of another program"):
-            use(empty_url)
-
-
 def test_a_migration_that_fails_leaves_nothing(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

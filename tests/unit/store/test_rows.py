@@ -31,14 +31,6 @@ def test_a_study_is_found_by_a_beginning_of_its_id(store: Store, study: Study) -
         assert store.study(given).id == study.id
 
 
-def test_a_study_that_is_named_whole_is_found_by_its_key(store: Store, study: Study) -> None:
-    """A comparison of beginnings would look at every study there is, at each step of a worker."""
-    with counted() as statements:
-        assert store.study(study.id).id == study.id
-    assert any("FROM studies" in statement for statement in statements)
-    assert not any("LIKE" in statement for statement in statements)
-
-
 def test_an_unknown_study_is_refused_with_the_nearest(store: Store, study: Study) -> None:
     wrong = study.id[:-1] + "-"
     with pytest.raises(UnknownNameError, match=f"study: .*did you mean {study.id}"):
@@ -46,12 +38,6 @@ def test_an_unknown_study_is_refused_with_the_nearest(store: Store, study: Study
     for given in ("", "st-", "%", "st-_"):
         with pytest.raises(UsageError, match="study: "):
             store.study(given)
-
-
-def test_an_empty_store_has_no_studies(store: Store) -> None:
-    assert store.studies() == []
-    with pytest.raises(UsageError, match="there are none in this database yet"):
-        store.study("st-0")
 
 
 def test_a_beginning_that_several_have_is_refused(store: Store, question: Question) -> None:

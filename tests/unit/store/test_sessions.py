@@ -4,7 +4,7 @@ import logging
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import delete, event, func, select, text, update
+from sqlalchemy import delete, func, select, text, update
 
 from tuner.errors import StoreError
 from tuner.store import Store
@@ -69,11 +69,6 @@ def test_its_token_is_kept_as_a_hash(sessions: Sessions, key: Key) -> None:
             assert token not in repr(rows)
 
 
-def test_no_two_are_the_same(sessions: Sessions, key: Key) -> None:
-    assert len({sessions.begin(key.id) for _ in range(3)}) == 3
-    assert count(sessions) == 3
-
-
 def test_anything_else_is_no_session(sessions: Sessions, key: Key) -> None:
     token = sessions.begin(key.id)
     for wrong in ("", token[:-1], token + "A", "A" * 43, "%", "' OR 1=1 --"):
@@ -121,14 +116,6 @@ def test_use_is_noted_once_a_minute(
     assert writes == [1]
 
 
-def test_use_of_a_session_is_use_of_its_key(sessions: Sessions, key: Key) -> None:
-    token = sessions.begin(key.id)
-    made_to_end(sessions, 2 * MINUTE, IDLE - 2 * MINUTE)
-    assert sessions.check(token) is not None
-    (found,) = Keys(sessions.transactions).list()
-    assert found.last_used_at is not None
-
-
 def test_use_that_cannot_be_noted_is_no_reason_to_refuse(
     sessions: Sessions, key: Key, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,13 +150,6 @@ def test_it_ends_when_it_is_ended(sessions: Sessions, key: Key) -> None:
     assert count(sessions) == 1
 
 
-def test_another_one_takes_its_place(sessions: Sessions, key: Key) -> None:
-    token = sessions.begin(key.id)
-    following = sessions.begin(key.id, instead_of=token)
-    assert sessions.check(token) is None
-    assert sessions.check(following) is not None
-
-
 def test_those_that_are_over_are_not_kept(sessions: Sessions, key: Key) -> None:
     for _ in range(3):
         sessions.begin(key.id)
@@ -191,16 +171,3 @@ def test_begin_and_end_are_in_the_audit(sessions: Sessions, key: Key) -> None:
         Action.SIGN_OUT,
         {"address": "192.0.2.2"},
     )
-
-
-def test_one_look_at_the_database_is_enough(sessions: Sessions, key: Key) -> None:
-    token = sessions.begin(key.id)
-    statements: list[str] = []
-    event.listen(
-        sessions.transactions.engine,
-        "before_cursor_execute",
-        lambda c, cursor, statement, *rest: statements.append(statement),
-    )
-    assert sessions.check(token) is not None
-    assert len([one for one in statements if "FROM sessions" in one]) == 1
-    assert len([one for one in statements if "SELECT" in one]) == 1

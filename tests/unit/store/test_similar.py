@@ -6,19 +6,18 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, select, update
+from sqlalchemy import event, update
 from sqlalchemy.orm import Session
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
-from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
-from tuner.core.study import ProbeRequest, Question, Study, StudyState, Terms
-from tuner.core.workload import Precision
+from tuner.core.measurement import Emulation, Fidelity, Measurement
+from tuner.core.study import ProbeRequest, Question, Study, Terms
 from tuner.machine import Machine
 from tuner.store import Store, WorkerIdentity
 from tuner.store.rows import MOST_PROBES
-from tuner.store.tables import ProbeRow, StudyRow
+from tuner.store.tables import StudyRow
 
 Plant = Callable[..., Study]
 
@@ -115,14 +114,6 @@ def test_another_gpu_or_link_is_not_similar(store: Store, question: Question, pl
     assert store.similar(asked) == ()
 
 
-def test_another_number_format_is_not_similar(
-    store: Store, question: Question, plant: Plant
-) -> None:
-    fp32 = replace(question.workload, precision=Precision.FP32, reduce_dtype=None)
-    plant(replace(question, workload=fp32))
-    assert store.similar(question) == ()
-
-
 def test_only_probes_that_ran_steps_count(
     store: Store, question: Question, plant: Plant, found: Measurement
 ) -> None:
@@ -139,13 +130,6 @@ def test_only_probes_that_ran_steps_count(
         result=replace(found, emulation=own),
     )
     assert [one.id for one in store.similar(question)] == [emulated.id]
-
-
-def test_failures_are_told_too(store: Store, question: Question, plant: Plant) -> None:
-    plant(other_batch(question), result=Measurement(outcome=Outcome.NON_FINITE))
-    (found,) = store.similar(question)
-    assert found.probes[0].measurement is not None
-    assert found.probes[0].measurement.outcome is Outcome.NON_FINITE
 
 
 def test_those_asked_last_come_first_and_are_not_too_many(
@@ -195,40 +179,6 @@ def statements(store: Store) -> Iterator[list[str]]:
     event.listen(store.transactions.engine, "before_cursor_execute", note)
     yield seen
     event.remove(store.transactions.engine, "before_cursor_execute", note)
-
-
-def test_any_number_of_studies_takes_two_queries(
-    store: Store, question: Question, plant: Plant, statements: list[str]
-) -> None:
-    for i in range(1, 5):
-        plant(other_batch(question, 8 * 2**i), probes=2)
-    statements.clear()
-    assert len(store.similar(question)) == 4
-    assert len(statements) == 2
-
-
-def test_a_cancelled_study_has_taught_what_it_measured(
-    store: Store, question: Question, plant: Plant
-) -> None:
-    earlier = plant(other_batch(question))
-    assert store.move(earlier.id, StudyState.CANCELLED)
-    assert len(store.similar(question)) == 1
-
-
-def test_many_newer_studies_of_other_kinds_hide_none(
-    store: Store, question: Question, plant: Plant
-) -> None:
-    earlier = plant(other_batch(question))
-    with Session(store.transactions.writer) as session, session.begin():
-        one = session.get_one(StudyRow, earlier.id)
-        own = {c.key: getattr(one, c.key) for c in StudyRow.__table__.columns}
-        ids = [f"st-{n:012d}" for n in range(300)]
-        newer = {"kind": "another", "asked_at": one.asked_at.replace(year=2100)}
-        session.execute(insert(StudyRow), [{**own, **newer, "id": n, "identity": n} for n in ids])
-        probe = session.scalars(select(ProbeRow).where(ProbeRow.study_id == earlier.id)).one()
-        own = {c.key: getattr(probe, c.key) for c in ProbeRow.__table__.columns if c.key != "id"}
-        session.execute(insert(ProbeRow), [{**own, "study_id": n} for n in ids])
-    assert [found.id for found in store.similar(question)] == [earlier.id]
 
 
 def test_what_another_host_measured_on_cpus_is_no_past(

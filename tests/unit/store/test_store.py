@@ -22,7 +22,7 @@ from tuner.core.study import (
     StudyState,
     Terms,
 )
-from tuner.errors import StoreError, UsageError
+from tuner.errors import StoreError
 from tuner.planner.spending import probes_of_asking
 from tuner.store import Claim, EventKind, Store, WorkerIdentity, open_store, study_id
 from tuner.store.audit import Action, Audit, AuditNote
@@ -45,10 +45,6 @@ def test_a_new_question_makes_a_queued_study(store: Store, question: Question) -
     assert study.created_at.endswith("Z")
     assert 0 <= study.seed < 2**31
     assert store.find(question) == store.study(study.id) == study
-
-
-def test_a_question_that_was_not_asked_is_not_found(store: Store, question: Question) -> None:
-    assert store.find(question) is None
 
 
 def test_asking_again_keeps_what_was_learned_and_counts_it(
@@ -192,12 +188,6 @@ def test_a_study_moves_as_the_table_allows(store: Store, study: Study) -> None:
         cursor = told[-1].id if told else cursor
 
 
-def test_a_study_moves_only_from_what_is_expected(store: Store, study: Study) -> None:
-    assert not store.move(study.id, StudyState.CANCELLED, expect={StudyState.RUNNING})
-    assert store.move(study.id, StudyState.RUNNING, expect={StudyState.QUEUED})
-    assert not store.move(study.id, StudyState.RUNNING, expect={StudyState.QUEUED})
-
-
 def test_a_study_that_was_asked_again_is_not_done(
     store: Store, study: Study, question: Question, worker: WorkerIdentity
 ) -> None:
@@ -223,11 +213,6 @@ def test_what_is_written_beside_a_move_is_written_with_it_or_not_at_all(
     assert store.move(study.id, StudyState.CANCELLED, note=note)
     assert not store.move(study.id, StudyState.CANCELLED, note=note)
     assert [one.study_id for one in audit.newest(5) if one.action == Action.CANCEL] == [study.id]
-
-
-def test_an_unknown_study_does_not_move(store: Store, study: Study) -> None:
-    with pytest.raises(UsageError, match="study: "):
-        store.move("st-0", StudyState.CANCELLED)
 
 
 # Entering probes
@@ -341,12 +326,6 @@ def test_events_tell_in_order_what_happened(
     assert done["settings"] == str(claim.probe.request.settings)
     assert {e.study_id for e in events} == {claim.study_id}
     assert [e.id for e in events] == sorted({e.id for e in events})
-
-
-def test_events_are_read_on_from_a_cursor(store: Store, claim: Claim) -> None:
-    first, *rest = store.events(claim.study_id)
-    assert store.events(claim.study_id, after=first.id) == rest
-    assert store.events(claim.study_id, after=rest[-1].id) == []
 
 
 def test_what_is_queued_goes_with_its_study(

@@ -1,7 +1,5 @@
 """Summaries in the store: one of each study, never one that is made of less than is kept."""
 
-import threading
-
 from sqlalchemy import text
 
 from tuner.core.study import Study
@@ -31,16 +29,3 @@ def test_summaries_go_with_their_study(store: Store, study: Study) -> None:
     with store.transactions.write() as session:
         session.execute(text("DELETE FROM studies"))
     assert store.summaries([study.id, "st-gone"]) == {}
-
-
-def test_several_may_keep_one_at_once(store: Store, study: Study) -> None:
-    threads = [
-        threading.Thread(target=store.keep_summary, args=(study.id, {"probes": number}, number))
-        for number in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    kept = store.summaries([study.id])[study.id]
-    assert kept.content == {"probes": kept.newest_event}

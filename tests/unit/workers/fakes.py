@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from tuner.core.measurement import RAN
+from tuner.dryrun import DryRunStoppedError
 from tuner.errors import ProbeError
 from workers.launchers.base import Ended, Job, RankEnd, Why
 from workers.measuring.files import record_path
@@ -79,9 +81,10 @@ def rank_record(rank: int, outcome: str = "ok", **more: object) -> dict[str, Any
     }
 
 
-Act = Callable[["FakeRun", Mapping[str, Any], int], str | Mapping[str, Any]]
+Act = Callable[["FakeRun", Mapping[str, Any], int], str | Mapping[str, Any] | list[str | None]]
 """What ranks do of an order: given the run, the spec and the number of the probe in its run; an
-outcome, fields of the records, ``wait`` (asked again), ``exit:N`` or ``kill``."""
+outcome, fields of the records, ``wait`` (asked again), ``exit:N`` or ``kill``. A list has one of
+them for each rank: ``None`` for one that goes on, ``cut`` for half a record."""
 
 
 def always(outcome: str) -> Act:
@@ -163,10 +166,15 @@ class FakeRun:
             code = -9 if found == "kill" else int(found.removeprefix("exit:"))
             self._end(Why.ENDED, code)
             return
-        fields = {"outcome": found} if isinstance(found, str) else found
-        for rank in range(self.job.ranks):
-            record_path(order, rank).write_text(json.dumps(rank_record(rank, **fields)))
-        if fields.get("outcome", "ok") not in RAN and not is_check:
+        each = found if isinstance(found, list) else [found] * self.job.ranks
+        for rank, one in enumerate(each):
+            fields = {"outcome": one} if isinstance(one, str) else one
+            if fields is not None:
+                text = json.dumps(rank_record(rank, **fields))
+                record_path(order, rank).write_text(text[:20] if one == "cut" else text)
+        if not is_check and any(
+            one not in (None, "ok", "cut", *RAN) for one in map(_outcome, each)
+        ):
             self._end(Why.ENDED, 10)
 
     def _end(self, why: Why, code: int, *, stopped: bool = False) -> None:
@@ -175,6 +183,10 @@ class FakeRun:
             for rank in range(self.job.ranks)
         )
         self.ended = Ended(why=why, ranks=tuple(ends), wall_s=0.5)
+
+
+def _outcome(found: str | Mapping[str, Any] | None) -> object:
+    return found.get("outcome", "ok") if isinstance(found, Mapping) else found
 
 
 @dataclass(eq=False)
@@ -228,8 +240,17 @@ class GatedMeasure:
         return self.result
 
 
+@dataclass(eq=False)
 class FakeDryRunner:
-    """Dry-runs without torch, and without a process."""
+    """Dry-runs without torch, and without a process: ``does`` so often, and is well after that.
+
+    It makes ``error`` (refuses), ``late`` (as if a dry run took too long), ``busy`` (as if only the
+    machine were to blame), ``die``, or ``hang`` (until it is given up).
+    """
+
+    does: str = "ok"
+    times: float = inf
+    move: Callable[[float], None] = lambda seconds: None  # of a clock, while it hangs
 
     def __enter__(self) -> "FakeDryRunner":
         return self
@@ -238,7 +259,31 @@ class FakeDryRunner:
         return None
 
     def ask(self, requests: Any, why_stop: Callable[[], str]) -> Iterator[dict[str, Any]]:
-        return ({"id": request["id"], "trace": dry_trace(request)} for request in requests)
+        does, self.times = (self.does if self.times > 0 else "ok"), self.times - 1
+        if does == "die":
+            raise ProbeError("the dry run's program ended: the stand-in died")
+        while does == "hang":
+            if why := why_stop():
+                raise DryRunStoppedError(why)
+            self.move(0.1)
+            time.sleep(0.001)
+        for request in requests:
+            found = {"trace": dry_trace(request)}
+            yield {"id": request["id"], **({"error": DRY_ERRORS[does]} if does != "ok" else found)}
+
+
+DRY_ERRORS = {
+    "error": {"type": "NotImplementedError", "message": "no kernel", "operator": "aten::odd"},
+    "busy": {"type": "TimeLimit", "message": "not done in 50 s", "rule": "time_limit"},
+    "late": {
+        "type": "TimeLimit",
+        "message": "more than 45 s",
+        "rule": "time_limit",
+        "operator": "aten.odd",
+        "phase": "backward",
+        "limit_s": 45.0,
+    },
+}
 
 
 def dry_trace(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from workers.devices import (
     DeviceShare,
     check_machine,
     devices_here,
-    first_gpus,
     shares,
 )
 from workers.measuring.ranks import Kind
@@ -94,18 +93,6 @@ def test_others_have_the_machine_for_themselves(kind: Kind, visible: tuple[str, 
     assert shares(kind, DEVICES) == (DeviceShare(own=everything, visible=visible),)
 
 
-def test_a_machine_without_a_gpu_has_one_place() -> None:
-    for kind in (EMULATED, Kind(ranks=1, world_size=1, device="cpu")):
-        assert shares(kind, devices_here(machine(), {}, NO_KERNEL)) == (
-            DeviceShare(own=("node7/cpu",)),
-        )
-
-
-def test_the_first_gpus_are_those_that_cuda_would_take() -> None:
-    assert first_gpus(DEVICES, 2) == ("GPU-c", "GPU-a")
-    assert first_gpus(devices_here(machine(), {}, NO_KERNEL), 2) == ()
-
-
 # The machine that a study asks about
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
@@ -113,12 +100,6 @@ A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 
 def on(question, cluster: str):
     return replace(question, cluster=parse_cluster(cluster))
-
-
-def test_cpu_ranks_run_anywhere(question, monkeypatch) -> None:
-    monkeypatch.setattr(facts, "visible_gpus", lambda: (A100,))
-    check_machine(on(question, "cpu:4"))
-    check_machine(on(question, "2x2xcpu"))
 
 
 @pytest.mark.parametrize("cluster", ["a100-80gb", "2xa100-80gb"])
@@ -139,12 +120,6 @@ def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why) 
     monkeypatch.setattr(facts, "visible_gpus", lambda: (A100, A100))
     with pytest.raises(ProbeError, match=why):
         check_machine(on(question, cluster))
-
-
-def test_no_gpu_here(question, monkeypatch) -> None:
-    monkeypatch.setattr(facts, "visible_gpus", lambda: ())
-    with pytest.raises(ProbeError, match="shows no GPU"):
-        check_machine(on(question, "a100-80gb"))
 
 
 @pytest.mark.parametrize(
@@ -295,14 +270,6 @@ def test_two_that_want_everything_do_not_wait_for_each_other(tmp_path) -> None:
     one.release()
     assert other.acquire()
     other.release()
-
-
-def test_a_turn_on_nothing_is_had() -> None:
-    nothing = DeviceLocks(Path("nowhere"), [])
-    assert nothing.acquire()
-    assert nothing.held
-    assert not nothing.wanted
-    nothing.release()
 
 
 def test_devices_that_nobody_else_wants_have_no_locks(tmp_path) -> None:

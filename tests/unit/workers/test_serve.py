@@ -372,11 +372,6 @@ def test_it_does_what_it_can_and_leaves_the_rest(store, question, serve, caplog)
     assert "4xh100-80gb is asked about" in told[0]
 
 
-def test_a_label_that_is_none(serve) -> None:
-    with pytest.raises(UsageError, match="pool"):
-        serve(pools=("no spaces",))
-
-
 def test_once_is_the_study_that_was_asked_first(store, question, serve) -> None:
     first, second = (store.ask(on(question, "cpu:2", n), Terms(max_probes=2)).id for n in (4, 8))
     for ended, waits in (([first], [second]), ([first, second], [])):

@@ -20,14 +20,10 @@ FactsDict = dict[str, Any]
 class Node:
     """A node that is there, as Ray has it."""
 
-    id: str
-    """Ray's, new at each start of the node."""
+    id: str  # ray's, new at each start of the node
     address: str
-    """Its IP address."""
-    cpus: float
-    """CPUs that Ray gives away."""
-    gpus: int
-    """GPUs that Ray gives away."""
+    cpus: float  # CPUs that Ray gives away
+    gpus: int  # GPUs that Ray gives away
 
 
 class NotPlacedError(Exception):

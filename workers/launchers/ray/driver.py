@@ -142,11 +142,7 @@ def connect(address: str) -> str:
 
 
 def _reach(address: str) -> None:
-    """Sees whether anything listens there: Ray tries for minutes, and does not say so.
-
-    Raises:
-        RefusedError: nothing does.
-    """
+    """Sees whether anything listens there: Ray tries for minutes, and does not say so."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()):
         return

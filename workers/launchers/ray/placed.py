@@ -37,31 +37,21 @@ class Member:
 
     rank: int
     actor: Any
-    """Ray's handle."""
-    node: str = ""
-    """The node that it is on, once it is known."""
-    asked: Any = None
-    """A call that it has not answered yet."""
-    silent_since: float = math.inf
-    """When it was asked what it has not answered yet."""
-    feed: bool = False
-    """Set while the rank is to hear of its supervisor."""
-    again: bool = False
-    """Set where the last exchange may be lost, in both directions."""
-    is_dead: bool = False
-    """Set once Ray has said that it is no more."""
-    end: End | None = None
-    """How its rank ended."""
+    node: str = ""  # the node that it is on, once it is known
+    asked: Any = None  # A call that it has not answered yet
+    silent_since: float = math.inf  # when it was asked what it has not answered yet
+    feed: bool = False  # set while the rank is to hear of its supervisor
+    again: bool = False  # set where the last exchange may be lost, in both directions
+    is_dead: bool = False  # set once Ray has said that it is no more
+    end: End | None = None  # how its rank ended
 
 
 @dataclass(slots=True, kw_only=True)
 class Shared:
     """A node's folder."""
 
-    keeper: Member
-    """The rank that made it."""
-    seen: dict[str, Stamp]
-    """Files of the supervisor's folder that are there."""
+    keeper: Member  # the rank that made it
+    seen: dict[str, Stamp]  # files of the supervisor's folder that are there
 
 
 class PlacedJob:

@@ -132,11 +132,6 @@ def test_communicators_are_beside_the_devices_own_overhead() -> None:
     assert on_cpu.overhead_bytes == 500
 
 
-def test_a_failure_is_left_as_it_is() -> None:
-    failed = Measurement(outcome=Outcome.OOM)
-    assert with_communication(failed, noted(), SETTINGS, CLUSTER, stands_in=False) is failed
-
-
 def test_a_device_of_another_kind_is_noted() -> None:
     made = emulated(FIRST, stands_in=True).emulation
     assert made is not None

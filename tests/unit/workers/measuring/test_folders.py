@@ -1,4 +1,3 @@
-import os
 import stat
 import subprocess
 
@@ -53,7 +52,3 @@ def test_a_folder_that_cannot_be_made(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ProbeError, match="cannot make a folder"):
         make_folder(tmp_path / "file" / "probes", "1")
-
-
-def test_the_name_starts_with_the_process(tmp_path) -> None:
-    assert make_folder(tmp_path, "3").name.startswith(f"{os.getpid()}-3-")

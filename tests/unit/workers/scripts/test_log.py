@@ -25,13 +25,6 @@ def content(fd: int) -> bytes:
     return os.pread(fd, 1 << 20, 0)
 
 
-def test_what_is_short_is_kept_whole(file: int) -> None:
-    log = BoundedLog(file, KEPT)
-    for _ in range(3):
-        log.write(b"x" * KEPT)
-    assert content(file) == b"x" * 3 * KEPT
-
-
 def test_what_is_long_has_its_middle_left_out(file: int) -> None:
     log = BoundedLog(file, KEPT)
     for number in range(1000):
@@ -71,10 +64,3 @@ def test_a_full_disk_does_not_stop_the_script(file: int) -> None:
         for _ in range(100):
             assert os.write(copier.pipe, b"x" * (1 << 16)) == 1 << 16
         copier.close()
-
-
-def test_all_is_there_when_it_is_closed(file: int) -> None:
-    copier = Copier(BoundedLog(file, KEPT))
-    os.write(copier.pipe, b"last words")
-    copier.close()
-    assert content(file) == b"last words"

@@ -61,12 +61,6 @@ def test_a_cluster_of_our_own_has_a_token_of_our_own_and_ray_does_not_phone_home
     assert not {"TUNER_DB", "RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"} & first.keys()
 
 
-def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs Ray: pip install 'tuner\[ray\]'"):
-        RayDriver(AT)
-
-
 def test_an_address_of_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "find_spec", lambda name: name)
     with pytest.raises(UsageError, match="must be HOST:PORT of the cluster"):

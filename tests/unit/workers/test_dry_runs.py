@@ -1,17 +1,14 @@
 """Predicted studies at a worker, with a stand-in for the program that needs torch."""
 
 import platform
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from math import inf
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.unit.workers.fakes import FakeDryRunner, HandStop
 from tuner.client import advance
 from tuner.client.advance import advance_from_cache, kept_dry_run, plan_here
 from tuner.core.cluster import parse_cluster
@@ -25,25 +22,15 @@ from tuner.core.study import (
     StudyState,
     Terms,
 )
-from tuner.dryrun import DryRunner, DryRunStoppedError
 from tuner.errors import ProbeError
-from tuner.planner import answer, next_probe
+from tuner.planner import answer
 from tuner.store import Store
 from workers.devices import DeviceLocks, devices_here
-from workers.dry_runs import DryRuns
 from workers.executor import WorkerOptions
-from workers.stop import StopRequest
 from workers.worker import INTERRUPTED, Worker
 
-STAND_IN = Path(__file__).parent / "stand_in_dry.py"
 PREDICTED = Terms(fidelity=Fidelity.PREDICTED, max_probes=3)
 Work = Callable[..., int]
-
-
-def runner(does: str, marker: Path = Path()) -> Callable[[], DryRunner]:
-    """The stand-in, with a word in its command line by which a test can find it."""
-    command = (sys.executable, "-P", str(STAND_IN), does, str(marker))
-    return partial(DryRunner, command=command, limit_s=20.0)
 
 
 @pytest.fixture
@@ -53,14 +40,14 @@ def question(question: Question) -> Question:
 
 
 @pytest.fixture
-def work(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Run a worker in this process; its dry-run program does as it is told."""
-    monkeypatch.setenv("STAND_IN_COUNT", str(tmp_path / "count"))
+def work(store: Store, tmp_path: Path, stop: HandStop) -> Work:
+    """Run a worker whose dry-run program does as it is told."""
 
-    def run(study_id: str, does: str = "ok", *, stop: StopRequest | None = None, **more) -> int:
+    def run(study_id: str, does: str = "ok", times: float = inf, **more) -> int:
+        runner = FakeDryRunner(does, times, stop.move)
         known = {"folder": tmp_path / "probes", "lock": tmp_path / "probes.lock"}
-        options = WorkerOptions(**{**known, "dry_runner": runner(does), **more})
-        return Worker(store, study_id, stop=stop or StopRequest(), options=options).run()
+        options = WorkerOptions(**{**known, "dry_runner": lambda: runner, **more})
+        return Worker(store, study_id, stop=stop, options=options).run()
 
     return run
 
@@ -104,7 +91,7 @@ def test_a_refused_class_is_closed_with_its_operator(
     store: Store, question: Question, work: Work
 ) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "error:2") == 0
+    assert work(study.id, "error", 2) == 0
     study = store.study(study.id)
     assert outcomes(study)[0] is Outcome.INVALID
     assert "aten::odd" in study.probes[0].measurement.detail
@@ -127,7 +114,7 @@ def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(
     store: Store, question: Question, work: Work
 ) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "busy:2") == 0
+    assert work(study.id, "busy", 2) == 0
     study = store.study(study.id)
     assert outcomes(study)[0] is Outcome.TIMEOUT
     key = plan_here(question, study.probes[0].request.settings).key
@@ -138,7 +125,7 @@ def test_what_took_too_long_is_not_waited_for_again_on_this_machine(
     store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "late:2") == 0
+    assert work(study.id, "late", 2) == 0
     first = store.study(study.id).probes[0]
     assert outcomes(store.study(study.id))[0] is Outcome.TIMEOUT
     assert "aten.odd in backward" in first.measurement.detail
@@ -154,7 +141,7 @@ def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long
     store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "late:2") == 0
+    assert work(study.id, "late", 2) == 0
     key = plan_here(question, store.study(study.id).probes[0].request.settings).key
     assert store.dry_runs([key])[key].is_late
     monkeypatch.setattr(platform, "node", lambda: "elsewhere")
@@ -166,7 +153,7 @@ def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long
 
 def test_a_program_that_dies_is_started_again(store: Store, question: Question, work: Work) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "die:1") == 0
+    assert work(study.id, "die", 1) == 0
     study = store.study(study.id)
     assert set(outcomes(study)) == {Outcome.OK}
 
@@ -184,15 +171,11 @@ def test_a_program_that_always_dies_leaves_arithmetic(
     assert store.dry_runs([plan_here(question, p.request.settings).key for p in study.probes]) == {}
 
 
-def test_a_stop_gives_the_dry_run_back(store: Store, question: Question, work: Work) -> None:
-    class StopWhenItRuns(StopRequest):
-        def wait(self, seconds: float) -> str:
-            if any(p.state is ProbeState.RUNNING for p in store.study(study.id).probes):
-                self._why = "enough"
-            return super().wait(seconds)
-
+def test_a_stop_gives_the_dry_run_back(store: Store, question: Question, work: Work, stop) -> None:
     study = store.ask(question, PREDICTED)
-    assert work(study.id, "hang", stop=StopWhenItRuns()) == INTERRUPTED
+    running = lambda: any(p.state is ProbeState.RUNNING for p in store.study(study.id).probes)  # noqa: E731
+    stop.when = lambda: "enough" if running() else ""
+    assert work(study.id, "hang") == INTERRUPTED
     study = store.study(study.id)
     assert study.state is StudyState.QUEUED
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
@@ -264,63 +247,3 @@ def test_kept_dry_runs_are_entered_without_a_worker(
     assert {p.measurement.dry_run for p in other.probes if p.measurement} <= set(done.dry_runs)
     assert all(p.state is ProbeState.DONE for p in other.probes)
     assert other.probes
-
-
-@pytest.mark.parametrize(("does", "error"), [("busy", "TimeLimit"), ("die", "Crashed")])
-def test_accidents_are_not_kept(
-    question: Question,
-    does: str,
-    error: str,
-    tmp_path: Path,
-    alive: Callable[[str], list[psutil.Process]],
-    eventually: Callable[..., None],
-) -> None:
-    request = next_probe_of(question)
-    with DryRuns(runner(does, tmp_path)) as dry_runs:
-        found = dry_runs.make(plan_here(question, request.settings), lambda: "")
-    assert (found.error.partition(":")[0], found.is_kept) == (error, False)
-    eventually(lambda: not alive(str(tmp_path)))
-
-
-def test_what_is_given_up_leaves_no_process(
-    question: Question,
-    tmp_path: Path,
-    alive: Callable[[str], list[psutil.Process]],
-    eventually: Callable[..., None],
-) -> None:
-    plan = plan_here(question, next_probe_of(question).settings)
-    with DryRuns(runner("hang", tmp_path)) as dry_runs:
-        with pytest.raises(DryRunStoppedError, match="enough"):
-            dry_runs.make(plan, lambda: "enough")
-        eventually(lambda: not alive(str(tmp_path)))
-    eventually(lambda: not alive(str(tmp_path)))
-
-
-def test_a_killed_worker_leaves_no_dry_run(
-    store: Store,
-    question: Question,
-    tmp_path: Path,
-    alive: Callable[[str], list[psutil.Process]],
-    eventually: Callable[..., None],
-) -> None:
-    """The program ends when its standard input closes, the stand-in as the real one."""
-    study = store.ask(question, PREDICTED)
-    worker = Path(__file__).parent / "stand_in_worker.py"
-    words = (store.url, study.id, str(tmp_path / "probes"), "{}")
-    argv = [sys.executable, "-P", str(worker), *words, "--dry", "wait"]
-    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
-    marker = f"{STAND_IN.name} wait {tmp_path}"
-    try:
-        eventually(lambda: any(p.state is ProbeState.RUNNING for p in store.study(study.id).probes))
-        eventually(lambda: alive(marker))
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    eventually(lambda: not alive(marker))
-
-
-def next_probe_of(question: Question) -> ProbeRequest:
-    study = Study(id="st-1", question=question, terms=PREDICTED, state=StudyState.RUNNING)
-    request = next_probe(study)
-    assert isinstance(request, ProbeRequest)
-    return request

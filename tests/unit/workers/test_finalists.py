@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.workers.fakes import FakeLauncher, HandStop
 from tuner.core.configuration import Sharding
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
@@ -13,19 +14,18 @@ from tuner.errors import ProbeError
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.planner import answer
 from workers import worker as worker_module
+from workers.devices import Device
 from workers.executor import WorkerOptions
+from workers.launchers.site import LocalSite
 from workers.replicas import RequestedReplica
-from workers.stop import StopRequest
 from workers.worker import Worker
-
-OK = {"*": ["ok"]}
 
 
 class FakeGuard:
     """Finds what it is told of each sharding, and remembers what it was asked."""
 
-    def __init__(self, outcomes: dict[str, Outcome], most: int | None = None) -> None:
-        self.outcomes, self.most = outcomes, most
+    def __init__(self, outcomes: dict[str, Outcome], most: int | None, stop: HandStop) -> None:
+        self.outcomes, self.most, self.stop = outcomes, most, stop
         self.asked: list[RequestedReplica] = []
 
     def __call__(self, **given: object) -> "FakeGuard":
@@ -40,6 +40,7 @@ class FakeGuard:
             raise ProbeError("there is no place for the ranks' files")
 
     def _verdict(self, one: RequestedReplica) -> GuardCheck:
+        self.stop.move(5.0)
         outcome = self.outcomes.get(one.replica.settings.sharding, Outcome.OK)
         rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
         return GuardCheck(
@@ -56,20 +57,19 @@ class FakeGuard:
 
 
 @pytest.fixture
-def guarded(store, question, tmp_path, stand_in_argv, monkeypatch):
+def guarded(store, question, tmp_path, stop, monkeypatch):
     """Work off a study with a guard that finds ``outcomes``: the study, and the guard."""
 
     def run(outcomes: dict[str, Outcome], terms: Terms, most: int | None = None):
-        guard = FakeGuard(outcomes, most)
+        guard = FakeGuard(outcomes, most, stop)
         monkeypatch.setattr(worker_module.ReplicaTrainer, "train", guard.train)
+        site = LocalSite(launcher=FakeLauncher(), find_devices=lambda: (Device(name="here/cpu"),))
         options = WorkerOptions(
-            folder=tmp_path / "probes",
-            lock=tmp_path / "probes.lock",
-            argv=lambda out: stand_in_argv(out, OK),
+            folder=tmp_path / "probes", lock=tmp_path / "probes.lock", site=site
         )
         narrow = replace(question, knobs={"sharding": ("ddp", "full_shard"), "tp_size": (1,)})
         study = store.ask(narrow, terms)
-        assert Worker(store, study.id, stop=StopRequest(), options=options).run() == 0
+        assert Worker(store, study.id, stop=stop, options=options).run() == 0
         return store.study(study.id), guard
 
     return run
@@ -110,7 +110,7 @@ def test_what_could_not_be_trained_is_said_and_tried_once(guarded) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_twins_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) -> None:
+def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) -> None:
     study, guard = guarded({}, Terms(max_probes=3), most)
     assert study.state is StudyState.DONE
     best = answer(study).best

@@ -1,0 +1,253 @@
+"""Ranks that stay for the next probe: who runs what, and when they end. None is a process."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.workers.conftest import HandClock
+from tests.unit.workers.fakes import OK, SHORTAGE, Act, FakeLauncher, FakeRun, always, hang
+from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.errors import ProbeError
+from workers.launchers.base import Why
+from workers.measuring import ranks as ranks_module
+from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
+from workers.probe.orders import SPENT, header
+
+TWO = Kind(ranks=2, world_size=2, device="cpu")
+GPUS = Kind(ranks=2, world_size=2, device="cuda")
+
+
+def at(number: int, found: Any) -> Act:
+    """Does this of the probe of that number in its run, and well of all others."""
+    return lambda run, spec, now: found if now == number else "ok"
+
+
+@dataclass
+class Warm:
+    """Ranks of a launcher that starts no process, and a clock that stands still."""
+
+    ranks: WarmRanks
+    launcher: FakeLauncher
+    clock: HandClock
+
+    def measure(
+        self, kind: Kind = TWO, deadline_s: float = 100.0, why: Callable[[], str] = str
+    ) -> Measurement:
+        def pause(seconds: float) -> str:
+            self.clock.move(seconds)
+            return why()
+
+        given = {"deadline_s": deadline_s, "pause": pause}
+        return self.ranks.measure(kind, {"probe": 1}, **given).measurement
+
+    def outcome(self, **given: Any) -> Outcome:
+        return self.measure(**given).outcome
+
+
+@pytest.fixture
+def warm(tmp_path: Path, clock: HandClock) -> Iterator[Callable[..., Warm]]:
+    """``warm(act, check=..., **options)``."""
+    opened: list[WarmRanks] = []
+
+    def make(act: Act = OK, *, check: Any = None, **options: Any) -> Warm:
+        launcher = FakeLauncher(act=act, **({"check": check} if check else {}))
+        ranks = WarmRanks(launcher=launcher, folder=tmp_path / "probes", **options)
+        opened.append(ranks.__enter__())
+        return Warm(ranks, launcher, clock)
+
+    yield make
+    for ranks in opened:
+        ranks.__exit__(None, None, None)
+    assert not list((tmp_path / "probes").glob("*"))
+
+
+def test_probes_of_one_kind_share_ranks_and_others_have_their_own(warm) -> None:
+    it = warm()
+    found = [it.measure() for _ in range(3)]
+    assert [one.outcome for one in found] == [Outcome.OK] * 3
+    assert found[0].device_s == 2 * found[0].wall_s
+    assert len(it.launcher.runs) == 1
+    assert it.ranks.alive
+    alone = Kind(ranks=1, world_size=8, device="cpu", fidelity=Fidelity.EMULATED, sharing=8)
+    for kind in (alone, alone, TWO):
+        assert it.outcome(kind=kind) is Outcome.OK
+    jobs = [run.job for run in it.launcher.runs]
+    assert [(job.ranks, job.sharing) for job in jobs] == [(2, None), (1, 8), (2, None)]
+
+
+def test_cold_ranks_are_new_for_each_probe(warm) -> None:
+    it = warm(lambda run, spec, number: "ok", keep=False)
+    it.launcher.act = lambda run, spec, number: run._end(Why.ENDED, 0) or "ok"
+    assert [it.outcome() for _ in range(2)] == [Outcome.OK] * 2
+    assert len(it.launcher.runs) == 2
+    assert not it.ranks.alive
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "runs", "detail"),
+    [
+        ("stopped_early", Outcome.STOPPED_EARLY, 1, ""),
+        ("oom", Outcome.OOM, 2, ""),
+        ("non_finite", Outcome.NON_FINITE, 2, ""),
+        ("exit:3", Outcome.CRASHED, 2, "ended with exit code 3"),
+        ("kill", Outcome.CRASHED, 2, "SIGKILL"),
+        (["crashed", "communication_error"], Outcome.CRASHED, 2, ""),
+        (["ok", "cut"], Outcome.CRASHED, 2, "its record is not JSON, or cut short"),
+        (["ok", None], Outcome.TIMEOUT, 2, "rank 1 not done after 100 s"),
+        ("wait", Outcome.TIMEOUT, 2, "not done after 100 s"),
+    ],
+)
+def test_what_is_not_ok_is_told_and_the_next_probe_has_new_ranks(
+    warm, found: Any, outcome: Outcome, runs: int, detail: str
+) -> None:
+    it = warm(at(2, found))
+    assert it.outcome() is Outcome.OK
+    second = it.measure()
+    assert second.outcome is outcome
+    assert detail in second.detail
+    it.launcher.act = OK
+    assert it.outcome() is Outcome.OK
+    assert len(it.launcher.runs) == runs
+
+
+def test_what_a_rank_says_is_of_its_own_probe(warm) -> None:
+    it = warm(at(2, "oom"))
+    it.launcher.log = f"{header('00000001')}one\n"
+    assert it.measure().log_tails == {}
+    it.launcher.log += f"{header('00000002')}two\n"
+    assert it.measure().log_tails == {0: "two\n", 1: "two\n"}
+
+
+def test_memory_that_stays_behind_wants_new_ranks(warm) -> None:
+    def act(run: FakeRun, spec: object, number: int) -> str:
+        (run.job.directory / SPENT).touch()
+        return "ok"
+
+    it = warm(act)
+    assert [it.outcome() for _ in range(2)] == [Outcome.OK] * 2
+    assert len(it.launcher.runs) == 2
+
+
+def test_ranks_that_end_between_probes_are_replaced(warm) -> None:
+    it = warm()
+    assert it.outcome() is Outcome.OK
+    it.launcher.runs[0]._end(Why.ENDED, -9)
+    assert it.outcome() is Outcome.OK
+    assert len(it.launcher.runs) == 2
+
+
+def test_what_is_given_up_leaves_no_rank(warm) -> None:
+    it = warm(hang)
+    assert it.outcome(why=lambda: "stop") is Outcome.CANCELLED
+    assert not it.ranks.alive
+
+    def fail() -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        it.measure(why=fail)
+    assert not it.ranks.alive
+    assert {run.ended.why for run in it.launcher.runs} == {Why.CANCELLED}
+
+
+def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch) -> None:
+    monkeypatch.setattr(ranks_module, "FEED_S", 0.01)
+    it = warm(idle_s=30.0)
+    assert it.outcome() is Outcome.OK
+    clock.move(29.0)
+    time.sleep(0.05)
+    assert it.ranks.alive
+    clock.move(2.0)
+    until = time.monotonic() + 60
+    while it.ranks.alive:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert it.outcome() is Outcome.OK
+
+
+def test_a_program_that_cannot_be_started(warm) -> None:
+    it = warm()
+    it.launcher.fails = FileNotFoundError("/nonexistent")
+    found = it.measure()
+    assert found.outcome is Outcome.CRASHED
+    assert "could not be started" in found.detail
+
+
+# Looks at devices
+
+
+def test_devices_are_looked_at_after_one_was_lost(warm) -> None:
+    it = warm(at(2, "device_lost"), check=lambda run: "device_lost")
+    assert [it.outcome() for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
+    with pytest.raises(ProbeError, match="is not there again: Error: device_lost"):
+        it.measure()
+    assert not it.ranks.alive
+    it.launcher.check = lambda run: "ok"
+    assert it.outcome() is Outcome.OK
+    it.launcher.check = lambda run: "device_lost"  # until it is there, and not again
+    assert it.outcome(kind=replace(TWO, world_size=4)) is Outcome.OK
+
+
+def test_gpus_are_looked_at_before_the_first_probe_and_by_the_same_ranks(warm) -> None:
+    checked = CheckedDevices()
+    it = warm(checked=checked)
+    assert [it.outcome(kind=GPUS) for _ in range(2)] == [Outcome.OK] * 2
+    assert len(it.launcher.runs) == 1
+    bad = {"check": lambda run: "crashed"}
+    again = warm(**bad, checked=checked)  # of another study, a short while later
+    assert again.outcome(kind=GPUS) is Outcome.OK
+    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+        again.outcome(kind=replace(GPUS, visible=("GPU-b", "GPU-c")))  # other ones
+    assert not again.ranks.alive
+    assert warm(**bad, checked=CheckedDevices()).outcome() is Outcome.OK  # of a CPU
+    assert warm(**bad).outcome(kind=GPUS) is Outcome.OK  # nobody wants them looked at
+    again.clock.move(ranks_module.HOLDS_S + 1)
+    with pytest.raises(ProbeError):  # too long ago
+        warm(**bad, checked=checked).outcome(kind=GPUS)
+
+
+def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm) -> None:
+    it = warm(check=lambda run: "exit:1", checked=CheckedDevices())
+    with pytest.raises(ProbeError, match="no probe can be run: rank 0: exit code 1"):
+        it.measure(kind=GPUS)
+    it.launcher.check = lambda run: "wait"
+    with pytest.raises(ProbeError, match="rank 0 did not answer within 180 s"):
+        it.measure(kind=GPUS)
+    assert it.outcome(kind=GPUS, why=lambda: "stop") is Outcome.CANCELLED
+    assert not it.ranks.alive
+
+    def slow(run: FakeRun) -> str:
+        it.clock.move(50.0)
+        return "ok"
+
+    it.launcher.check = slow
+    found = it.measure(kind=GPUS)
+    assert (found.outcome, found.wall_s < 50.0) == (Outcome.OK, True)
+
+
+def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(warm) -> None:
+    # 95 of 100 bytes in use and 10 more wanted would not have fitted anyhow; 80 and 10 would
+    small = {**SHORTAGE, "allocated_bytes": 80, "reserved_bytes": 80}
+    it = warm(always("oom"), checked=CheckedDevices())
+    assert it.outcome(kind=GPUS) is Outcome.OOM
+    it.launcher.act = lambda run, spec, number: {"outcome": "oom", "oom": small}
+    it.launcher.check = lambda run: "crashed"
+    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+        it.measure(kind=GPUS)
+    it.launcher.check = lambda run: "ok"
+    assert it.outcome(kind=GPUS) is Outcome.OOM
+    before = len(it.launcher.runs)
+    it.launcher.act = OK
+    assert it.outcome(kind=GPUS) is Outcome.OK  # on the ranks that looked
+    assert len(it.launcher.runs) == before
+
+
+def test_all_ranks_tell_what_they_found(warm) -> None:
+    it = warm(check=lambda run: ["ok", "crashed"])
+    found = it.ranks.look(GPUS, lambda seconds: "")
+    assert found.why_unusable.startswith("Error: crashed")
+    assert [one["device"] for one in found.found] == ["cpu", "cpu"]
