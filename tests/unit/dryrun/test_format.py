@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "f8fc4d5eea72696beb314094e47e1e75acf48e83e0da2c7c15a26aa527ccd0f8")
+PINNED = (3, "edb4fd685580bc989ef0464e942371a7498b762529941e83ea0bf0ffc53fe413")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
