@@ -21,9 +21,9 @@ from tuner.client.launch import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Study, Terms
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
+from tuner.explain.known import best_known, is_forecast, why_none
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
-from tuner.planner.known import best_known, is_forecast, why_none
 from tuner.results import Evidence, headline
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text

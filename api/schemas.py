@@ -139,6 +139,10 @@ class Suggestion(Answered):
     probes: dict[str, int] = Field(description="Number of probes by outcome.")
     cost: Cost
     explanation: list[str]
+    facts: list[dict[str, Any]] = Field(
+        description="What each sentence of the explanation says: kind, numbers with units in their"
+        " names, configurations, and the numbers of probes."
+    )
     launch: Launch
 
 

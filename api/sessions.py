@@ -33,7 +33,7 @@ TOKEN_BYTES = 32
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _MASKED = re.compile(rf"[0-9a-f]{{{4 * TOKEN_BYTES}}}")
 
-# Fields by name: ``form["model"]`` is the last of this name, ``form.getlist("tp_size")`` all.
+# Fields by name: ``form["model"]`` is the last of this name, ``form.getlist("sharding")`` all.
 Form = ImmutableMultiDict[str, str]
 
 

@@ -17,7 +17,7 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.model import load_model
-from tuner.planner.candidates import prior_of
+from tuner.planner.prior import prior_of
 from tuner.search.engine import ask
 from tuner.search.trials import Past, Prior, Result, Trial
 

@@ -33,7 +33,7 @@ from tuner.core.study import (
 )
 from tuner.core.workload import Workload
 from tuner.model import load_model
-from tuner.planner.candidates import prior_of
+from tuner.planner.prior import prior_of
 from tuner.planner.timing import counts_to_run
 from tuner.store import Store, WorkerIdentity
 

@@ -28,9 +28,10 @@ from tuner.core.study import (
     Terms,
 )
 from tuner.core.workload import Workload
+from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.planner import answer, candidates, estimates, next_probe
-from tuner.planner.candidates import prior_of
+from tuner.planner import forecast, next_probe, prior
+from tuner.planner.prior import prior_of
 from tuner.space import enumerate_space
 
 PROBES = 200
@@ -173,5 +174,5 @@ def _timed(call: Callable[[], object]) -> tuple[float, float]:
 
 def forget() -> None:
     """Drop the predictions that earlier calls have made."""
-    candidates._prior.cache_clear()
-    estimates._by_arithmetic.cache_clear()
+    prior._prior.cache_clear()
+    forecast._by_arithmetic.cache_clear()

@@ -20,7 +20,7 @@ from tuner.core.quantity import QUANTILE
 from tuner.cost.constants import Costs
 from tuner.cost.memory.pipeline import refused, stage_memory
 from tuner.cost.prediction import Prediction, predict
-from tuner.planner.candidates import RUNS
+from tuner.planner.prior import RUNS
 from tuner.planner.ranking import complexity
 from tuner.planner.similar import Found, past_trials
 from tuner.search.kernel import Array, Mask, Rows

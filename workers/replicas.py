@@ -22,7 +22,7 @@ from tuner.guard.counts import blamed_by_counts
 from tuner.guard.replica import Replica, family_of, replica_of, stack_of, usual_cases
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
-from tuner.planner.verdicts import replicas_of
+from tuner.planner.wrong import replicas_of
 from tuner.store import Store
 from workers.devices import DeviceLocks, default_lock_path, devices_here
 from workers.launchers.base import Launcher

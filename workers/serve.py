@@ -18,9 +18,9 @@ from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import OPEN, Study, StudyState, Terms
 from tuner.dryrun import dry_run_versions
 from tuner.errors import AwayError, ProbeError, TunerError, UnreadableStudyError
+from tuner.explain.known import best_known
 from tuner.logs import bound
 from tuner.machine import Machine, together
-from tuner.planner.known import best_known
 from tuner.store import OpenStudy, Store, WorkerIdentity, open_store
 from tuner.store.workers import Workers
 from workers.devices import check_machine

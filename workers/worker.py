@@ -13,8 +13,8 @@ from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import ProbeError, TunerError
 from tuner.planner import Stop, Wait, next_probe
+from tuner.planner.dry_runs import as_predicted
 from tuner.planner.finalists import is_final
-from tuner.planner.known import as_predicted
 from tuner.planner.next import give_up_above_s
 from tuner.planner.spending import (
     device_time_is_spent,

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from api.answers import no_answer
 from tuner.client.launch import exported
-from tuner.core.answer import KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Candidate, Suggestion
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.evaluation import KNOBS_PASSED, NOT_CHECKED, UNCHECKED
 from tuner.core.study import OPEN, Study
 from tuner.core.words import rank_word
+from tuner.explain.known import is_forecast
 from tuner.launchfiles import FORMATS, why_not
-from tuner.planner.known import is_forecast
 from tuner.script.launching import tuned_name
 from tuner.space.inactive import show
 

@@ -110,9 +110,7 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
     of_part: dict[Part, list[Difference]] = {part: [] for part in TITLES}
     further: list[Difference] = []
     for line in differences(compared):
-        # One field of a configuration, or one figure of a cluster.
-        is_field = line.part is Part.QUESTION and line.name.startswith(("model ", "cluster "))
-        (further if is_field else of_part[line.part]).append(line)
+        (further if line.is_detail else of_part[line.part]).append(line)
     differing = [line.name for line in of_part[Part.QUESTION] if line.differs]
     if differing or further:
         in_short = f"They ask for different things in {listed(differing or ['figures'])}."

@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 
 from api.pages.assets import asset_url
 from api.sessions import LazyField
-from tuner.core.answer import GIB
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB
 from tuner.core.words import share_text, speed_text
 from tuner.space.inactive import show
 from tuner.text import count_text, duration_text, size_text, time_text

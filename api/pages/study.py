@@ -15,11 +15,13 @@ from api.pages.evidence import trouble_of
 from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
 from api.pages.render import linked, probe_path, render_part, settings_path, spaced
 from tuner import results
-from tuner.core.answer import GIB, Candidate
+from tuner.core.answer import Candidate
 from tuner.core.configuration import knob_value
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import RAN, Fidelity
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, rank_word
+from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
 from tuner.space.inactive import show
 from tuner.store import Event, Store, StudyStatus
@@ -196,9 +198,13 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
         "fewer": [effect for effect in effects if len(effect.values) > MOST_VALUES],
         "most_values": MOST_VALUES,
         "sentences": [
-            linked(text, study.id, probe_ids)
-            for text in (suggestion.explanation if suggestion else ())
+            linked(text, study.id, probe_ids.intersection(named))
+            for text, named in (
+                shown(suggestion.facts, suggestion.explanation) if suggestion else ()
+            )
         ],
+        "knob_heads": KNOB_HEADS,
+        "knob_rows": knob_rows(suggestion.facts) if suggestion else [],
         "table": table,
         "troubles": [trouble_of(*one) for one in failed[:MOST_TROUBLES]],
         "failed": sum(row.failed for row in table.rows),

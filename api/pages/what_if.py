@@ -10,13 +10,14 @@ from api.pages.charts import memory_bar
 from api.pages.charts.memory import OUTSIDE
 from api.pages.charts.scales import interval_of
 from api.pages.render import render_part, settings_path
-from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.answer import Candidate, Suggestion
 from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings, short_parts
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import Quantity
 from tuner.core.study import Study
 from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
-from tuner.results import Figures, KnobChoice, Option, Predictor, WhatIf
+from tuner.results import KnobChoice, Option, Predictor, WhatIf
 from tuner.space.inactive import show
 from tuner.text import size_text
 
@@ -76,7 +77,7 @@ class WhatIfPage:
     """The reason why it does not run, or is unknown; empty where ``fit`` says it."""
     against: tuple[str, ...]
     """The same beside the best configuration, in sentences."""
-    measured: tuple[tuple[Figures, str], ...]
+    measured: tuple[tuple[Evaluation, str], ...]
     """Measurements of this very configuration, each with how it compares to the best."""
     explanation: tuple[str, ...]
     """Where the memory goes."""
@@ -284,7 +285,7 @@ def against_best(found: WhatIf, best: WhatIf, per: str) -> Iterator[str]:
         yield f"{words} the best settings are predicted to need ({need})."
 
 
-def against_measured(seen: Figures, best: Candidate | None) -> str:
+def against_measured(seen: Evaluation, best: Candidate | None) -> str:
     """A measurement beside the best configuration; empty where that cannot be said."""
     if best is None or best.basis is not None or best.settings == seen.settings:
         return ""

@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from api.app import create_app
 from api.settings import Settings
 from tuner.core.measurement import Outcome
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.store import open_store
 
 pytestmark = pytest.mark.long

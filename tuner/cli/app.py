@@ -41,12 +41,7 @@ class GroupedHelp(TyperCommand):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code.
-
-    Raises:
-        TunerError: what went wrong with it.
-        typer.TyperException: the arguments make no command.
-    """
+    """Run one command; its exit code."""
     command = typer.main.get_command(app())
     code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
     return int(code or 0)

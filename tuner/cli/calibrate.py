@@ -10,10 +10,11 @@ from rich.text import Text
 
 from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
-from tuner.client.inquiry import check_here
 from tuner.client.local import failure_text
+from tuner.client.place import check_here
+from tuner.client.request import read_cluster
 from tuner.client.worker_process import Signals, Worker
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration
@@ -29,13 +30,8 @@ DISTURBED = 1.25
 
 
 def run(cluster: str, *, as_json: bool, db: str | None) -> int:
-    """Calibrate; the exit code.
-
-    Raises:
-        UsageError: there is no such cluster, or this machine is not it.
-        ProbeError: it could not be measured.
-    """
-    asked = parse_cluster(cluster)
+    """Calibrate; the exit code."""
+    asked = read_cluster(cluster)
     check_here(asked)
     with open_store(db) as store:
         typer.echo(f"calibrating {asked.name}: this takes up to two minutes", err=True)
@@ -57,12 +53,7 @@ def calibrate_argv(cluster: Cluster) -> list[str]:
 
 
 def _run_worker(store: Store, argv: Sequence[str], *, as_json: bool) -> None:
-    """Run the worker until it ends.
-
-    Raises:
-        ProbeError: it failed; with its last words.
-        StoppedError: a signal asked this process to end.
-    """
+    """Run the worker until it ends."""
     environment = {"TUNER_DB": store.url}
     with Signals() as signals, Worker(argv, environment) as worker, watch_of(as_json=as_json) as w:
         w.waiting("timing matrices, copies, layers, updates and collectives")

@@ -40,7 +40,7 @@ def serve(
     Example:
       tuner serve --db sqlite:///studies.db
     """
-    from tuner.cli.serve import run
+    from tuner.cli.serve import serve as run
 
     run(host=host, port=port, require_keys=require_keys, as_json=json, db=db)
 
@@ -107,10 +107,9 @@ class WorkerAsked:
 def worker(asked: WorkerAsked) -> int:
     """Serve studies with what this machine has, or these nodes, until SIGTERM or Ctrl-C.
 
-    Studies of no pool are served, and those of the pools that are named, the one that was asked
-    first before others. Any machine makes predictions; probes are run where the cluster is, or one
-    device that can play its. What cannot be done here is left to other workers. When it is
-    stopped, its probes are given back and nothing is lost.
+    Studies of no pool are served, and those of the pools that are named, the oldest first. Any
+    machine makes predictions; probes are run where the cluster is, or one device that can play its.
+    When it is stopped, its probes are given back and nothing is lost.
 
     \b
     Examples:
@@ -118,27 +117,9 @@ def worker(asked: WorkerAsked) -> int:
       tuner worker --slurm "-p gpu -N 4 --gpus-per-node=8 -t 8:00:00"
       tuner worker --launcher ray --ray 10.0.0.1:6379
     """
-    from tuner.cli.serve import WorkerPlace
-    from tuner.cli.serve import worker_run as run
-    from tuner.text import read_duration
+    from tuner.cli.serve import worker as run
 
-    given = asked.probe_deadline
-    deadline_s = read_duration("probe_deadline", given) if given else None
-    return run(
-        pools=asked.pool or [],
-        name=asked.name,
-        once=asked.once,
-        drain=asked.drain,
-        place=WorkerPlace(
-            launcher=asked.launcher,
-            ray=asked.ray,
-            probes=asked.probes,
-            probe_deadline_s=deadline_s,
-        ),
-        slurm=asked.slurm,
-        as_json=asked.json,
-        db=asked.db,
-    )
+    return run(asked)
 
 
 def list_workers(
@@ -196,8 +177,7 @@ def backup_database(
 ) -> int:
     """Copy a SQLite database, which may be in use, to a file that is not there yet.
 
-    The copy is as the database was at one moment, and is checked. Nobody has to wait meanwhile,
-    and nothing is overwritten. PostgreSQL is backed up by its own pg_dump.
+    The copy is checked, and nothing is overwritten. PostgreSQL is backed up by its own pg_dump.
 
     \b
     Example:
@@ -215,7 +195,7 @@ StudyId = Annotated[
 
 @taking(SuggestAsked)
 def suggest(asked: SuggestAsked) -> int:
-    """Find the fastest settings that fit, by running real training steps on this machine.
+    """Find the fastest configuration that fits, by running real training steps on this machine.
 
     With --fidelity predicted nothing has to be here: the answer is from dry runs and arithmetic,
     in seconds, and says which is which. Every probe is kept: the same question asked again goes
@@ -235,11 +215,10 @@ def suggest(asked: SuggestAsked) -> int:
 
 @taking(ProbeAsked)
 def probe(asked: ProbeAsked) -> int:
-    """Run one probe of given settings on this machine, and show what it measured.
+    """Run one probe of a given configuration on this machine, and show what it measured.
 
-    It is kept in the study of the same question. Settings that were probed before are run once
-    more, unless they are dry-run (--fidelity predicted), which always shows the same. Exit code 3
-    says that the settings do not fit in memory.
+    It is kept in the study of the same question. A configuration that was probed before is run once
+    more, unless it is dry-run (--fidelity predicted), which always shows the same.
 
     \b
     Example, on any machine, without a GPU:
@@ -254,7 +233,7 @@ def probe(asked: ProbeAsked) -> int:
 
 @taking(PredictAsked)
 def predict(asked: PredictAsked) -> int:
-    """Predict memory and speed of given settings, on any cluster, without a device.
+    """Predict memory and speed of a configuration, on any cluster, without a device.
 
     With --cases, each line of a file is answered by a line, in the same order: the case, and
     fits, memory, step_time_s, tokens_per_s_per_gpu, provenance and reason; or error with field
@@ -306,9 +285,8 @@ def calibrate(
 ) -> int:
     """Measure what the devices here really compute, copy and send, for predictions to use.
 
-    It takes under two minutes of all of them: matrix products, copies, layers of a small model,
-    optimizer updates, and collectives from small to large. Until then predictions rest on
-    published rates, and no speed is predicted for CPU processes.
+    It takes under two minutes of all of them. Until then predictions rest on published rates, and
+    no speed is predicted for CPU processes.
 
     \b
     Example, on any machine, without a GPU:

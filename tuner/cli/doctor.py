@@ -20,11 +20,6 @@ POLL_S = 0.25
 def run(*, check: bool, as_json: bool, db: str | None) -> int:
     """Diagnose, with ``check`` after training the guard's replicas; the exit code, 1 when something
     serious is wrong.
-
-    Raises:
-        UsageError: the database was named and is not there, or is not ours.
-        StoreError: it cannot be read.
-        ProbeError: the guard's checks could not be made.
     """
     if check:
         _check_now(db)

@@ -8,14 +8,15 @@ from rich.text import Text
 from tuner.cli.console import TEXT_WIDTH, Column, facts_grid, paragraphs, table_of
 from tuner.cli.tables import rate_text, seconds_text, sizes_text, spare_text
 from tuner.client.cases import Case, Finding, notes_of, prediction_of
-from tuner.core.answer import GIB
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word
-from tuner.cost.explain import explain_memory
 from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
+from tuner.explain.english import say
+from tuner.explain.memory import memory_facts
 from tuner.results.points import question_text
 from tuner.space.inactive import show
 from tuner.text import size_number, size_text, size_unit
@@ -51,10 +52,7 @@ def show_prediction(
         columns.append(Column(title, [*names, *blank]))
         columns.append(Column(unit, [*numbers, *blank], is_number=True))
     console.print(table_of(columns, console.width))
-    work, cluster = case.question.workload, case.question.cluster
-    explained = explain_memory(
-        work, cluster, case.question.framework, case.settings, profiles=profiles
-    )
+    explained = list(map(say, memory_facts(case.question, case.settings, profiles)))
     paragraphs(console, explained, "Memory", further=2)
     paragraphs(console, notes_of(case, finding, found), "Notes", further=2)
 

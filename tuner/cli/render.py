@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console
+from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, print_rows, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
@@ -22,19 +22,21 @@ from tuner.cli.tables import (
     sizes_text,
     spare_text,
 )
-from tuner.cli.values import read_budget, read_wanted
+from tuner.cli.values import read_options
 from tuner.client.answered import Answered
 from tuner.client.launch import with_launch
 from tuner.client.suggest import AnswerPlace, answer_at
-from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.explain.english import KNOB_HEADS, knob_rows, shown
+from tuner.explain.known import answer, is_forecast
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
-from tuner.planner import answer, probe_as_dict
-from tuner.planner.known import is_forecast
+from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space.inactive import show
 from tuner.store import open_store
@@ -47,24 +49,14 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    """Answer the question; the exit code.
-
-    Raises:
-        UsageError: something about the question is wrong; nothing was written then.
-        TunerError: it could not be answered.
-    """
+    """Answer the question; the exit code."""
     place = AnswerPlace(server=asked.server, replaces=asked.replace, db=asked.db)
-    wanted = read_wanted(asked, **read_budget(asked))
-    answered = answer_at(place, wanted, Terminal(), asked.write or ())
+    answered = answer_at(place, read_options(asked), Terminal(), asked.write or ())
     return show_answered(answered, as_json=asked.json)
 
 
 def show_answered(answered: Answered, *, as_json: bool) -> int:
-    """Show an answer, and write its files; the exit code.
-
-    Raises:
-        TunerError: a file cannot be written after all.
-    """
+    """Show an answer, and write its files; the exit code."""
     if as_json:
         print_json(answered.as_json)
         answered.write()
@@ -78,12 +70,7 @@ def show_answered(answered: Answered, *, as_json: bool) -> int:
 
 
 def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
-    """Show a study in full; the exit code.
-
-    Raises:
-        UsageError: there is no such study or database.
-        StoreError: the database cannot be read.
-    """
+    """Show a study in full; the exit code."""
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     suggestion = with_launch(answer(study), study.question)
@@ -200,7 +187,11 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
         facts.append(("guard", f"{text} ({guard.why})" if guard.why else text))
         indented = ((f"  {name}", value) for name, value in facts)
         console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
-    paragraphs(console, suggestion.explanation, "Why" if best else "No answer")
+    sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
+    paragraphs(console, sentences, "Why" if best else "No answer")
+    if rows := knob_rows(suggestion.facts):
+        console.print()
+        print_rows(KNOB_HEADS, rows)
     paragraphs(console, [one.why for one in suggestion.dead_knobs], "Knobs without effect here")
 
 

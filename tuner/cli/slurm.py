@@ -65,9 +65,6 @@ def batch_options(text: str) -> tuple[str, ...]:
 
     Args:
         text: such as ``--partition=gpu -N 2 --time 8:00:00``, quoted as for a shell.
-
-    Raises:
-        UsageError: it has something else than options, or one that would break the worker.
     """
     try:
         words = shlex.split(text)
@@ -145,10 +142,6 @@ def submit(argv: Sequence[str], options: str, folder: Path) -> "BatchJob":
         argv: its command.
         options: of sbatch, as one text.
         folder: for what it says; the job's nodes must see it.
-
-    Raises:
-        UsageError: an option is not for it.
-        ProbeError: there is no sbatch, or it refuses; with its words.
     """
     given = batch_options(options)
     literal = str(folder).replace("%", "%%")  # other than this %, all stands for itself
@@ -176,9 +169,6 @@ class BatchJob:
 
         Returns:
             0 when it has completed, 130 when it was cancelled at a signal, else 1.
-
-        Raises:
-            ProbeError: Slurm does not answer, at a signal.
         """
         cancelled, looked = False, 0.0
         while self._state not in (*OVER, FORGOTTEN):
@@ -261,10 +251,6 @@ def _slurm(*argv: str, text: str = "") -> str:
     """Runs a command of Slurm's and returns its output; a job's environment is this process's.
 
     Options that stand in variables are left out, as those of an allocation that this may be in.
-
-    Raises:
-        UsageError: it is not on the PATH.
-        ProbeError: it fails; with its words.
     """
     own = {
         name: value

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from tuner.cli.errors import print_json
+from tuner.cli.errors import print_json, tell
 from tuner.core.study import StudyState
 from tuner.errors import TunerError, UsageError
 from tuner.store import StudySummary, default_url, open_store
@@ -25,12 +25,7 @@ NARROWEST_REASON = 20
 
 
 def run(*, as_json: bool, db: str | None) -> int:
-    """List the studies asked last; the exit code.
-
-    Raises:
-        UsageError: the database was named and is not there, or is not ours.
-        StoreError: it cannot be read.
-    """
+    """List the studies asked last; the exit code."""
     found: list[StudySummary] = []
     if is_there(db):  # where nothing was ever asked, that is no error
         with open_store(db, create=False) as store:
@@ -85,13 +80,7 @@ def _show(found: Sequence[StudySummary]) -> None:
 
 
 def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | None) -> int:
-    """Cancel a study; the exit code.
-
-    Raises:
-        UsageError: there is no such study or database.
-        TunerError: it has ended already.
-        ServiceError: the service cannot be reached, or refused.
-    """
+    """Cancel a study; the exit code."""
     if server is None:
         with open_store(db, create=False) as store:
             cancelled = store.study(study_id).id
@@ -106,20 +95,12 @@ def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | No
             raise UsageError("study", study_id, "must be a whole id, such as st-0123456789ab")
         with Service(server) as service:
             cancelled = str(service.cancel(study_id)["study_id"])
-    if as_json:
-        print_json({"study_id": cancelled, "state": str(StudyState.CANCELLED)})
-    else:
-        typer.echo(f"study {cancelled} is cancelled")
-    return 0
+    found = {"study_id": cancelled, "state": str(StudyState.CANCELLED)}
+    return tell(found, f"study {cancelled} is cancelled", as_json=as_json)
 
 
 def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
-    """List the workers, or those of this machine or container; the exit code, 1 without any.
-
-    Raises:
-        UsageError: the database is not there, or is not ours.
-        StoreError: it cannot be read.
-    """
+    """List the workers, or those of this machine or container; the exit code, 1 without any."""
     with open_store(db, create=False) as store:
         found = Workers(store.transactions).living()
     host = socket.gethostname()

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.console import Column, natural_width, table_of
-from tuner.core.answer import GIB, Suggestion
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import KNOBS, Settings
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Basis, Outcome
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import ProbeState

@@ -17,7 +17,7 @@ from tuner.dryrun import (
     plan_dry_runs,
 )
 from tuner.planner import Stop, next_probe, what_is_needed
-from tuner.planner.known import as_predicted
+from tuner.planner.dry_runs import as_predicted
 from tuner.store import Store
 
 

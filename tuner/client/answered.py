@@ -13,9 +13,8 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.study import Probe, ProbeState, Question, Study
 from tuner.core.words import describe, rank_word
 from tuner.errors import TunerError, UsageError
+from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, why_not
-from tuner.planner import answer
-from tuner.planner.known import is_forecast, why_none
 from tuner.results.points import row_text, rows_of
 from tuner.space import Space
 

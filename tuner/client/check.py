@@ -1,14 +1,16 @@
-"""Whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
+"""Tells whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.client.cases import Case, Finding, answer_of
-from tuner.client.predict import Prediction, case_values, read_single_case
-from tuner.client.values import ClusterLike, ModelLike, read_cluster, read_model
+from tuner.client.predict import Prediction, read_single_case
+from tuner.client.request import read_cluster
+from tuner.client.values import ClusterLike, ModelLike, read_model
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, knob_value
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Question, Study, Terms
@@ -17,7 +19,6 @@ from tuner.launchfiles.fields import Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES
 from tuner.model import read_model_config
 from tuner.results import Evidence
-from tuner.results.figures import Figures
 from tuner.store import Store
 
 
@@ -27,7 +28,7 @@ class Seen:
 
     study_id: str
     """Whose probes."""
-    figures: Figures
+    figures: Evaluation
     """What they found, on the terms of the check."""
 
 
@@ -51,9 +52,9 @@ class Checked:
         return self.prediction.fits if seen is None else seen.fits
 
     @property
-    def _seen_to_fit(self) -> Figures | None:
+    def _seen_to_fit(self) -> Evaluation | None:
         """Tells if probes saw it fit: nothing where they closed it for what it trains."""
-        if self.seen is None or (self.trains_wrongly and not self.seen.figures.is_over_limit):
+        if self.seen is None or (self.trains_wrongly and not self.seen.figures.too_large):
             return None
         return self.seen.figures
 
@@ -78,7 +79,7 @@ class Checked:
     @property
     def provenance(self) -> Provenance:
         """The weakest of the memory's and the speed's."""
-        return self.prediction.provenance if self.seen is None else self.seen.figures.provenance
+        return self.prediction.provenance if self.seen is None else self.seen.figures.known_from
 
     @property
     def reason(self) -> str:
@@ -88,7 +89,7 @@ class Checked:
             return self.prediction.reason
         if figures.fits is not False:
             return ""
-        return figures.detail or f"it needs {figures.memory_gib.value or 0:.2f} GiB of a device"
+        return figures.why or f"it needs {figures.needed_gib.value or 0:.2f} GiB of a device"
 
     @property
     def trains_wrongly(self) -> str:
@@ -124,7 +125,7 @@ class Checked:
                 "study_id": seen.study_id,
                 "fidelity": str(seen.figures.fidelity),
                 "outcome": str(seen.figures.outcome),
-                "probes": list(seen.figures.probes),
+                "probes": list(seen.figures.probe_ids),
             },
             "prediction": self.prediction.as_dict(),
         }
@@ -230,7 +231,7 @@ def case_of(found: Found, beside: Beside) -> Case:
     _check_decided(found, knobs, batch, ranks)
     model = read_model(_model(found, beside))
     _check_layers(found, model.model_type)
-    values = case_values(
+    case = read_single_case(
         model=model,
         cluster=cluster,
         global_batch_size=batch,
@@ -244,7 +245,6 @@ def case_of(found: Found, beside: Beside) -> Case:
         headroom=beside.headroom,
         memory_limit_gib=beside.memory_limit_gib,
     )
-    case = read_single_case(values)
     return replace(case, notes=(*found.notes, *case.notes))
 
 

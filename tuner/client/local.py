@@ -7,14 +7,15 @@ from typing import Protocol
 
 from tuner.client.advance import answered_before, closed_without_probes
 from tuner.client.answered import PlainLines, Progress
-from tuner.client.inquiry import Inquiry
+from tuner.client.place import Placed
 from tuner.client.values import Say
 from tuner.client.worker_process import NoSignals, Signals, Worker, worker_argv
 from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeState, Study, StudyState
 from tuner.errors import ProbeError, StoppedError
-from tuner.planner.explain_probes import ran_text
-from tuner.planner.known import check_terms
+from tuner.explain.english import ran_text
+from tuner.explain.known import check_terms
+from tuner.explain.probed import days_of
 from tuner.results.points import question_text
 from tuner.store import Store
 from tuner.text import count_text, moment_text
@@ -145,7 +146,7 @@ def failure_text(code: int, words: str) -> str:
     return f"the worker {how}{f': {said}' if said else ''}"
 
 
-def answer_here(store: Store, inquiry: Inquiry, caller: Caller) -> Study:
+def answer_here(store: Store, placed: Placed, caller: Caller) -> Study:
     """The question's study, with all probes that are worth it on these terms.
 
     Raises:
@@ -153,18 +154,18 @@ def answer_here(store: Store, inquiry: Inquiry, caller: Caller) -> Study:
         StoreError: the database fails.
         StoppedError: the caller was asked to end; the study is kept.
     """
-    if stored := answered_before(store, inquiry.question, inquiry.terms):
+    if stored := answered_before(store, placed.question, placed.terms):
         caller.note(standing_text(stored, answered=True))
         caller.note("to probe further, ask with another --max-probes or --budget")
         return stored
-    study = store.ask(inquiry.question, inquiry.terms)
+    study = store.ask(placed.question, placed.terms)
     if closed := closed_without_probes(store, study):
         caller.note(standing_text(closed, answered=True))
         return closed
     caller.note(standing_text(study, answered=False))
-    argv = worker_argv(study.id, probe_deadline_s=inquiry.probe_deadline_s)
+    argv = worker_argv(study.id, probe_deadline_s=placed.probe_deadline_s)
     study = follow(store, study, caller, argv)
-    check_terms(study, inquiry.terms)
+    check_terms(study, placed.terms)
     return study
 
 
@@ -176,7 +177,11 @@ def standing_text(study: Study, *, answered: bool) -> str:
     since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
     if answered:
         stored = f"{what}\nanswered from what is stored, {since}: {study.reason}"
-        when = "" if fidelity is Fidelity.PREDICTED else ran_text(study.at(fidelity))
+        when = (
+            ""
+            if fidelity is Fidelity.PREDICTED
+            else ran_text(days_of(study.at(fidelity)), study.question.framework.versions)
+        )
         return f"{stored}\n{fidelity} {when}" if when else stored
     lines = [what, *([f"continues from {since}"] if done else [])]
     if study.state is StudyState.RUNNING:

@@ -111,9 +111,18 @@ class Settings(_Kept):
             object.__setattr__(self, "_class", _class_of(*_OF_CLASS(self)))
             return self._class
 
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one copy of the model's layers together: ``tp_size * pp_size``."""
+        return self.tp_size * self.pp_size
+
     def data_parallel_size(self, world_size: int) -> int:
         """Ranks that see different data: ``world_size / (tp_size * pp_size)``."""
-        return world_size // (self.tp_size * self.pp_size)
+        return world_size // self.model_parallel_size
+
+
+# What launchers without tensor parallelism and pipelines run.
+NO_MODEL_PARALLELISM: Mapping[str, int] = {"tp_size": 1, "pp_size": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

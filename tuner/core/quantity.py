@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import log
 from typing import Any
 
 # Standard deviations from the middle of a normal distribution to each end of an 80% interval.
@@ -73,3 +74,22 @@ class Quantity:
 
 
 UNKNOWN = Quantity(value=None, low=None, high=None, provenance=Provenance.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A ratio of two step times, the other's over the first one's, with its 80% interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def size(self) -> float:
+        """How large it is, either way: 0 for no change."""
+        return abs(log(self.ratio))
+
+    @property
+    def is_clear(self) -> bool:
+        """True where the interval holds only one direction."""
+        return self.low > 1 or self.high < 1

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from tuner.core.answer import GIB, Candidate
-from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import BATCH, Settings
+from tuner.core.evaluation import GIB, Evaluation
+from tuner.core.measurement import Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import Question
 from tuner.text import size_text
@@ -76,12 +76,6 @@ def rough_duration_text(seconds: float) -> str:
     return f"{_short(seconds)} s"
 
 
-def devices_text(cluster: Cluster, count: int) -> str:
-    """``8 GPUs``, ``1 GPU`` or ``2 CPU ranks``."""
-    word = "CPU rank" if cluster.gpu.device is Device.CPU else "GPU"
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
 def listed(items: Iterable[str]) -> str:
     """``a``, ``a and b``, or ``a, b and c``."""
     *most, last = items
@@ -127,15 +121,36 @@ def range_text(quantity: Quantity) -> str:
     return f"{speed_text(quantity.low)} to {speed_text(quantity.high)}"
 
 
-def speed_range_text(candidate: Candidate, per: str) -> str:
+def speed_range_text(candidate: Evaluation, per: str) -> str:
     """``1,243 tokens/s per GPU (1,201 to 1,260)``."""
     speed = candidate.tokens_per_s_per_gpu
     return f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
 
 
-def memory_range_text(candidate: Candidate, per: str) -> str:
+def memory_range_text(candidate: Evaluation, per: str) -> str:
     """``1.61 GiB needed per GPU, of 1.90 GiB (1.20 GiB of it allocated)``."""
     needed = size_text((candidate.needed_gib.value or 0.0) * GIB)
     allocated = size_text((candidate.allocated_gib.value or 0.0) * GIB)
     told = f"{needed} needed per {per}, of {size_text(candidate.limit_gib * GIB)}"
     return told if allocated == needed else f"{told} ({allocated} of it allocated)"
+
+
+def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> str:
+    """Says what the configuration that needs least needs, where nothing fits.
+
+    Args:
+        least: seen not to fit, or predicted not to.
+        limit_bytes: what one device may need.
+        named: whether to say which it is.
+    """
+    if least.basis is None:
+        known, size, basis = "known", least.most_bytes, f"probe #{least.probes[0].id}"
+    else:
+        known, size, basis = "predicted", least.expected_bytes, "by arithmetic"
+        basis = f"probe #{least.probes[0].id}" if least.probes else basis
+    more = "at least " if least.outcome is Outcome.OOM else ""
+    whose = f", of {describe(least.settings)} ({basis})" if named else ""
+    return (
+        f"the smallest need {known} is {more}{size_text(size)} on one device{whose}; the limit is"
+        f" {size_text(limit_bytes)}"
+    )

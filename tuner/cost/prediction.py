@@ -21,7 +21,6 @@ from tuner.cost.memory.pipeline import refused
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.script import PLAIN, Script
 from tuner.cost.time.step import step_notes, step_time
-from tuner.text import size_text
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -164,7 +163,7 @@ def predict(
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     outside = _sum(terms.context, terms.communicators)
     needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
-    why = never or _too_large(needed, limit)
+    why = never or too_large_text(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     late = tensors.late_bytes
     free = _predicted(late, late, late) if piped else terms.reserved_free
@@ -191,42 +190,9 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(*_border(needed, limit), *stalls, *rates_note),
+        notes=(*border_notes(needed, limit), *stalls, *rates_note),
         step_time_s=seconds,
         tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
-    )
-
-
-def with_overhead(found: Prediction, overhead_bytes: int) -> Prediction:
-    """A prediction with other bytes outside the allocator, as they were seen on such devices.
-
-    What is unknown stays so, and so does what is refused whatever it needs.
-    """
-    more = overhead_bytes - found.context_bytes - found.communicator_bytes
-    if not more or found.needed_bytes.value is None:
-        return found
-    before = _too_large(found.needed_bytes, found.limit_bytes)
-    needed = _shifted(found.needed_bytes, more)
-    if not found.why.startswith(before) or found.fits == bool(before):
-        return found
-    now = _too_large(needed, found.limit_bytes)
-    rest = found.why.removeprefix(before).removeprefix("; ")
-    border = _border(found.needed_bytes, found.limit_bytes)
-    communicators = min(found.communicator_bytes, overhead_bytes)
-    return replace(
-        found,
-        context_bytes=overhead_bytes - communicators,
-        communicator_bytes=communicators,
-        device_bytes=_shifted(found.device_bytes, more),
-        needed_bytes=needed,
-        fits=not now,
-        why="; ".join(filter(None, (now, rest))),
-        notes=(
-            *_border(needed, found.limit_bytes),
-            *(note for note in found.notes if note not in border),
-            "context and communicators are counted as in probes on these devices:"
-            f" {size_text(overhead_bytes)}",
-        ),
     )
 
 
@@ -265,13 +231,13 @@ def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Qua
     )
 
 
-def _too_large(needed: Quantity, limit: float) -> str:
-    """Why it does not fit; empty when it does."""
+def too_large_text(needed: Quantity, limit: float) -> str:
+    """Says why it does not fit; empty when it does."""
     size = needed.value or 0.0
     return f"needs {size / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB" if size > limit else ""
 
 
-def _border(needed: Quantity, limit: float) -> tuple[str, ...]:
+def border_notes(needed: Quantity, limit: float) -> tuple[str, ...]:
     """Says that the interval leaves open whether it fits; nothing where it does not."""
     low, high = needed.low or 0.0, needed.high or 0.0
     if not low <= limit < high:

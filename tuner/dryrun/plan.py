@@ -12,7 +12,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, releases_of
 from tuner.core.workload import Optimizer, Workload
 from tuner.cost.memory.attention import attention_of
-from tuner.cost.memory.shards import COMPUTE_BYTES
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.model import ModelConfig
 from tuner.model.shape import SLIDING, LayerKind, layer_kinds
 
@@ -247,7 +247,9 @@ def plan_dry_runs(
             "accumulation_counts": counts,
         }
         for depth in depths
-        for sizes in (TENSOR_PARALLEL_SIZES if known.tp_size > 1 else MICRO_BATCH_SIZES)
+        for sizes in (
+            TENSOR_PARALLEL_SIZES if axis_sizes(known, cluster).tp > 1 else MICRO_BATCH_SIZES
+        )
     )
     layers = workload.model.layers
     return DryRunPlan(

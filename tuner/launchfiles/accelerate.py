@@ -16,7 +16,7 @@ import yaml
 from packaging.version import Version
 
 from tuner.core.cluster import Device
-from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.script import Launch, checkpoints_in_script, is_sharded
 from tuner.core.study import Question
@@ -234,7 +234,7 @@ def read(values: Mapping[str, Any]) -> Found:
         allowed = "must be 1 where distributed_type is NO: accelerate starts no more"
         fields.refuse("num_processes", allowed, but=(1,))
     mixed = fields.choice("mixed_precision", {"no": False, "bf16": True}, "no")
-    knobs: dict[str, Any] = {"tp_size": 1, "pp_size": 1}
+    knobs: dict[str, Any] = {**NO_MODEL_PARALLELISM}
     classes: tuple[str, ...] = ()
     groups = _groups(fields.part("parallelism_config"))
     if kind is None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
@@ -206,8 +206,7 @@ def read(values: Mapping[str, Any]) -> Found:
         raise zero.error("stage", "must be 0, 1, 2 or 3")
     knobs: dict[str, Any] = {
         "sharding": str(STAGES[stage]),
-        "tp_size": 1,
-        "pp_size": 1,
+        **NO_MODEL_PARALLELISM,
         "sync_each_batch": stage >= 2,
     }
     devices = {  # both parameters and the optimizer's state, or neither

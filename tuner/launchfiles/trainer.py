@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from tuner.core.cluster import Device
-from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
@@ -254,8 +254,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "gradient_accumulation_steps": "gradient_accumulation_steps",
     }
     knobs |= {
-        "tp_size": 1,
-        "pp_size": 1,
+        **NO_MODEL_PARALLELISM,
         "micro_batch_size": fields.whole(sizes["micro_batch_size"], 8),
         "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
         "sync_each_batch": kept.flag("sync_each_batch"),

@@ -1,145 +1,263 @@
-"""The suggestion that a study's probes support so far."""
+"""The answer that a study supports so far: on probes, or on predictions until some fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from tuner.core.answer import GIB, MOST_ALTERNATIVES, Candidate, Guard, Suggestion
-from tuner.core.measurement import Fidelity, Memory
-from tuner.core.quantity import Quantity
+from tuner.core.answer import MOST_ALTERNATIVES, Suggestion
+from tuner.core.evaluation import NOT_CHECKED, UNCHECKED, Evaluation, Guard
+from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Study
 from tuner.model.shape import shown_workload
-from tuner.planner.expected_memory import MemoryOutlook
-from tuner.planner.explain_answer import explain
-from tuner.planner.explain_probes import others_too, script_guard
+from tuner.planner.dry_runs import leading
 from tuner.planner.finalists import guard_of
-from tuner.planner.findings import Finding
+from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learned
-from tuner.planner.predicted_answer import (
-    foreseen_answer,
-    has_predicted_answer,
-    predicted_answer,
-    standing,
-)
+from tuner.planner.outlook import Outlook
 from tuner.planner.probes import outcomes
-from tuner.planner.ranking import Choice, choose, pareto
+from tuner.planner.ranking import Choice, choose, choose_predicted, pareto
+from tuner.planner.search import ExpectedMemory
 from tuner.planner.spending import cost
 from tuner.planner.step_times import fair
-from tuner.planner.timing import speed_of
+from tuner.planner.wrong import NO_REPLICA_OF_A_SCRIPT, known_verdicts
+from tuner.text import count_text
+
+# Layouts that are listed where no speed is known, and none is best.
+MOST_UNTIMED = 12
+# Probability from which a configuration for which memory suffices is expected to run.
+RUNS = 0.5
 
 
-def answer(study: Study) -> Suggestion:
-    """The answer from what is known so far, at its terms' fidelity; a pure function of the study.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """An answer, and all that it was chosen from."""
 
-    Until a probe shows settings that fit, the answer to be measured or emulated is what is
+    study: Study
+    """With the probes of all fidelities."""
+    suggestion: Suggestion
+    """Without facts and words."""
+    choice: Choice | None
+    """``None`` where nothing is known to fit, or no speed is known."""
+    known: Knowledge | None = None
+    """What the probes of the fidelity that was asked for have taught; ``None`` where that is
+    predicted."""
+    forecast: Forecast | None = None
+    """What the answer was chosen from where it is predicted; else ``None``."""
+
+
+def answer(study: Study) -> Answered:
+    """The answer from what is known so far, at the fidelity asked for; a pure function of the
+    study.
+
+    Until a probe shows a configuration that fits, the answer to be measured or emulated is what is
     predicted, and says so: ``best.basis`` is ``None`` only where memory was measured or emulated.
-    ``best`` is ``None`` where nothing is known to fit, or no speed is known; the explanation says
-    why.
 
     Raises:
-        UsageError: the question has no legal settings.
+        UsageError: the question has no legal configurations.
     """
     if study.terms.fidelity is Fidelity.PREDICTED:
-        return predicted_answer(study)
+        found = forecast(study)
+        return _predicted(study, found, None)
     known = learned(study, study.terms.fidelity)
     choice = choose(known.fitting, study.terms.tolerance)
-    return foreseen_answer(study, known) if choice is None else _probed_answer(study, known, choice)
+    if choice is None:
+        # That it has ended says nothing of its dry runs.
+        return _predicted(study, _expected(forecast(replace(study, reason="")), known), known)
+    return _probed(study, known, choice)
 
 
 def is_answered(study: Study) -> bool:
-    """Says if :func:`answer` has best settings that stand on what was asked for: on probes, where
-    it is to be measured or emulated; on predictions that another asking would not look into again.
+    """True where :func:`answer` has a best that stands on what was asked for: on probes, where it
+    is to be measured or emulated; on predictions that another request would not look into again.
     """
-    if study.terms.fidelity is Fidelity.PREDICTED:
-        return has_predicted_answer(study)
-    return bool(learned(study, study.terms.fidelity).fitting)
-
-
-def why_unprobed(study: Study) -> str:
-    """Why a study that is to be measured or emulated has nothing that fits, and how to go on."""
-    return " ".join(standing(study, learned(study, study.terms.fidelity)))
+    if study.terms.fidelity is not Fidelity.PREDICTED:
+        return bool(learned(study, study.terms.fidelity).fitting)
+    known = forecast(study)
+    return not known.accidents and predicted_choice(known) is not None
 
 
 def what_trained_wrongly(study: Study) -> str:
-    """Why none of what was measured or emulated and fits is the answer; empty where one is, or
+    """Says why none of what was measured or emulated and fits is the answer; empty where one is, or
     nothing fitted."""
     known = learned(study, study.terms.fidelity)
-    return "" if known.fitting else MemoryOutlook(known).what_is_wrong()
+    return "" if known.fitting else ExpectedMemory(known).what_is_wrong()
 
 
-def _probed_answer(whole: Study, known: Knowledge, choice: Choice[Finding]) -> Suggestion:
-    study = known.study
-    others = [f for f in known.fitting if f is not choice.best]
-    spent = cost(study)
+def predicted_choice(known: Forecast) -> Choice | None:
+    """The answer and what it is tied with; ``None`` when nothing fits, or nothing is known.
+
+    Configurations whose layout was dry-run go before those that only look faster: a dry run may
+    show that these do not fit.
+    """
+    leader, tolerance = leading(known), known.study.terms.tolerance
+    if leader is None:
+        return None
+    if known.is_settled(leader.settings):
+        return choose_predicted(known.promising, tolerance, known.checked)
+    dry_run = [e for e in known.fitting if e.is_dry_run]
+    expected = [e for e in known.timed if e.fits]
+    pools = (dry_run, known.fitting, expected)
+    choices = (choose_predicted(pool, tolerance, known.checked) for pool in pools)
+    return next(filter(None, choices), None)
+
+
+def _suggestion(
+    whole: Study,
+    counted: Study,
+    listed: Knowledge | Forecast,
+    best: Evaluation | None,
+    others: tuple[Evaluation, ...],
+    predicted_to_fit: int,
+) -> Suggestion:
+    """A suggestion with each configuration's check.
+
+    Args:
+        whole: the study.
+        counted: with the probes that are counted.
+        listed: what is known.
+        best: the answer.
+        others: what stands beside it.
+        predicted_to_fit: how many legal configurations do.
+    """
+    question, spent = whole.question, cost(counted)
+
+    def checked(found: Evaluation) -> Evaluation:
+        return replace(found, guard=_guard(listed.study, found))
+
     return Suggestion(
-        study_id=study.id,
-        state=str(study.state),
-        workload=shown_workload(study.question.workload.as_dict()),
-        cluster=study.question.cluster.as_dict(),
-        framework=study.question.framework.as_dict(),
-        best=_candidate(known, choice.best),
-        alternatives=tuple(_candidate(known, f) for f in others[:MOST_ALTERNATIVES]),
-        pareto=tuple(_candidate(known, f) for f in pareto(known.fitting)),
-        dead_knobs=known.space.dead_knobs,
-        legal=len(known.space.legal),
-        predicted_to_fit=_predicted_to_fit(known),
-        probes=outcomes(study.probes),
+        study_id=whole.id,
+        state=str(whole.state),
+        workload=shown_workload(question.workload.as_dict()),
+        cluster=question.cluster.as_dict(),
+        framework=question.framework.as_dict(),
+        best=checked(best) if best else None,
+        alternatives=tuple(map(checked, others)),
+        pareto=tuple(map(checked, pareto(listed.fitting))),
+        dead_knobs=listed.space.dead_knobs,
+        legal=len(listed.space.legal),
+        predicted_to_fit=predicted_to_fit,
+        probes=outcomes(counted.probes),
         wall_s=spent.wall_s,
         device_s=spent.device_s,
-        explanation=(*explain(known, choice), *others_too(whole, known)),
     )
 
 
-def _candidate(known: Knowledge, finding: Finding) -> Candidate:
-    finding = fair(known)[finding.settings]  # it was looked at for its speed
-    memories = finding.memories
-    return Candidate(
-        settings=finding.settings,
-        allocated_gib=finding.peak.scaled(1 / GIB),
-        needed_gib=_needed(finding).scaled(1 / GIB),
-        reserved_gib=_range_gib(finding, [memory.reserved_bytes for memory in memories]),
-        device_gib=_range_gib(finding, [memory.device_bytes for memory in memories]),
-        limit_gib=known.limit_bytes / GIB,
-        breakdown_gib=_breakdown_gib(memories),
-        tokens_per_s_per_gpu=speed_of(finding.step_time, known.study.question),
-        step_time_s=finding.step_time,
-        guard=_guard(known.study, finding),
+# -- on probes --------------------------------------------------------------------------------
+
+
+def _probed(whole: Study, known: Knowledge, choice: Choice) -> Answered:
+    memory = ExpectedMemory(known)
+    suggestion = _suggestion(
+        whole,
+        known.study,
+        replace(known, findings={**known.findings, **fair(known)}),
+        fair(known)[choice.best.settings],
+        tuple(fair(known)[f.settings] for f in known.fitting if f is not choice.best)[
+            :MOST_ALTERNATIVES
+        ],
+        sum(
+            settings in known.findings or memory.is_expected_to_fit(settings)
+            for settings in known.space.legal
+            if settings not in known.infeasible
+        ),
     )
+    return Answered(study=whole, suggestion=suggestion, choice=choice, known=known)
 
 
-def _needed(finding: Finding) -> Quantity:
-    """Bytes that must be free: allocated, and what lies outside of the allocator."""
-    peak, more = finding.peak, finding.overhead_bytes
-    ends = [None if end is None else end + more for end in (peak.value, peak.low, peak.high)]
-    value, low, high = ends
-    return Quantity(value=value, low=low, high=high, provenance=peak.provenance)
+def _guard(study: Study, found: Evaluation) -> Guard:
+    if found.basis is None and study.question.script is not None:
+        return _script_guard(study, found)
+    last = found.probes[-1] if found.probes else None
+    measurement = last.measurement if last else None
+    versions, date = measurement.versions if measurement else {}, last.finished_at if last else None
+    guard = guard_of(study, found.settings, versions, date)
+    if found.basis is None or guard.verdict != NOT_CHECKED:
+        return guard
+    was_tried = any(known_verdicts(study, found.settings))
+    return guard if was_tried else replace(guard, verdict=UNCHECKED)
 
 
-def _range_gib(finding: Finding, sizes: Sequence[int]) -> Quantity:
-    """The largest of the repetitions, with their range as interval."""
-    largest = max(sizes) / GIB
-    return Quantity(
-        value=largest, low=min(sizes) / GIB, high=largest, provenance=finding.peak.provenance
-    )
-
-
-def _breakdown_gib(memories: Sequence[Memory]) -> dict[str, float]:
-    """Returns the breakdown of the repetition that needed most."""
-    largest = max(memories, key=lambda memory: memory.allocated_bytes)
-    return {name: size / GIB for name, size in largest.by_category.items()}
-
-
-def _guard(study: Study, finding: Finding) -> Guard:
-    if study.question.script is not None:
-        return script_guard(study, finding)
+def _script_guard(study: Study, finding: Evaluation) -> Guard:
+    """Says what was seen of a script's steps: it is no check that they train the same."""
     last = finding.probes[-1]
-    versions = last.measurement.versions if last.measurement else {}
-    return guard_of(study, finding.settings, versions, last.finished_at)
+    found = last.measurement
+    if found is None:
+        return Guard(why=NO_REPLICA_OF_A_SCRIPT)
+    seen = (NO_REPLICA_OF_A_SCRIPT, *_counted(finding, found), *_losses(study, finding))
+    return Guard(versions=dict(found.versions), date=last.finished_at, why="; ".join(seen))
 
 
-def _predicted_to_fit(known: Knowledge) -> int:
-    """Legal settings that fit, as far as probes say, and the corrected estimate for the rest."""
-    outlook, is_script = MemoryOutlook(known), known.study.question.script is not None
-    return sum(
-        s in known.findings or is_script or outlook.expected_bytes(s) <= known.limit_bytes
-        for s in known.space.legal
-        if s not in known.infeasible
+def _counted(finding: Evaluation, found: Measurement) -> Iterator[str]:
+    asked = finding.settings.gradient_accumulation_steps
+    if not found.tracked_accumulation:
+        yield "backward passes could not be counted"
+        return
+    yield (
+        f"counted: {count_text(found.tracked_accumulation, 'backward call')} in an optimizer step,"
+        f" with gradient_accumulation_steps={asked};"
+        f" {count_text(found.optimizer_steps, 'optimizer step')} in"
+        f" {count_text(found.expected_optimizer_steps, 'report')}"
+    )
+
+
+def _losses(study: Study, finding: Evaluation) -> Iterator[str]:
+    """How far the first losses are apart: batches in another order differ too."""
+    firsts = {
+        probe.request.settings: probe.measurement.losses[0]
+        for probe in study.probes
+        if probe.measurement and probe.measurement.outcome is Outcome.OK
+        if probe.measurement.losses
+    }
+    mine = firsts.get(finding.settings)
+    others = [loss for settings, loss in firsts.items() if settings != finding.settings]
+    if mine is None or not others:
+        yield "losses could not be compared: they were reported of no two settings"
+        return
+    apart = max(abs(loss - mine) / max(abs(mine), 1e-12) for loss in others)
+    many = "that of another settings" if len(others) == 1 else f"those of {len(others)} others"
+    yield f"the first loss that was reported lies within {100 * apart:.2g}% of {many}"
+
+
+# -- on predictions ---------------------------------------------------------------------------
+
+
+def _predicted(study: Study, found: Forecast, known: Knowledge | None) -> Answered:
+    """The answer from predictions.
+
+    Args:
+        study: with the probes of all fidelities.
+        found: what is predicted of it.
+        known: what its own probes have taught, of which none fits; ``None`` where it is to be
+            predicted.
+    """
+    choice = predicted_choice(found)
+    if choice is not None:
+        others = tuple(e for e in found.fitting if e is not choice.best)[:MOST_ALTERNATIVES]
+    else:
+        # Where no speed is known, and none is best: what fits.
+        others = found.untimed[:MOST_UNTIMED] if leading(found) is not None else ()
+    suggestion = _suggestion(
+        study,
+        known.study if known else found.study,
+        found,
+        choice.best if choice else None,
+        others,
+        sum(bool(e.fits) for e in found.estimates.values()),
+    )
+    return Answered(study=study, suggestion=suggestion, choice=choice, known=known, forecast=found)
+
+
+def _expected(found: Forecast, known: Knowledge) -> Forecast:
+    """Without what is not expected to fit and run, after what the probes have shown."""
+    if not (known.too_large or known.failed or known.slow):
+        return found
+    outlook = Outlook(known)
+    why = "the probes of others say that it does not fit, or does not run"
+    return replace(
+        found,
+        estimates={
+            s: e
+            if outlook.is_expected_to_fit(s) and outlook.runs(s) >= RUNS
+            else replace(e, fits=False, why=why)
+            for s, e in found.estimates.items()
+        },
     )

@@ -1,18 +1,14 @@
 """Chooses the layout to dry-run next, and decides when the answer needs no further one."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
-from tuner.core.study import ProbeRequest, Study
-from tuner.planner.estimates import Estimate, Forecast, forecast
+from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, ProbeRequest, Study
+from tuner.core.words import need_text
+from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.ranking import choose_predicted
 from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
-
-# Classes that one asking dry-runs unless it says otherwise.
-MOST_CLASSES = 3
-# Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
-# four. At about a second each, an answer is there in some ten seconds.
-MOST_DRY_RUNS = 6
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
@@ -32,7 +28,13 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
         return Stop(reason=f"nothing is predicted of any settings: {'; '.join(known.uncovered)}")
     if leader is None:
         return Stop(reason="the dry runs failed, so nothing is known of any settings")
-    if leader.is_dry_run or _smallest_was_refused(known):
+    # What looked smallest does not run: further dry runs would only say how far from fitting the
+    # next ones are.
+    smallest = known.smallest
+    is_refused = smallest is not None and any(
+        e.expected_bytes <= smallest.expected_bytes for e in known.left_out
+    )
+    if leader.is_dry_run or (known.is_hopeless and is_refused):
         return _stop(known, "the class of the best settings was dry-run")
     if why := known.why_no_dry_run(leader.settings):
         return _stop(known, f"the best settings cannot be dry-run: {why}")
@@ -42,14 +44,15 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
         leader = safe
     if why := too_many_dry_runs(known, leader):
         return _stop(known, why)
+    # A dry run of another version may be there.
+    settings = leader.settings
+    same = [p.request.repetition for p in study.probes if p.request.settings == settings]
     return ProbeRequest(
-        settings=leader.settings,
-        fidelity=Fidelity.PREDICTED,
-        repetition=_repetition(study, leader),
+        settings=settings, fidelity=Fidelity.PREDICTED, repetition=max(same, default=-1) + 1
     )
 
 
-def leading(known: Forecast) -> Estimate | None:
+def leading(known: Forecast) -> Evaluation | None:
     """The settings that would be the answer, if they need what is expected of them.
 
     Where no speed is known, the first of those that fit. Where none is expected to fit, those that
@@ -63,7 +66,7 @@ def leading(known: Forecast) -> Estimate | None:
     return known.untimed[0] if known.untimed else known.smallest
 
 
-def too_many_dry_runs(known: Forecast, wanted: Estimate) -> str:
+def too_many_dry_runs(known: Forecast, wanted: Evaluation) -> str:
     """Why the class of ``wanted`` is not dry-run any more; empty while the budget allows it."""
     left = _dry_runs_left(known)
     if left is None or known.dry_runs_of(wanted.settings) <= left:
@@ -85,7 +88,7 @@ def _dry_runs_left(known: Forecast) -> int | None:
     return max(0, study.terms.max_dry_runs - sum(made))
 
 
-def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
+def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
     """Chooses the last dry run of a request, while none has shown a configuration that fits.
 
     The settings that lead may turn out too large. Of those that fit at the upper end of their
@@ -105,19 +108,6 @@ def _safe(known: Forecast, leader: Estimate) -> Estimate | None:
     return choice.best if choice else None
 
 
-def _smallest_was_refused(known: Forecast) -> bool:
-    """Says if nothing fits by far, and what looked smallest does not run, as its dry run showed.
-
-    Further dry runs would only say how far from fitting the next ones are.
-    """
-    smallest = known.smallest
-    return (
-        smallest is not None
-        and known.is_hopeless
-        and any(e.expected_bytes <= smallest.expected_bytes for e in known.left_out)
-    )
-
-
 def _all_tried(known: Forecast) -> bool:
     """Tells whether an asking has spent what it may on dry runs that were all refused."""
     now = {probe.id for probe in probes_of_asking(known.study)}
@@ -133,14 +123,35 @@ def _stop(known: Forecast, reason: str) -> Stop:
         return Stop(reason=f"settings fit, but none is known to be the fastest: {known.unknown}")
     if known.what_is_wrong:
         return Stop(reason=TRAINS_WRONGLY, wrong=known.what_is_wrong)
-    return Stop(reason="no settings are predicted to fit", nothing_fits=known.smallest_need())
+    return Stop(reason="no settings are predicted to fit", nothing_fits=_need(known))
 
 
-def _repetition(study: Study, leader: Estimate) -> int:
-    """One more than the highest of the same settings: a dry run of another version was there."""
-    same: Sequence[int] = [
-        probe.request.repetition
-        for probe in study.probes
-        if probe.request.settings == leader.settings
-    ]
-    return max(same, default=-1) + 1
+def _need(known: Forecast, *, named: bool = True) -> str:
+    least = known.smallest
+    return need_text(least, known.limit_bytes, named=named) if least else ""
+
+
+def what_is_needed(study: Study, *, named: bool = True) -> str:
+    """Says what would be needed, when nothing is predicted to fit; empty when something is.
+
+    Args:
+        study: the study.
+        named: whether to say by what configuration.
+    """
+    known = forecast(study)
+    if leading(known) is None or any(e.fits for e in known.estimates.values()):
+        return ""
+    return _need(known, named=named)
+
+
+def as_predicted(study: Study) -> Study:
+    """The study as if predictions had been asked for, by the dry runs that it has."""
+    if study.terms.fidelity is Fidelity.PREDICTED:
+        return study
+    terms = replace(
+        study.terms,
+        fidelity=Fidelity.PREDICTED,
+        max_probes=MOST_CLASSES,
+        max_dry_runs=MOST_DRY_RUNS,
+    )
+    return replace(study, terms=terms)

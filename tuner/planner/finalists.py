@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from tuner.core.answer import KNOBS_PASSED, Guard
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import KNOBS_PASSED, Evaluation, Guard
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import ProbeRequest, Study
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import STACK, NoReplicaError, stack_of
-from tuner.planner.findings import Finding
 from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.ranking import choose, indistinguishable
-from tuner.planner.verdicts import is_checked, known_verdicts, replicas_of
+from tuner.planner.wrong import is_checked, known_verdicts, replicas_of
 
 # Probes that must be allowed before some are kept for repeating finalists.
 REPEAT_FROM = 6
@@ -26,13 +25,22 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
     An answer whose time was extrapolated is verified at its full accumulation, if the time
     left allows it. An answer and a rival that cannot be told apart are run once more each.
     """
-    wanted = [
-        finding
-        for finding in _leaders(known)
-        if known.repetitions[finding.settings] == _first_good(finding) + 1
-        and (not finding.extrapolated or _affordable(finding, remaining_wall_s))
-    ]
-    return [_again(known, finding) for finding in wanted]
+    wanted = []
+    for finding in _leaders(known):
+        # A later probe than the one that ended well first means that it was repeated.
+        repetition = known.repetitions[finding.settings]
+        if repetition != finding.probes[0].request.repetition + 1:
+            continue
+        needed_s = VERIFICATION_STEPS * finding.seconds if finding.extrapolated else 0.0
+        if remaining_wall_s is None or needed_s <= remaining_wall_s or not finding.extrapolated:
+            wanted.append(
+                ProbeRequest(
+                    settings=finding.settings,
+                    fidelity=known.study.terms.fidelity,
+                    repetition=repetition,
+                )
+            )
+    return wanted
 
 
 def is_final(study: Study, request: ProbeRequest) -> bool:
@@ -48,7 +56,7 @@ def is_final(study: Study, request: ProbeRequest) -> bool:
     )
 
 
-def _leaders(known: Knowledge) -> Iterator[Finding]:
+def _leaders(known: Knowledge) -> Iterator[Evaluation]:
     """The answer so far, and its closest rival when the two cannot be told apart."""
     fitting, terms = known.fitting, known.study.terms
     choice = choose(fitting, terms.tolerance)
@@ -61,24 +69,6 @@ def _leaders(known: Knowledge) -> Iterator[Finding]:
         yield choice.best
     if close:
         yield rivals[0]
-
-
-def _first_good(finding: Finding) -> int:
-    """The repetition that ended well first; a later probe means that it was repeated."""
-    return finding.probes[0].request.repetition
-
-
-def _affordable(finding: Finding, remaining_wall_s: float | None) -> bool:
-    return remaining_wall_s is None or VERIFICATION_STEPS * finding.seconds <= remaining_wall_s
-
-
-def _again(known: Knowledge, finding: Finding) -> ProbeRequest:
-    """The same settings once more, with all of their micro-batches."""
-    return ProbeRequest(
-        settings=finding.settings,
-        fidelity=known.study.terms.fidelity,
-        repetition=known.repetitions[finding.settings],
-    )
 
 
 def guard_of(
@@ -114,7 +104,7 @@ def to_guard(known: Knowledge) -> list[Settings]:
     choice = choose(known.fitting, tolerance)
     if study.terms.fidelity not in PROBED:
         return []
-    finalists: list[Finding] = _to_confirm(known)
+    finalists: list[Evaluation] = _to_confirm(known)
     if choice is not None:
         finalists += [choice.best, choice.fastest]
         rivals = [f for f in known.fitting if f is not choice.best][:1]
@@ -123,11 +113,11 @@ def to_guard(known: Knowledge) -> list[Settings]:
     return [one for one in wanted if _is_open(study, one)]
 
 
-def _to_confirm(known: Knowledge) -> list[Finding]:
+def _to_confirm(known: Knowledge) -> list[Evaluation]:
     """The fastest finding that only an unconfirmed failure speaks against, if it is the fastest."""
     found = (known.findings[one] for one in known.unconfirmed if one in known.findings)
     timed = [
-        f for f in found if f.step_time.value is not None and f.settings not in known.too_large
+        f for f in found if f.step_time_s.value is not None and f.settings not in known.too_large
     ]
     first = min(timed, key=lambda f: (f.seconds, str(f.settings)), default=None)
     is_faster = not known.fitting or (first and first.seconds < known.fitting[0].seconds)

@@ -1,16 +1,17 @@
 """Decides what to do next in a study: another probe, wait for one, or stop."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
-from tuner.core.measurement import PROBED, Fidelity
+from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
+from tuner.core.words import need_text
 from tuner.planner.dry_runs import next_dry_run
-from tuner.planner.expected_memory import MemoryOutlook
 from tuner.planner.finalists import finals, is_final
-from tuner.planner.knowledge import Knowledge, learned, same_accident
-from tuner.planner.search import Proposed, propose
+from tuner.planner.knowledge import Knowledge, learned, outcome_of
+from tuner.planner.search import ExpectedMemory, Proposed, Search
 from tuner.planner.spending import (
     TRAINS_WRONGLY,
     Stop,
@@ -54,7 +55,7 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
     remaining = study.terms.max_probes - len(probes_of_asking(study))
     if final_probes and remaining <= len(final_probes):
         return final_probes[0]
-    proposed = propose(known)
+    proposed = Search(known, confirms=True).propose()
     if proposed is not None and proposed.gain >= study.terms.tolerance:
         return _request(known, proposed.settings)
     if final_probes:
@@ -71,7 +72,7 @@ def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeReque
     known = learned(whole, study.terms.fidelity)
     if study.terms.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
-    proposed = propose(known, {probe.request.settings for probe in pending})
+    proposed = Search(known, {probe.request.settings for probe in pending}, confirms=True).propose()
     if proposed is None or proposed.gain < study.terms.tolerance:
         return None
     return _request(known, proposed.settings)
@@ -97,28 +98,67 @@ def _stop(known: Knowledge, proposed: Proposed | None) -> Stop:
 
 def _nothing(known: Knowledge, reason: str) -> Stop:
     """Nothing was seen to fit; that nothing does is said where all that is known is memory."""
-    outlook = MemoryOutlook(known)
-    if not known.candidates() and (why := outlook.what_is_wrong()):
+    memory = ExpectedMemory(known)
+    if not known.candidates() and (why := memory.what_is_wrong()):
         return Stop(reason=TRAINS_WRONGLY, wrong=why)
-    needs = outlook.smallest_need()
+    least = memory.smallest()
     otherwise = (s for s in (*known.tried, *known.closed) if not known.is_infeasible(s))
-    if not needs or any(otherwise) or propose(known) is not None:
+    if least is None or any(otherwise) or Search(known, confirms=True).propose() is not None:
         return Stop(reason=f"{reason}; none of the settings probed gave a result that fits")
-    return Stop(reason="no settings fit", nothing_fits=needs)
+    return Stop(reason="no settings fit", nothing_fits=need_text(least, known.limit_bytes))
 
 
-# Part by which a run of settings may be slower than another of the same ones, generously.
-#
-# Two runs of the same settings were seen to differ by 2% or so where nothing else ran.
-LUCK = 0.1
+# Configurations that end in the same accident, while none runs, after which a request is ended.
+ENOUGH = 3
+
+# Accidents that say nothing of configurations, each of which was tried again, and what to look at.
+LOOK_AT = {
+    Outcome.COMMUNICATION_ERROR: (
+        "look at the links between the ranks: the interface that they take (NCCL_SOCKET_IFNAME,"
+        " GLOO_SOCKET_IFNAME), firewalls, the fabric; NCCL_DEBUG=INFO says more"
+    ),
+    Outcome.DEVICE_LOST: (
+        "look at the devices: tuner doctor, nvidia-smi, and Xid errors in the kernel's log"
+    ),
+    Outcome.WORKER_LOST: (
+        "look at the machines of the workers: their logs, and whether memory ran out there"
+    ),
+}
+
+
+def same_accident(study: Study) -> str:
+    """Names the accident that all of a request's probes end in, and what to look at; empty if they
+    do not.
+
+    Args:
+        study: with its probes of one fidelity.
+    """
+    hit: dict[Outcome, dict[Settings, str]] = defaultdict(dict)
+    for probe in probes_of_asking(study):
+        outcome = outcome_of(probe)
+        if outcome in RAN:
+            return ""
+        if probe.measurement and outcome in LOOK_AT:
+            hit[outcome][probe.request.settings] = probe.measurement.detail
+    outcome = max(hit, key=lambda one: len(hit[one]), default=None)
+    if outcome is None or len(hit[outcome]) < ENOUGH:
+        return ""
+    count, detail = len(hit[outcome]), next(filter(None, hit[outcome].values()), "")
+    seen = f" ({detail})" if detail else ""
+    return f"{count} settings ended as {outcome}{seen}, and none ran: {LOOK_AT[outcome]}"
+
+
+# Part by which a run may be slower than another of the same configuration, generously: two were
+# seen to differ by 2% or so where nothing else ran.
+VARIATION = 0.1
 
 
 def give_up_above_s(study: Study, request: ProbeRequest) -> float | None:
     """Seconds of an optimizer step above which settings cannot be a study's answer.
 
     The fastest that fits stands in the way. What takes longer than the upper end of its interval
-    cannot be told to tie with it, nor can what takes longer than the tolerance allows; the luck of
-    a run comes on top.
+    cannot be told to tie with it, nor can what takes longer than the tolerance allows; run-to-run
+    variation comes on top.
 
     Args:
         study: with the probes that are done.
@@ -131,5 +171,5 @@ def give_up_above_s(study: Study, request: ProbeRequest) -> float | None:
     known = learned(study, request.fidelity)
     if request.settings in known.findings or not known.fitting:
         return None
-    fastest_s = known.fitting[0].step_time.high
-    return None if fastest_s is None else fastest_s * (1 + LUCK + study.terms.tolerance)
+    fastest_s = known.fitting[0].step_time_s.high
+    return None if fastest_s is None else fastest_s * (1 + VARIATION + study.terms.tolerance)

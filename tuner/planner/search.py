@@ -1,73 +1,197 @@
-"""Chooses the next probe for its own sake, also by probes of other fidelities.
+"""A study's search as it stands: what was tried, what is believed, and what to try next.
 
-They change the order in which settings are tried, never what may be tried: what fits, failed or is
-the answer is known from probes of the search's own fidelity alone. NumPy, which is slow to import:
-this module is imported where a study has such probes.
+Probes of other fidelities change the order in which configurations are tried, never what may be
+tried: what fits, failed or is the answer is known from probes of the search's own fidelity alone.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
+from math import inf, log
+from statistics import median_low
 
 import numpy as np
 
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
-from tuner.core.measurement import CLOSES_CLASS, PROBED, Fidelity
-from tuner.core.study import Probe, Study
-from tuner.planner.candidates import Asked, Shown, with_dry_runs
-from tuner.planner.corrections import dry_run_classes
-from tuner.planner.expected_memory import MemoryOutlook
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import CLOSES_CLASS, PROBED, RAN, TRAINS_WRONGLY, Fidelity, Outcome
+from tuner.core.quantity import QUANTILE, Quantity
+from tuner.core.study import Probe
+from tuner.core.workload import Workload
+from tuner.cost.memory.step import MemoryBound, memory_bound
+from tuner.planner.finalists import VERIFICATION_STEPS
+from tuner.planner.forecast import dry_runs_of
 from tuner.planner.knowledge import Knowledge, learned, outcome_of
-from tuner.planner.trials import trials_of
-from tuner.search.trials import Prior, Trial
+from tuner.planner.prior import Asked, prior_of, with_dry_runs
+from tuner.planner.similar import past_of
+from tuner.search.belief import Belief, believe, believed_trials
+from tuner.search.gain import Proposal, chosen
+from tuner.search.kernel import Mask
+from tuner.search.trials import Past, Prior, Result, Trial
 
-if TYPE_CHECKING:
-    from tuner.search.belief import Belief
-    from tuner.search.gain import Proposal
-    from tuner.search.kernel import Mask
-    from tuner.search.trials import Past
-
-
-# Part of the probability to run that is left to a class which was refused elsewhere: as much as one
-# failure leaves to the same settings.
+# Part of the probability to run that is left to a layout which was refused at another fidelity: as
+# much as one failure leaves to the same configuration.
 REFUSED = 0.3
 
-
-def informed(prior: Prior, known: Knowledge) -> Prior:
-    """The prior with dry runs in the place of arithmetic, and doubt where a class was refused."""
-    study = known.study
-    prior = with_dry_runs(prior, Asked(study.question, study.calibration), _shown(known.whole))
-    refused = {
-        probe.request.settings.settings_class
-        for probe in _others(known)
-        if outcome_of(probe) in CLOSES_CLASS
-    }
-    return _doubted(prior, refused) if refused else prior
+# Probes of configurations that are not expected to fit, made only when nothing else is left. They
+# say what would be needed, in case the prediction is wrong.
+LAST_RESORTS = 2
 
 
-def trials_elsewhere(known: Knowledge) -> list[Trial]:
-    """Turns the times and memory of steps at other fidelities into indirect trials.
+# -- expected memory --------------------------------------------------------------------------
 
-    Of what ran on a device of another kind the time says nothing, and its memory stays.
+
+class ExpectedMemory:
+    """The memory estimate, corrected by what a study's probes have needed."""
+
+    def __init__(self, known: Knowledge) -> None:
+        self._known = known
+        question = known.study.question
+        self._workload, self._cluster = question.workload, question.cluster
+        self._bounds = _bounds(self._workload, self._cluster)
+
+    def bytes_of(self, settings: Settings) -> float:
+        """The estimate, scaled by the layout's probes, or else by what is typical so far."""
+        typical = median_low(self._factors.values()) if self._factors else 1.0
+        return (
+            self._factors.get(settings.settings_class, typical) * self._bound(settings).total_bytes
+        )
+
+    def cannot_fit(self, settings: Settings) -> bool:
+        """True where arithmetic alone says so; of a user's script it says nothing."""
+        if self._known.study.question.script is not None:
+            return False
+        return self._bound(settings).floor_bytes > self._known.limit_bytes
+
+    def smallest(self) -> Evaluation | None:
+        """What needs least of the configurations that do not fit; ``None`` without any."""
+        seen = self._known.too_large.values()
+        return min(seen, key=lambda need: (need.most_bytes, need.probes[0].id), default=None)
+
+    def what_is_wrong(self) -> str:
+        """Says why configurations that fit are no answer: those that were tried, or else, where
+        nothing is left to be tried, those that are expected to fit; empty where no such are known.
+        """
+        known = self._known
+        steps_done = RAN | TRAINS_WRONGLY
+        ran = {p.request.settings for p in known.study.probes if outcome_of(p) in steps_done}
+        wrong = [one for one in known.wrong if one not in known.infeasible]
+        found = [one for one in wrong if one in ran]
+        if not found and not known.candidates():
+            found = [one for one in wrong if self.is_expected_to_fit(one)]
+        return "; ".join(dict.fromkeys(known.wrong[one].why for one in found))
+
+    def is_expected_to_fit(self, settings: Settings) -> bool:
+        """True where the estimate is within the limit; of a script it says nothing against it."""
+        is_script = self._known.study.question.script is not None
+        return is_script or self.bytes_of(settings) <= self._known.limit_bytes
+
+    @cached_property
+    def _factors(self) -> dict[Settings, float]:
+        """Needed over estimated, by layout; the largest seen."""
+        known, legal = self._known, frozenset(self._known.space.legal)
+        needed = {**known.too_large, **known.findings}
+        found: dict[Settings, float] = {}
+        for settings, one in needed.items():
+            if settings in legal:
+                ratio = one.most_bytes / max(self._bound(settings).total_bytes, 1)
+                key = settings.settings_class
+                found[key] = max(ratio, found.get(key, 0.0))
+        return found
+
+    def _bound(self, settings: Settings) -> MemoryBound:
+        if settings not in self._bounds:
+            self._bounds[settings] = memory_bound(self._workload, settings, self._cluster)
+        return self._bounds[settings]
+
+
+# A study is planned again after every probe, and its arithmetic is the same.
+@lru_cache(maxsize=8)
+def _bounds(workload: Workload, cluster: Cluster) -> dict[Settings, MemoryBound]:
+    return {}
+
+
+# -- trials -----------------------------------------------------------------------------------
+
+
+def trials_of(known: Knowledge) -> list[Trial]:
+    """One for each legal configuration that was tried, by their place in the space.
+
+    What was refused, or was counted to train something else, says nothing of others; it is just not
+    proposed again. Outcomes that teach nothing are left out. Steps that ran tell the time of others
+    even where the configuration was found to be wrong later.
     """
-    mine = known.study.terms.fidelity
-    return [
-        replace(trial, indirect=True, seconds=None if is_stand_in else trial.seconds)
-        for fidelity in PROBED
-        if fidelity is not mine
-        for trial, is_stand_in in _trials(known.whole, fidelity)
-    ]
+    # A probe has warm-up and timed steps to do at each of its counts, six at least, and the
+    # shortest count takes no longer than the configuration's own. Its time is shared among eight,
+    # for starting the ranks and building the model take some of it too.
+    at_least_s: dict[Settings, float] = {}
+    for probe in known.study.probes:
+        if probe.measurement and outcome_of(probe) is Outcome.TIMEOUT:
+            counts = max(len(probe.request.accumulation_counts), 1)
+            seconds = probe.measurement.wall_s / (VERIFICATION_STEPS * counts)
+            settings = probe.request.settings
+            at_least_s[settings] = max(seconds, at_least_s.get(settings, 0.0))
+    trials = (
+        _trial(known, at_least_s, index, settings)
+        for index, settings in enumerate(known.space.legal)
+    )
+    return [trial for trial in trials if trial is not None]
 
 
-def _trials(study: Study, fidelity: Fidelity) -> Iterator[tuple[Trial, bool]]:
-    """Turns probes of one fidelity into trials, and says if a device of another kind stood in."""
-    if all(probe.request.fidelity is not fidelity for probe in study.probes):
-        return
-    known = learned(study, fidelity)
-    stood_in = {p.request.settings for p in known.study.probes if _stands_in(p)}
-    for trial in trials_of(known):
-        yield trial, known.space.legal[trial.index] in stood_in
+def _trial(
+    known: Knowledge, at_least_s: Mapping[Settings, float], index: int, settings: Settings
+) -> Trial | None:
+    need, slow = known.too_large.get(settings), known.slow.get(settings)
+    if (finding := known.findings.get(settings)) is not None:
+        return Trial(
+            index=index,
+            result=Result.RAN,
+            seconds=finding.step_time_s.value,
+            error=_log_error(finding.step_time_s),
+            need_bytes=max(finding.most_bytes, need.most_bytes if need else 0),
+            is_wrong=settings in known.wrong,
+        )
+    if slow is not None and slow.needed_bytes.value is not None:
+        return Trial(
+            index=index,
+            result=Result.SLOW,
+            seconds=slow.step_time_s.value,
+            error=_log_error(slow.step_time_s),
+            need_bytes=slow.most_bytes,
+        )
+    if need is not None:
+        return Trial(index=index, result=Result.TOO_LARGE, need_bytes=need.most_bytes)
+    if settings in at_least_s:
+        seconds = at_least_s[settings] or None
+        return Trial(index=index, result=Result.TIMED_OUT, seconds=seconds)
+    if settings in known.failed:
+        return Trial(index=index, result=Result.FAILED)
+    return None
+
+
+def _log_error(step_time: Quantity) -> float:
+    """Standard deviation of the logarithm of a step's seconds, from its 80% interval."""
+    low, high = step_time.low, step_time.high
+    return log(high / low) / (2 * QUANTILE) if low and high else 0.0
+
+
+def trials_of_other_fidelities(known: Knowledge) -> list[Trial]:
+    """The times and memory of steps at other fidelities, as indirect trials."""
+    trials = []
+    for fidelity in PROBED:
+        if fidelity is known.study.terms.fidelity:
+            continue
+        if all(probe.request.fidelity is not fidelity for probe in known.whole.probes):
+            continue
+        other = learned(known.whole, fidelity)
+        stood_in = {p.request.settings for p in other.study.probes if _stands_in(p)}
+        for trial in trials_of(other):
+            # Of what ran on a device of another kind the time says nothing, and its memory stays.
+            is_stand_in = other.space.legal[trial.index] in stood_in
+            seconds = None if is_stand_in else trial.seconds
+            trials.append(replace(trial, indirect=True, seconds=seconds))
+    return trials
 
 
 def _stands_in(probe: Probe) -> bool:
@@ -75,49 +199,37 @@ def _stands_in(probe: Probe) -> bool:
     return emulation is not None and emulation.stands_in
 
 
-def _others(known: Knowledge) -> Iterator[Probe]:
-    mine = known.study.terms.fidelity
-    return (p for p in known.whole.probes if p.request.fidelity is not mine)
-
-
-def _shown(study: Study) -> Shown:
-    """Collects the results of the study's dry runs by layout."""
-    found = dry_run_classes(study.at(Fidelity.PREDICTED)).profiles
-    probes = {key: probe for key, (_, probe) in found.items()}
-    return Shown(
-        {key: p.measurement.dry_run for key, p in probes.items() if p.measurement},
-        {key: profile for key, (profile, _) in found.items()},
-    )
-
-
-def _doubted(prior: Prior, refused: Collection[Settings]) -> Prior:
+def informed(prior: Prior, known: Knowledge) -> Prior:
+    """The prior with dry runs in the place of arithmetic, and doubt where a layout was refused."""
+    study, whole = known.study, known.whole
+    found = dry_runs_of(whole.at(Fidelity.PREDICTED)).profiles
+    profiles = {key: profile for key, (profile, _) in found.items()}
+    prior = with_dry_runs(prior, Asked(study.question, study.calibration), profiles)
+    refused = {
+        probe.request.settings.settings_class
+        for probe in whole.probes
+        if probe.request.fidelity is not study.terms.fidelity and outcome_of(probe) in CLOSES_CLASS
+    }
+    if not refused:
+        return prior
     hit = np.array([one.settings_class in refused for one in prior.settings])
     return replace(prior, runs=np.where(hit, REFUSED * prior.runs, prior.runs))
 
 
-# Probes of settings that are not expected to fit, made only when nothing else is left.
-#
-# They say what would be needed, in case the prediction is wrong.
-LAST_RESORTS = 2
+# -- the search -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """Settings that are worth a probe."""
+    """A configuration that is worth a probe."""
 
     settings: Settings
-    """Which."""
     gain: float
     """Expected gain in speed over the best known, relative; infinite while nothing fits."""
-    succeeds: float
-    """Probability that they fit and run."""
 
 
 class Search:
-    """A study's search as it stands: what is believed, and what to try next.
-
-    NumPy and Optuna are imported by what is asked for, for they are slow to import.
-    """
+    """What is believed of the legal configurations, and which to try next."""
 
     def __init__(
         self, known: Knowledge, pending: Collection[Settings] = (), *, confirms: bool = False
@@ -126,120 +238,76 @@ class Search:
 
         Args:
             known: what the probes that are done have taught.
-            pending: settings of probes on their way. The next one is chosen as if each had taken
-                what is believed of it, so that it is not one more of the same (the "Kriging
+            pending: configurations of probes on their way. The next one is chosen as if each had
+                taken what is believed of it, so that it is not one more of the same (the "Kriging
                 believer" of Ginsbourger, Le Riche and Carraro 2010).
-            confirms: whether settings may be tried whose knob was wrong in another layout; one at
-                a time.
+            confirms: whether a configuration may be tried whose knob was wrong in another layout;
+                one at a time.
         """
         self._known = known
         self._confirms = confirms and known.unconfirmed.isdisjoint(pending)
         self._pending = frozenset(pending)
+        study = known.study
+        arithmetic = prior_of(study.question, study.calibration, known.limit_bytes)
+        self._is_large = arithmetic.log_need > arithmetic.log_limit
+        self.prior, self.trials = arithmetic, trials_of(known)
+        if len(known.whole.probes) > len(study.probes):
+            self.prior = informed(arithmetic, known)
+            self.trials += trials_of_other_fidelities(known)
 
     @cached_property
-    def prior(self) -> "Prior":
-        """Predictions of the legal configurations, in the space's order."""
-        if not self.asked_elsewhere:
-            return self._arithmetic
-
-        return informed(self._arithmetic, self._known)
-
-    @cached_property
-    def trials(self) -> "list[Trial]":
-        """Trials so far, also at other fidelities."""
-        from tuner.planner.trials import trials_of
-
-        mine = trials_of(self._known)
-        if not self.asked_elsewhere:
-            return mine
-
-        return [*mine, *trials_elsewhere(self._known)]
-
-    @property
-    def asked_elsewhere(self) -> bool:
-        """Tells whether there are probes of other fidelities."""
-        return len(self._known.whole.probes) > len(self._known.study.probes)
-
-    @cached_property
-    def _arithmetic(self) -> "Prior":
-        from tuner.planner.candidates import prior_of
-
-        study = self._known.study
-        return prior_of(study.question, study.calibration, self._known.limit_bytes)
-
-    @cached_property
-    def past(self) -> "Past | None":
+    def past(self) -> Past | None:
         """Trials of earlier studies."""
-        from tuner.planner.similar import past_of
-
         return past_of(self._known.study)
 
     @cached_property
-    def belief(self) -> "Belief":
+    def belief(self) -> Belief:
         """Expectations for the legal configurations, in the space's order."""
-        from tuner.search.belief import believe
-
         return believe(self.prior, self.trials, self.past)
 
     @cached_property
-    def allowed(self) -> "Mask":
+    def allowed(self) -> Mask:
         """Marks the legal configurations that may be probed: untried, and not ruled out."""
-        import numpy as np
-
-        candidates, outlook = set(self._candidates()), MemoryOutlook(self._known)
-        large = self._arithmetic.log_need > self._arithmetic.log_limit
+        candidates, memory = set(self._candidates()), ExpectedMemory(self._known)
+        rows: Iterable[tuple[Settings, bool]] = zip(
+            self.prior.settings, self._is_large, strict=True
+        )
         return np.array(
-            [
-                one in candidates and not (is_large and outlook.cannot_fit(one))
-                for one, is_large in zip(self.prior.settings, large, strict=True)
-            ]
+            [one in candidates and not (large and memory.cannot_fit(one)) for one, large in rows]
         )
 
     def propose(self) -> Proposed | None:
-        """The most promising settings; ``None`` when none are worth a probe."""
-        from tuner.search.engine import ask
+        """The most promising configuration; ``None`` when none is worth a probe."""
+        from tuner.search.engine import ask  # imports Optuna, which is slow
 
         if not self.allowed.any():
             return self._last_resort()
-        told = [*self.trials, *self._lies()]
-        study = self._known.study
-        proposal = ask(
-            self.prior,
-            told,
-            self.allowed,
-            self.past,
-            sampler=study.terms.sampler,
-            seed=study.seed,
+        study, told = self._known.study, list(self.trials)
+        if self._pending:
+            pending = (n for n, one in enumerate(self.prior.settings) if one in self._pending)
+            told += believed_trials(self.belief, pending)
+        sampler, seed = study.terms.sampler, study.seed
+        return self._proposed(
+            ask(self.prior, told, self.allowed, self.past, sampler=sampler, seed=seed)
         )
-        return self._proposed(proposal)
 
     def expect(self) -> Proposed | None:
         """Returns what :meth:`propose` would, by the model at hand: for what is said of more
         probes.
         """
-        from tuner.search.gain import chosen
-
         assert not self._pending
         if not self.allowed.any():
             return self._last_resort()
         return self._proposed(chosen(self.prior, self.belief, self.trials, self.allowed))
 
-    def _proposed(self, found: "Proposal") -> Proposed | None:
+    def _proposed(self, found: Proposal) -> Proposed | None:
         if found.is_hopeless:
             return self._last_resort()
-        settings = self.prior.settings[found.index]
-        return Proposed(settings=settings, gain=found.gain, succeeds=found.succeeds)
+        return Proposed(settings=self.prior.settings[found.index], gain=found.gain)
 
     def _candidates(self) -> list[Settings]:
         left = [one for one in self._known.candidates() if one not in self._pending]
         return left if self._confirms else [s for s in left if s not in self._known.unconfirmed]
-
-    def _lies(self) -> "list[Trial]":
-        """Fills in expected results of the probes on their way, as if they had been seen."""
-        from tuner.search.belief import believed_trials
-
-        pending = (n for n, one in enumerate(self.prior.settings) if one in self._pending)
-        return believed_trials(self.belief, pending) if self._pending else []
 
     def _last_resort(self) -> Proposed | None:
         """The smallest of what is not expected to fit, while nothing is known to fit.
@@ -248,15 +316,8 @@ class Search:
         """
         known, candidates = self._known, self._candidates()
         tried = known.tried - known.wrong.keys()  # those fit, and say nothing of what is needed
-        if self._pending or known.fitting or len(tried) >= LAST_RESORTS:
-            return None
-        if not candidates:
+        if self._pending or known.fitting or len(tried) >= LAST_RESORTS or not candidates:
             return None
         needs = dict(zip(self.prior.settings, self.belief.log_need.tolist(), strict=True))
         smallest = min(candidates, key=lambda one: (needs[one], str(one)))
-        return Proposed(settings=smallest, gain=float("inf"), succeeds=0.0)
-
-
-def propose(known: Knowledge, pending: Collection[Settings] = ()) -> Proposed | None:
-    """The settings to probe next, or ``None`` when none are worth it; see :class:`Search`."""
-    return Search(known, pending, confirms=True).propose()
+        return Proposed(settings=smallest, gain=inf)

@@ -9,26 +9,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import exp, log, nan
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import BROKEN, PROBED, Measurement, Outcome
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
-from tuner.cost.prediction import Prediction
-from tuner.planner import candidates
-from tuner.planner.candidates import predicted
+from tuner.planner.prior import RUNS, Asked, predicted
 from tuner.planner.timing import speed_of, step_time
 from tuner.search.kernel import Array, ByContents, alike, log_likelihood, one_thread, regress
 from tuner.search.trials import Past, joined, settings_features, workload_features
-
-if TYPE_CHECKING:
-    from tuner.planner.estimates import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +72,9 @@ def _past_of(key: _Key) -> Past | None:
 
 def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
     question, found = study.question, found_in(study)
-    asked = candidates.Asked(question, calibration)
-    predicted = [_predicted(asked, one.settings) for one in found]
-    return past_trials(number, question.workload, question.cluster, found, predicted)
+    asked = Asked(question, calibration)
+    predicted_s = [_predicted_s(asked, one.settings) for one in found]
+    return past_trials(number, question.workload, question.cluster, found, predicted_s)
 
 
 def past_trials(
@@ -105,7 +100,7 @@ def past_trials(
         workload=np.tile(workload_features(workload, cluster), (len(found), 1)),
         log_excess=np.array([_excess(one.seconds, seconds) for one, seconds in rows]),
         ran=np.array([float(one.ran) for one in found]),
-        expected=np.full(len(found), candidates.RUNS),
+        expected=np.full(len(found), RUNS),
     )
 
 
@@ -161,9 +156,9 @@ def _excess(seen: float | None, predicted: float) -> float:
 
 # A study is planned again after every probe, and its past stays the same.
 @lru_cache(maxsize=1024)
-def _predicted(asked: candidates.Asked, settings: Settings) -> float:
+def _predicted_s(asked: Asked, settings: Settings) -> float:
     """Seconds of a step; ``nan`` where they are unknown."""
-    _, step = candidates.predicted(asked.question, settings, asked.calibration)
+    _, step = predicted(asked.question, settings, asked.calibration)
     return step.value or nan
 
 
@@ -223,14 +218,16 @@ class Corrected:
     near: float
     """Similarity of the measured settings that are most alike, workloads included: 1 if equal."""
 
-    def applied(self, prediction: Prediction) -> Prediction:
-        """A prediction with its speed after this: ``transferred`` where there is evidence near."""
-        step, speed = prediction.step_time_s, prediction.tokens_per_s_per_gpu
+    def applied(self, found: Evaluation) -> Evaluation:
+        """An estimate with its speed after this: ``transferred`` where there is evidence near."""
+        step, speed = found.step_time_s, found.tokens_per_s_per_gpu
         assert step.value is not None
         assert speed.value is not None
         provenance = Provenance.TRANSFERRED if self.near >= NEAR else step.provenance
         return replace(
-            prediction,
+            found,
+            factor=self.factor,
+            near=self.near,
             step_time_s=Quantity(
                 value=step.value * self.factor,
                 low=step.value * self.low,
@@ -382,37 +379,23 @@ def _sizes(key: ByContents[Past], common: float) -> VarianceSizes:
     return max(choices, key=fit)
 
 
-Estimates = Mapping[Settings, "Estimate"]
-
-
-def transferred(study: Study, estimates: Estimates) -> Estimates:
+def transferred(
+    study: Study, estimates: Mapping[Settings, Evaluation]
+) -> Mapping[Settings, Evaluation]:
     """Estimates with their times corrected, where some study is near.
 
     Where no time is known for want of rates, rates are assumed, for the study and for its past
     alike: what these are off by, the past then tells, and nothing is shown at assumed rates alone.
     """
-    timed = [s for s, e in estimates.items() if e.step_time.value is not None]
-    if timed:
-        found = corrected(study, timed)
-    else:
-        found = corrected(study, list(estimates), at_assumed_rates=True)
-        estimates = {
-            s: replace(e, prediction=_at_assumed_rates(study, e)) if s in found else e
-            for s, e in estimates.items()
-        }
-    return {
-        s: replace(e, prediction=of.applied(e.prediction), factor=of.factor, near=of.near)
-        if (of := found.get(s))
-        else e
-        for s, e in estimates.items()
-    }
-
-
-def _at_assumed_rates(study: Study, found: "Estimate") -> Prediction:
-    _, step = predicted(study.question, found.settings, None)
-    return replace(
-        found.prediction,
-        step_time_s=step,
-        tokens_per_s_per_gpu=speed_of(step, study.question),
-        why="" if found.prediction.fits else found.prediction.why,
-    )
+    timed = [s for s, e in estimates.items() if e.step_time_s.value is not None]
+    found = corrected(study, timed or list(estimates), at_assumed_rates=not timed)
+    moved = dict(estimates)
+    for settings, of in found.items():
+        one = estimates[settings]
+        if not timed:
+            _, step = predicted(study.question, settings, None)
+            speed = speed_of(step, study.question)
+            why = "" if one.fits else one.why
+            one = replace(one, step_time_s=step, tokens_per_s_per_gpu=speed, why=why)
+        moved[settings] = of.applied(one)
+    return moved

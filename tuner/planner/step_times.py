@@ -1,30 +1,26 @@
-"""Findings that the fastest was chosen from, with intervals that hold for what was chosen.
+"""Step times that the fastest was chosen from, with intervals that hold for what was chosen.
 
-Values stay what was measured; only the ends of intervals move (:mod:`tuner.planner.step_times`).
+Values stay what was measured; only the ends of intervals move.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import erf, exp, hypot, log, pi, sqrt
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Measurement, Outcome
-from tuner.core.quantity import QUANTILE, Quantity
-from tuner.core.words import change_range_text, change_text, probes_text
-from tuner.planner.findings import Finding
-from tuner.planner.knowledge import Knowledge, outcome_of
+from tuner.core.evaluation import Evaluation
+from tuner.core.quantity import QUANTILE, Change, Quantity
+from tuner.planner.knowledge import Knowledge, measurements_of
 from tuner.planner.ranking import indistinguishable
-from tuner.planner.timing import Luck, logs, runs_timed, seen_luck
+from tuner.planner.timing import RunVariation, logs, runs_timed, seen_variation, speed_of
 from tuner.text import Same
 
 
-def fair(known: Knowledge) -> Mapping[Settings, Finding]:
+def fair(known: Knowledge) -> Mapping[Settings, Evaluation]:
     """All that fits, contenders with intervals that hold whichever of them is the answer.
 
     Contenders are those that the fastest cannot be told apart from, or that are nearly as fast.
@@ -33,43 +29,36 @@ def fair(known: Knowledge) -> Mapping[Settings, Finding]:
     return _fair(Same(known))
 
 
-# The sentences of one answer, and its figures, ask for the same again.
+# The facts of one answer, and its figures, ask for the same again.
 @lru_cache(maxsize=8)
-def _fair(key: Same[Knowledge]) -> Mapping[Settings, Finding]:
-    known = key.value
-    # imports NumPy
-
-    fitting = known.fitting
+def _fair(key: Same[Knowledge]) -> Mapping[Settings, Evaluation]:
+    known, fitting = key.value, key.value.fitting
     found = {finding.settings: finding for finding in fitting}
     contenders = [f for f in fitting if indistinguishable(fitting[0], f, REACH)]
     if len(contenders) < 2:
         return found
-    luck = seen_luck(map(_measurements, known.findings.values()))
+    variation = seen_variation(measurements_of(f.probes) for f in known.findings.values())
     seen = []
     for one in contenders:
-        value, low, high = logs(one.spread)
-        runs = runs_timed(_measurements(one), one.settings.gradient_accumulation_steps)
+        value, low, high = logs(one.spread_s)
+        count = one.settings.gradient_accumulation_steps
+        runs = runs_timed(measurements_of(one.probes), count)
         whole = ((value - low) ** 2 + (high - value) ** 2) / 2
-        steps = max(whole - luck.half_width(runs) ** 2, 0.0) / QUANTILE**2
+        steps = max(whole - variation.half_width(runs) ** 2, 0.0) / QUANTILE**2
         seen.append(Seen(value=value, runs=runs, steps=steps))
-    ends = joint_ends(tuple(seen), luck)
-    return found | {f.settings: _moved(f, *at) for f, at in zip(contenders, ends, strict=True)}
-
-
-def _measurements(finding: Finding) -> list[Measurement]:
-    return [probe.measurement for probe in finding.probes if probe.measurement]
-
-
-def _moved(finding: Finding, low: float, high: float) -> Finding:
-    """A finding with other ends of its interval, in logarithms; what the model adds is kept."""
-    whole, timed = logs(finding.step_time), logs(finding.spread)
-    return replace(
-        finding,
-        step_time=_with_ends(
-            finding.step_time, low + whole[1] - timed[1], high + whole[2] - timed[2]
-        ),
-        spread=_with_ends(finding.spread, low, high),
-    )
+    for one, (low, high) in zip(contenders, joint_ends(tuple(seen), variation), strict=True):
+        # What the cost model adds is kept.
+        whole_s, timed = logs(one.step_time_s), logs(one.spread_s)
+        time = _with_ends(
+            one.step_time_s, low + whole_s[1] - timed[1], high + whole_s[2] - timed[2]
+        )
+        found[one.settings] = replace(
+            one,
+            step_time_s=time,
+            spread_s=_with_ends(one.spread_s, low, high),
+            tokens_per_s_per_gpu=speed_of(time, known.study.question),
+        )
+    return found
 
 
 def _with_ends(quantity: Quantity, low: float, high: float) -> Quantity:
@@ -79,145 +68,35 @@ def _with_ends(quantity: Quantity, low: float, high: float) -> Quantity:
     return replace(quantity, low=min(exp(low), value), high=max(exp(high), value))
 
 
-class HasTime(Protocol):
-    """Whatever has a step time that is known."""
-
-    @property
-    def step_time(self) -> Quantity:
-        """Seconds of an optimizer step."""
-
-    @property
-    def spread(self) -> Quantity:
-        """The same with the interval of the timed steps alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """Settings of which steps were timed, all of them or not."""
-
-    settings: Settings
-    """Which."""
-    step_time: Quantity
-    """Seconds of an optimizer step; known."""
-    spread: Quantity
-    """The same with the interval of the timed steps alone."""
-    needed_bytes: int
-    """What one device needed."""
-    probes: tuple[int, ...]
-    """Where that is known from."""
-    ended_early: bool = False
-    """Whether they were too slow to be timed further."""
-
-    @property
-    def seconds(self) -> float:
-        """The step time's value."""
-        assert self.step_time.value is not None
-        return self.step_time.value
-
-    @property
-    def source(self) -> str:
-        """``probe #3``, or ``probe #3, ended early``."""
-        return f"probe {probes_text(self.probes)}{', ended early' if self.ended_early else ''}"
-
-
-def timed_settings(known: Knowledge) -> Mapping[Settings, Timed]:
-    """All legal settings of which steps were timed, whether they fit or not, in their order."""
-    return _timed_settings(Same(known))
-
-
-# The sentences of one answer ask for the same again.
-@lru_cache(maxsize=4)
-def _timed_settings(key: Same[Knowledge]) -> Mapping[Settings, Timed]:
-    known, found = key.value, {}
-    early = _ended_early(known)
+def timed(known: Knowledge) -> dict[Settings, Evaluation]:
+    """All legal configurations of which steps were timed, fitting or not, in the space's order."""
+    found = {}
     for settings in known.space.legal:
-        finding, slow = known.findings.get(settings), known.slow.get(settings)
-        if finding is not None and finding.step_time.value is not None:
-            found[settings] = timed(finding)
-        elif slow is not None and slow.step_time.value is not None:
-            found[settings] = Timed(
-                settings=settings,
-                step_time=slow.step_time,
-                spread=slow.step_time,
-                needed_bytes=slow.needed_bytes or 0,
-                probes=tuple(early[settings]),
-                ended_early=True,
-            )
+        one = known.findings.get(settings) or known.slow.get(settings)
+        if one is not None and one.step_time_s.value is not None:
+            found[settings] = one
     return found
 
 
-def compared_settings(known: Knowledge) -> Mapping[Settings, Timed]:
-    """Times configurations with intervals for comparing what was chosen for its speed."""
-    return {**timed_settings(known), **{s: timed(found) for s, found in fair(known).items()}}
+def compared(known: Knowledge) -> dict[Settings, Evaluation]:
+    """The same, with intervals for comparing what was chosen for its speed."""
+    return {**timed(known), **fair(known)}
 
 
-def timed(finding: Finding) -> Timed:
-    """A finding whose step time is known, as what it is compared with."""
-    return Timed(
-        settings=finding.settings,
-        step_time=finding.step_time,
-        spread=finding.spread,
-        needed_bytes=finding.needed_bytes,
-        probes=tuple(probe.id for probe in finding.probes),
-    )
-
-
-def _ended_early(known: Knowledge) -> dict[Settings, list[int]]:
-    """Numbers of the probes that were ended for their slowness, by settings."""
-    found: dict[Settings, list[int]] = defaultdict(list)
-    for probe in known.study.probes:
-        if outcome_of(probe) is Outcome.STOPPED_EARLY:
-            found[probe.request.settings].append(probe.id)
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeChange:
-    """A ratio of two step times."""
-
-    ratio: float
-    """The other's over the first one's."""
-    low: float
-    """Lower end of its 80% interval."""
-    high: float
-    """Upper end."""
-
-    def __str__(self) -> str:
-        return f"{change_text(self.ratio)}, {self.interval_text}"
-
-    @property
-    def interval_text(self) -> str:
-        """``80% interval 20% to 30% longer``."""
-        return f"80% interval {change_range_text(self.low, self.high)}"
-
-    @property
-    def size(self) -> float:
-        """How large it is, either way: 0 for no change."""
-        return abs(log(self.ratio))
-
-    @property
-    def is_clear(self) -> bool:
-        """Tells whether the interval holds only one direction."""
-        return self.low > 1 or self.high < 1
-
-
-def change_between(one: HasTime, other: HasTime) -> StepTimeChange:
+def change_between(one: Evaluation, other: Evaluation) -> Change:
     """From one to the other, both timed.
 
     Errors of their steps are taken as independent; what the cost model added to both is wrong in
     one direction for both.
     """
-    change = change_of(one.spread, other.spread)
+    change = change_of(one.spread_s, other.spread_s)
     mine, theirs = _of_model(one), _of_model(other)
     shifts = (0.0, theirs[0] - mine[0], theirs[1] - mine[1])
-    return StepTimeChange(
-        ratio=change.ratio,
-        low=change.low * exp(min(shifts)),
-        high=change.high * exp(max(shifts)),
-    )
+    low, high = change.low * exp(min(shifts)), change.high * exp(max(shifts))
+    return replace(change, low=low, high=high)
 
 
-def change_of(one: Quantity, other: Quantity) -> StepTimeChange:
+def change_of(one: Quantity, other: Quantity) -> Change:
     """From one known step time to another, errors independent.
 
     The interval of a difference is made of those of its terms, here of the logarithms (Zou and
@@ -225,31 +104,31 @@ def change_of(one: Quantity, other: Quantity) -> StepTimeChange:
     """
     first, second = logs(one), logs(other)
     middle = second[0] - first[0]
-    return StepTimeChange(
+    return Change(
         ratio=exp(middle),
         low=exp(middle - hypot(second[0] - second[1], first[2] - first[0])),
         high=exp(middle + hypot(second[2] - second[0], first[0] - first[1])),
     )
 
 
-def _of_model(finding: HasTime) -> tuple[float, float]:
+def _of_model(one: Evaluation) -> tuple[float, float]:
     """How far the cost model's part may move a step time, down (negative) and up, in logarithms."""
-    whole, timed = logs(finding.step_time), logs(finding.spread)
-    return min(whole[1] - timed[1], 0.0), max(whole[2] - timed[2], 0.0)
+    whole, steps = logs(one.step_time_s), logs(one.spread_s)
+    return min(whole[1] - steps[1], 0.0), max(whole[2] - steps[2], 0.0)
 
 
 Array = NDArray[np.float64]
 
 # Part by which times differ that are worth looking at together: several times what runs differ by,
-# so that it is hardly luck who is among them. What is apart may be anywhere as near as that.
+# so that it is hardly variation who is among them. What is apart may be anywhere as near as that.
 REACH = 0.2
 # Scale of the spread of true times: half of all spreads are believed to be less.
 USUAL = 0.03
 # Spreads that are summed over, evenly in logarithms.
 SPREADS = np.geomspace(0.0005, 0.3, 16)
-# Sizes of luck that are summed over: logarithms of the ratio to the best estimate, in standard
+# Sizes of variation that are summed over: logarithms of the ratio to the best estimate, in standard
 # deviations of that logarithm, which are about ``1 / sqrt(2 freedom)``.
-LUCKS = np.linspace(-2.5, 4.5, 16)
+VARIATIONS = np.linspace(-2.5, 4.5, 16)
 # Weight of a case, of all cases, below which it is left out.
 NEGLIGIBLE = 1e-4
 # Of the range in which a quantile is looked for.
@@ -263,44 +142,46 @@ class Seen:
     value: float
     """The logarithm of the seconds measured."""
     runs: int
-    """Runs that it is the middle of; luck is of a run."""
+    """Runs that it is the middle of; variation is of a run."""
     steps: float
     """Variance of the logarithm's error that the spread of the steps shows."""
 
 
-# The sentences of one answer ask for the same again.
-@lru_cache(maxsize=4)
-def joint_ends(contenders: tuple[Seen, ...], luck: Luck) -> tuple[tuple[float, float], ...]:
+def joint_ends(
+    contenders: tuple[Seen, ...], variation: RunVariation
+) -> tuple[tuple[float, float], ...]:
     """Ends of the 80% intervals of the logarithms of two or more contenders' times.
 
-    An interval need not hold the value that was measured: who is far ahead of the others by luck
-    alone is believed to be slower.
+    An interval need not hold the value that was measured: who is far ahead of the others by chance
+    is believed to be slower.
     """
     values = np.array([one.value for one in contenders])
     middle = float(values.mean())
-    cases = _Cases(contenders, values - middle, luck)
+    cases = _Cases(contenders, values - middle, variation)
     ends = (cases.ends_of(place) for place in range(len(contenders)))
     return tuple((middle + low, middle + high) for low, high in ends)
 
 
 class _Cases:
-    """Contenders under every size of luck and every spread of their true times.
+    """Contenders under every size of variation and every spread of their true times.
 
-    Arrays have the axes luck, spread, contender, as far as they differ along them.
+    Arrays have the axes variation, spread, contender, as far as they differ along them.
     """
 
-    def __init__(self, contenders: Sequence[Seen], values: Array, luck: Luck) -> None:
+    def __init__(self, contenders: Sequence[Seen], values: Array, variation: RunVariation) -> None:
         self._values = values
-        lucks = sqrt(luck.variance) * np.exp(LUCKS / sqrt(2 * luck.freedom))
+        variations = sqrt(variation.variance) * np.exp(VARIATIONS / sqrt(2 * variation.freedom))
         runs = np.array([one.runs for one in contenders])
         steps = np.array([one.steps for one in contenders])
-        self._errors = lucks[:, None] ** 2 / runs + steps
+        self._errors = variations[:, None] ** 2 / runs + steps
         self._precisions = 1 / (self._errors[:, None, :] + SPREADS[:, None] ** 2)
         self._precision = self._precisions.sum(-1)
         self._mean = (self._precisions * values).sum(-1) / self._precision
-        of_luck = -luck.freedom * np.log(lucks) - luck.squares / (2 * lucks**2)
+        of_variation = -variation.freedom * np.log(variations) - variation.squares / (
+            2 * variations**2
+        )
         of_spread = np.log(SPREADS / (1 + (SPREADS / USUAL) ** 2))
-        self._prior = of_luck[:, None] + of_spread
+        self._prior = of_variation[:, None] + of_spread
         self._together, self._apart = self._log_weights()
 
     def ends_of(self, place: int) -> tuple[float, float]:

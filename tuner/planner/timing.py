@@ -1,9 +1,9 @@
 """By how much runs of the same settings differ, beside what the spread of their steps shows.
 
-All steps of a run share its luck (which nodes, links and temperatures it met), so one run cannot
-show it. It is assumed before any repetition, and learned from repetitions: the runs' medians are
-taken as log-normal, with a standard deviation of which :data:`ASSUMED` is believed as much as one
-degree of freedom. That is the conjugate prior of an unknown variance, after which the mean of
+All steps of a run share what it met (which nodes, links and temperatures), so one run cannot show
+this variation. It is assumed before any repetition, and learned from repetitions: the runs' medians
+are taken as log-normal, with a standard deviation of which :data:`ASSUMED` is believed as much as
+one degree of freedom. That is the conjugate prior of an unknown variance, after which the mean of
 ``m`` runs follows Student's t (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.3).
 """
 
@@ -29,7 +29,7 @@ STUDENT = (3.0777, 1.8856, 1.6377, 1.5332)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Luck:
+class RunVariation:
     """Run-to-run variation after some repetitions, which may be of several configurations."""
 
     squares: float = ASSUMED**2
@@ -47,17 +47,17 @@ class Luck:
         return _student(self.freedom) * sqrt(self.variance / runs)
 
 
-def seen_luck(probes: Iterable[Iterable[Measurement]]) -> Luck:
-    """The luck of a machine, after the repetitions of some settings on it.
+def seen_variation(probes: Iterable[Iterable[Measurement]]) -> RunVariation:
+    """The variation of a machine, after the repetitions of some settings on it.
 
     Args:
         probes: for each settings, its measurements. The runs of the longest step that was
-            repeated are compared; the steps of one run have the same luck.
+            repeated are compared; the steps of one run have the same variation.
     """
     logs = [found for measurements in probes if len(found := _repeated(measurements)) > 1]
     means = [fsum(found) / len(found) for found in logs]
     squares = [(x - mean) ** 2 for found, mean in zip(logs, means, strict=True) for x in found]
-    return Luck(
+    return RunVariation(
         squares=fsum((ASSUMED**2, *squares)),
         freedom=1 + sum(len(found) - 1 for found in logs),
     )
@@ -117,7 +117,7 @@ def step_time(
     accumulation: int,
     *,
     with_model: bool = True,
-    luck: Luck | None = None,
+    variation: RunVariation | None = None,
 ) -> Quantity:
     """Seconds of one optimizer step, pooled over the repetitions of one probe.
 
@@ -129,7 +129,7 @@ def step_time(
         accumulation: micro-batches in the step that is asked for.
         with_model: off for the interval of the timed steps alone. What the model is wrong by moves
             all settings together, and tells none apart.
-        luck: what runs on this machine differ by; by default what these measurements show of it.
+        variation: what runs on this machine differ by; by default what these measurements show.
 
     Returns:
         From the steps that ran so many micro-batches, when there are any. Else the line
@@ -141,7 +141,7 @@ def step_time(
     steps, counted = _of_steps(runs, accumulation)
     if steps is None:
         return UNKNOWN
-    found = _with_luck(steps, (luck or seen_luck([timed])).half_width(counted))
+    found = _with_variation(steps, (variation or seen_variation([timed])).half_width(counted))
     # Of steps shorter than those asked for it is arithmetic.
     was_run = any(m.step_times_s.get(accumulation) for m in timed)
     provenance = weakest(map(_provenance, timed)) if was_run else Provenance.PREDICTED
@@ -308,8 +308,8 @@ def _median_interval(steps: Sequence[float]) -> tuple[float, float]:
     return low, steps[n - inner] - part * (steps[n - inner] - steps[n - 1 - inner])
 
 
-def _with_luck(found: _Interval, half_width: float) -> _Interval:
-    """The interval with the luck of runs, ``half_width`` of the logarithm, in quadrature."""
+def _with_variation(found: _Interval, half_width: float) -> _Interval:
+    """The interval with the variation of runs, ``half_width`` of the logarithm, in quadrature."""
     down = sqrt(log(found.value / found.low) ** 2 + half_width**2)
     up = sqrt(log(found.high / found.value) ** 2 + half_width**2)
     return _Interval(found.value, found.value * exp(-down), found.value * exp(up))

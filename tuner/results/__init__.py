@@ -8,7 +8,6 @@ from tuner.results.choices import Choices, KnobChoice, Option, choices
 from tuner.results.differences import Cell, Compared, Difference, Part, differences
 from tuner.results.effects import KnobEffect, KnobValue, knob_effects
 from tuner.results.evidence import Evidence
-from tuner.results.figures import Figures
 from tuner.results.points import BestSoFar, Point, PointKind, points, progress
 from tuner.results.summary import Headline, headline
 from tuner.results.what_if import Predictor, WhatIf, what_if
@@ -20,7 +19,6 @@ __all__ = [
     "Compared",
     "Difference",
     "Evidence",
-    "Figures",
     "Headline",
     "KnobChoice",
     "KnobEffect",

@@ -10,7 +10,7 @@ from typing import Any
 from tuner.core.configuration import ACCUMULATION, KNOBS, InactiveKnob, Settings
 from tuner.core.study import Question, Study
 from tuner.errors import UsageError
-from tuner.planner.explain_knobs import CHOSEN, MICRO
+from tuner.explain.knobs import CHOSEN, MICRO
 from tuner.space import check_settings, enumerate_space, settings_notes
 from tuner.space.inactive import show, show_all
 

@@ -1,11 +1,12 @@
 """Compares a few studies: their questions, limits, answers and costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from tuner.core.answer import GIB, Candidate, Suggestion
+from tuner.core.answer import Suggestion
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import Quantity
 from tuner.core.study import SamplerName, Study
 from tuner.core.words import (
@@ -45,7 +46,7 @@ class Compared:
     """Its answer; ``None`` while there is none."""
 
     @property
-    def best(self) -> Candidate | None:
+    def best(self) -> Evaluation | None:
         """The settings that it answers with."""
         return self.suggestion.best if self.suggestion else None
 
@@ -70,6 +71,8 @@ class Difference:
     """Of the line, in words."""
     cells: tuple[Cell, ...]
     """One for each study, in their order."""
+    is_detail: bool = False
+    """It is one of the many figures of a model or a cluster."""
 
     @property
     def differs(self) -> bool:
@@ -113,7 +116,7 @@ def _lines(part: Part, columns: Sequence[Mapping[str, Cell]]) -> Iterator[Differ
 
 def _others(part: Part, columns: Sequence[Mapping[str, Cell]]) -> Iterator[Difference]:
     """The same, of lines that differ only."""
-    return (line for line in _lines(part, columns) if line.differs)
+    return (replace(line, is_detail=True) for line in _lines(part, columns) if line.differs)
 
 
 def _question(study: Study) -> dict[str, Cell]:
@@ -211,7 +214,7 @@ def _time(seconds: Quantity) -> Cell:
     return Cell(text=f"{seconds_text(seconds.value)} ({interval_text(seconds)})", quantity=seconds)
 
 
-def _memory(best: Candidate) -> Cell:
+def _memory(best: Evaluation) -> Cell:
     needed = best.needed_gib
     if needed.value is None:
         return Cell()

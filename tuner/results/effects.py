@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.core.answer import Candidate, Suggestion
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import Study
-from tuner.planner.explain_knobs import CHOSEN
+from tuner.explain.knobs import CHOSEN
 from tuner.results.choices import choices
 from tuner.results.evidence import Evidence
-from tuner.results.figures import Figures
 from tuner.space.inactive import show
 
 
@@ -83,7 +83,7 @@ def knob_effects(
     )
 
 
-def _value(pools: "_Pools", knob: str, value: Any, best: Candidate | None) -> KnobValue:
+def _value(pools: "_Pools", knob: str, value: Any, best: Evaluation | None) -> KnobValue:
     found = pools.best_with(knob, value)
     speed = found.tokens_per_s_per_gpu if found and found.fits else UNKNOWN
     reference = best.tokens_per_s_per_gpu.value if best else None
@@ -92,10 +92,10 @@ def _value(pools: "_Pools", knob: str, value: Any, best: Candidate | None) -> Kn
         shown=show(value),
         settings=found.settings if found else None,
         tokens_per_s_per_gpu=speed,
-        memory_gib=found.memory_gib if found else UNKNOWN,
+        memory_gib=found.needed_gib if found else UNKNOWN,
         relative=speed.value / reference if speed.value and reference else None,
-        provenance=found.provenance if found else Provenance.UNKNOWN,
-        probes=found.probes if found else (),
+        provenance=found.known_from if found else Provenance.UNKNOWN,
+        probes=found.probe_ids if found else (),
         fits=found.fits if found else None,
         is_best=best is not None and getattr(best.settings, knob) == value,
         differs=_differs(found.settings, best.settings, knob) if found and best else (),
@@ -110,33 +110,39 @@ def _differs(one: Settings, other: Settings, but: str) -> tuple[str, ...]:
 class _Pools:
     """Settings by how much is known of them: what is known best of a value goes before the rest."""
 
-    def __init__(self, evidence: Evidence, best: Candidate | None) -> None:
+    def __init__(self, evidence: Evidence, best: Evaluation | None) -> None:
         self._evidence = evidence
         asked = evidence.study.terms.fidelity
         probed = [*evidence.probed.get(asked, {}).values()]
         known = {found.settings for found in probed}
         predicted = [
-            evidence.of_estimate(evidence.with_speed(found))
+            evidence.with_speed(found)
             for found in evidence.forecast.estimates.values()
             if found.settings not in known
         ]
         self._answer = self._of_answer(best)
         self._fast = [_fitting(probed), _fitting(predicted)]
-        self._light = [found for found in (*probed, *predicted) if found.memory_gib.value]
+        self._light = [found for found in (*probed, *predicted) if found.needed_gib.value]
 
-    def best_with(self, knob: str, value: Any) -> Figures | None:
+    def best_with(self, knob: str, value: Any) -> Evaluation | None:
         """Finds the best known configuration with a value of a knob: the answer itself, if it has
         this value.
         """
         pools = [self._answer, *self._fast]
         for pool in pools:
-            timed = [f for f in pool if getattr(f.settings, knob) == value and f.speed]
+            timed = [
+                f
+                for f in pool
+                if getattr(f.settings, knob) == value and f.tokens_per_s_per_gpu.value
+            ]
             if timed:
-                return max(timed, key=lambda f: (f.speed or 0.0, str(f.settings)))
+                return max(
+                    timed, key=lambda f: (f.tokens_per_s_per_gpu.value or 0.0, str(f.settings))
+                )
         light = [f for f in self._light if getattr(f.settings, knob) == value]
         return min(light, key=_by_need, default=None)
 
-    def note(self, found: Figures | None) -> str:
+    def note(self, found: Evaluation | None) -> str:
         """Note on the value."""
         if found is None:
             return "nothing is known of settings with it"
@@ -144,9 +150,13 @@ class _Pools:
             return "nothing with it is known or expected to fit"
         if found.fits is None:
             return f"not known to run: its probe ended as {found.outcome}"
-        return "" if found.speed else self._evidence.forecast.unknown or "no step was timed"
+        return (
+            ""
+            if found.tokens_per_s_per_gpu.value
+            else self._evidence.forecast.unknown or "no step was timed"
+        )
 
-    def _of_answer(self, best: Candidate | None) -> list[Figures]:
+    def _of_answer(self, best: Evaluation | None) -> list[Evaluation]:
         if best is None:
             return []
         if best.basis is None:
@@ -155,10 +165,10 @@ class _Pools:
         return [found] if found else []
 
 
-def _fitting(pool: Iterable[Figures]) -> list[Figures]:
+def _fitting(pool: Iterable[Evaluation]) -> list[Evaluation]:
     return [found for found in pool if found.fits]
 
 
-def _by_need(found: Figures) -> tuple[bool, float, str]:
+def _by_need(found: Evaluation) -> tuple[bool, float, str]:
     """Orders by fit first, then by need."""
-    return found.fits is not True, found.memory_gib.value or 0.0, str(found.settings)
+    return found.fits is not True, found.needed_gib.value or 0.0, str(found.settings)

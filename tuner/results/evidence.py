@@ -1,19 +1,19 @@
 """All that the probes and the predictions of a study say, each part made when it is asked for."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from tuner.core.configuration import Settings
-from tuner.core.measurement import PROBED, Fidelity
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, Study
-from tuner.planner.estimates import Estimate, Forecast, forecast
-from tuner.planner.expected_speed import SpeedOutlook
-from tuner.planner.knowledge import Knowledge, learned
+from tuner.planner.forecast import Forecast, forecast
+from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, exactly, learned, measurements_of
+from tuner.planner.outlook import Outlook
 from tuner.planner.step_times import fair
 from tuner.planner.timing import speed_of
-from tuner.results.figures import Figures, predicted_figures, probed_figures
 
 
 class Evidence:
@@ -27,7 +27,7 @@ class Evidence:
         """Predictions, corrected by what probes and other studies have shown.
 
         Raises:
-            UsageError: the question has no legal settings.
+            UsageError: the question has no legal configurations.
         """
         return forecast(self.study)
 
@@ -37,59 +37,48 @@ class Evidence:
         requested goes first, then the stronger one.
 
         Raises:
-            UsageError: the question has no legal settings.
+            UsageError: the question has no legal configurations.
         """
-        asked = self.study.terms.fidelity
+        asked, probes = self.study.terms.fidelity, self.study.probes
+        there = {p.request.fidelity for p in probes if p.measurement}
         order = sorted(PROBED, key=lambda fidelity: fidelity is not asked)
-        return {f: learned(self.study, f) for f in order if self._has(f)}
+        return {f: learned(self.study, f) for f in order if f in there}
 
     @cached_property
-    def probed(self) -> Mapping[Fidelity, Mapping[Settings, Figures]]:
+    def probed(self) -> Mapping[Fidelity, Mapping[Settings, Evaluation]]:
         """Findings of these probes by configuration, in the same order."""
         return {fidelity: _found(known) for fidelity, known in self.knowledge.items()}
 
     @cached_property
-    def outlook(self) -> SpeedOutlook | None:
+    def outlook(self) -> Outlook | None:
         """Expected times of configurations that were not probed, where the cost model knows no
         rates; ``None`` where it does, or no step was timed.
         """
         known = self.knowledge.get(self.study.terms.fidelity)
         if known is None or not self.forecast.unknown:
             return None
-        timed = any(found.step_time.value is not None for found in known.findings.values())
-        return SpeedOutlook(known) if timed else None
+        timed = any(found.step_time_s.value is not None for found in known.findings.values())
+        return Outlook(known) if timed else None
 
-    def _has(self, fidelity: Fidelity) -> bool:
-        return any(p.request.fidelity is fidelity and p.measurement for p in self.study.probes)
-
-    def seen(self, settings: Settings) -> tuple[Figures, ...]:
-        """Figures of a measured or emulated configuration, in the order of :attr:`probed`."""
+    def seen(self, settings: Settings) -> tuple[Evaluation, ...]:
+        """What was measured or emulated of a configuration, in the order of :attr:`probed`."""
         return tuple(found[settings] for found in self.probed.values() if settings in found)
 
-    def predicted(self, settings: Settings) -> Figures | None:
-        """Predicted figures of a legal configuration; ``None`` where nothing is predicted."""
-        found = self.forecast.estimates.get(settings)
-        return None if found is None else self.of_estimate(found)
+    def predicted(self, settings: Settings) -> Evaluation | None:
+        """The prediction for a legal configuration; ``None`` where nothing is predicted."""
+        return self.forecast.estimates.get(settings)
 
-    def of_estimate(self, found: Estimate) -> Figures:
-        """The figures of a prediction."""
-        return predicted_figures(found, self.forecast.limit_bytes)
-
-    def with_speed(self, found: Estimate) -> Estimate:
+    def with_speed(self, found: Evaluation) -> Evaluation:
         """An estimate, with the speed of the :attr:`outlook` where its own is unknown."""
-        if self.outlook is None or found.step_time.value is not None:
+        if self.outlook is None or found.step_time_s.value is not None:
             return found
         step = self.outlook.seconds(found.settings)
-        prediction = replace(
-            found.prediction,
-            step_time_s=step,
-            tokens_per_s_per_gpu=speed_of(step, self.study.question),
-            why="" if found.may_fit else found.prediction.why,
-        )
-        return replace(found, prediction=prediction)
+        speed = speed_of(step, self.study.question)
+        why = "" if found.fits else found.why
+        return replace(found, step_time_s=step, tokens_per_s_per_gpu=speed, why=why)
 
 
-def _found(known: Knowledge) -> dict[Settings, Figures]:
+def _found(known: Knowledge) -> dict[Settings, Evaluation]:
     """Gathers the findings of one fidelity by configuration, in the order of their first probes."""
     probes: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in known.study.probes:
@@ -98,6 +87,70 @@ def _found(known: Knowledge) -> dict[Settings, Figures]:
     # Those that fit have the intervals that the answer has.
     findings = {**known.findings, **fair(known)}
     return {
-        settings: probed_figures(known, findings.get(settings), found)
+        settings: _evaluated(known, findings.get(settings), found)
         for settings, found in probes.items()
     }
+
+
+def _evaluated(known: Knowledge, finding: Evaluation | None, probes: Sequence[Probe]) -> Evaluation:
+    """What all probes of a configuration say, those that failed too.
+
+    Args:
+        known: what all probes of their fidelity taught.
+        finding: of this configuration, if steps were done.
+        probes: of this configuration, all of them done; one or more.
+    """
+    ordered = tuple(sorted(probes, key=lambda probe: probe.id))
+    request, last = ordered[0].request, _last(ordered)
+    settings, fidelity = request.settings, request.fidelity
+    slow, need = known.slow.get(settings), known.too_large.get(settings)
+    found = finding or slow or Evaluation(settings=settings, fidelity=fidelity)
+    why = "" if last.outcome is Outcome.OK else last.detail
+    found = replace(
+        found, outcome=last.outcome, why=why, probes=ordered, limit_bytes=known.limit_bytes
+    )
+    if finding is None and (memory := last.memory) is not None:
+        found = replace(
+            found,
+            fits=True if slow else None,
+            allocated_bytes=exactly(memory.allocated_bytes, fidelity),
+            needed_bytes=exactly(memory.allocated_bytes + memory.overhead_bytes, fidelity),
+        )
+    elif finding is None and last.oom:
+        # One that ran out under a smaller limit than today's may fit now.
+        found = replace(found, needed_bytes=exactly(last.oom.needed_bytes, fidelity))
+    if need is not None:
+        needed = found.needed_bytes if finding else need.needed_bytes
+        return replace(found, fits=False, over_bytes=need.over_bytes, needed_bytes=needed)
+    closed = why_closed(known, settings)
+    return replace(found, fits=False, why=found.why or closed) if closed else found
+
+
+def failed(probe: Probe) -> Evaluation:
+    """A probe that is done, after which nothing is known or predicted."""
+    found, request = _last([probe]), probe.request
+    why = "" if found.outcome is Outcome.OK else found.detail
+    return Evaluation(
+        settings=request.settings,
+        fidelity=request.fidelity,
+        outcome=found.outcome,
+        why=why,
+        probes=(probe,),
+    )
+
+
+def why_closed(known: Knowledge, settings: Settings) -> str:
+    """Says what other than memory speaks against a configuration; empty where nothing does."""
+    if closed := known.closed_layouts.get(settings.settings_class):
+        return f"settings of its class ended as {closed}"
+    if wrong := known.wrong.get(settings):
+        return wrong.why
+    closed = known.closed.get(settings)
+    return f"it ended as {closed}" if closed else ""
+
+
+def _last(probes: Sequence[Probe]) -> Measurement:
+    """The last one that says something of the configuration, or else the last one."""
+    found = measurements_of(probes)
+    telling = [one for one in found if one.outcome not in TEACHES_NOTHING]
+    return (telling or found)[-1]

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from tuner.core.answer import Candidate, Suggestion
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import KNOBS, Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import (
     BROKEN,
     CLOSES_CLASS,
@@ -24,9 +25,8 @@ from tuner.guard.counts import blamed_by_counts
 from tuner.planner.probes import fits, repriced, step_time_of
 from tuner.planner.spending import measured_so_far
 from tuner.planner.timing import speed_of, step_time
-from tuner.planner.verdicts import wrong_of
-from tuner.results.evidence import Evidence
-from tuner.results.figures import Figures, failed_figures
+from tuner.planner.wrong import wrong_of
+from tuner.results.evidence import Evidence, failed
 from tuner.text import size_text
 
 
@@ -100,7 +100,7 @@ def points(
     return tuple(sorted(made, key=_order))
 
 
-def _named(suggestion: Suggestion | None) -> tuple[Candidate, ...]:
+def _named(suggestion: Suggestion | None) -> tuple[Evaluation, ...]:
     """Lists the configurations that an answer names."""
     if suggestion is None:
         return ()
@@ -108,25 +108,25 @@ def _named(suggestion: Suggestion | None) -> tuple[Candidate, ...]:
     return (*suggestion.pareto, *suggestion.alternatives, *best)
 
 
-def _probed(evidence: Evidence) -> dict[Settings, Figures]:
+def _probed(evidence: Evidence) -> dict[Settings, Evaluation]:
     """Lists what was measured or emulated, at the requested fidelity before others."""
-    found: dict[Settings, Figures] = {}
+    found: dict[Settings, Evaluation] = {}
     for of_fidelity in reversed(list(evidence.probed.values())):
         found |= of_fidelity
     return found
 
 
-def _dry_run(evidence: Evidence) -> dict[Settings, Figures]:
+def _dry_run(evidence: Evidence) -> dict[Settings, Evaluation]:
     """Lists what was dry-run: by its forecast, or how the dry run ended where there is none."""
     found = {}
     for probe in evidence.study.at(Fidelity.PREDICTED).probes:
         settings = probe.request.settings
         if probe.measurement is not None:
-            found[settings] = evidence.predicted(settings) or failed_figures(probe)
+            found[settings] = evidence.predicted(settings) or failed(probe)
     return found
 
 
-def _of_answer(evidence: Evidence, named: Candidate) -> Figures | None:
+def _of_answer(evidence: Evidence, named: Evaluation) -> Evaluation | None:
     """Makes the figures that an answer has of a configuration; ``None`` where it knows more than
     the study does, as when it was requested again meanwhile.
     """
@@ -135,27 +135,27 @@ def _of_answer(evidence: Evidence, named: Candidate) -> Figures | None:
     return next(iter(evidence.seen(named.settings)), None)
 
 
-def _point(found: Figures, *, on_front: bool, is_best: bool) -> Point:
+def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
     return Point(
         settings=found.settings,
         words=describe(found.settings),
-        memory_gib=found.memory_gib,
+        memory_gib=found.needed_gib,
         allocated_gib=found.allocated_gib,
         tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
         step_time_s=found.step_time_s,
         kind=_kind(found),
-        provenance=found.provenance,
-        probes=found.probes,
+        provenance=found.known_from,
+        probes=found.probe_ids,
         outcome=found.outcome,
         on_front=on_front,
         is_best=is_best,
         overshoot_gib=found.overshoot_gib,
-        detail=found.detail,
+        detail="" if found.basis and found.fits else found.why,
     )
 
 
-def _kind(found: Figures) -> PointKind:
-    if found.is_over_limit:
+def _kind(found: Evaluation) -> PointKind:
+    if found.too_large:
         return PointKind.OOM if found.outcome is Outcome.OOM else PointKind.OVER_LIMIT
     return PointKind.FITS if found.fits else PointKind.OTHER
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tuner.core.answer import GIB, Suggestion
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import OPEN, Study
 from tuner.core.words import describe, rank_word
+from tuner.explain.known import is_forecast, why_none
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
 
@@ -92,8 +94,6 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         study: with its probes.
         suggestion: as of :func:`tuner.client.advance.best_known`; ``None`` while there is none.
     """
-    from tuner.planner.known import is_forecast  # imports the store
-
     best = suggestion and suggestion.best
     same = study.at(study.terms.fidelity)
     spent = cost(same)
@@ -120,8 +120,6 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
 
 def _why_none(study: Study, suggestion: Suggestion | None) -> str:
     """Why a study at its end has no answer of the fidelity that was asked for; empty of one."""
-    from tuner.planner.known import is_forecast, why_none  # imports the store
-
     if suggestion is None or study.state in OPEN:
         return ""
     if suggestion.best is not None and not is_forecast(study, suggestion):

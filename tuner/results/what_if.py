@@ -8,20 +8,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tuner.core.answer import GIB
 from tuner.core.configuration import InactiveKnob, Settings
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance, Quantity, weakest
 from tuner.core.study import Study
 from tuner.core.words import describe, seconds_text
-from tuner.cost.explain import explain_memory
-from tuner.cost.prediction import Prediction, unknown_prediction
+from tuner.cost.prediction import unknown_prediction
 from tuner.errors import UsageError
-from tuner.planner.estimates import Estimate
-from tuner.planner.explain_predicted import basis_text, failure_text
+from tuner.explain.english import basis_text, failure_text, grounds_text, say
+from tuner.explain.memory import memory_facts
+from tuner.planner.forecast import evaluated
 from tuner.results.choices import Choices, choices
 from tuner.results.evidence import Evidence
-from tuner.results.figures import Figures
 from tuner.space import check_settings, settings_notes
 
 
@@ -65,7 +64,7 @@ class WhatIf:
     """Seconds of an optimizer step."""
     notes: tuple[str, ...]
     """What is to be known of the figures, in sentences: what they are from, and how sure."""
-    seen: tuple[Figures, ...]
+    seen: tuple[Evaluation, ...]
     """What was measured or emulated of these very settings, the fidelity asked for first."""
 
     @property
@@ -110,13 +109,13 @@ class Predictor:
         if checked not in self.choices:
             raise UsageError("settings", str(checked), "is not in the space of this study")
         collapsed = settings_notes(question, settings, given=given)
-        found = self.evidence.forecast.estimates.get(checked)
+        known = self.evidence.forecast
+        found = known.estimates.get(checked)
         if found is not None:
             notes = _notes(self.evidence, found)
-            prediction = self.evidence.with_speed(found).prediction
-            return _what_if(self.evidence, checked, prediction, collapsed, notes)
-        limit, why = self.evidence.forecast.limit_bytes, self._why_nothing(checked)
-        return _what_if(self.evidence, checked, unknown_prediction(limit, why), collapsed, ())
+            return _what_if(self.evidence, self.evidence.with_speed(found), collapsed, notes)
+        unknown = unknown_prediction(known.limit_bytes, self._why_nothing(checked))
+        return _what_if(self.evidence, evaluated(checked, unknown), collapsed, ())
 
     def explain(self, settings: Settings) -> tuple[str, ...]:
         """Explains where the predicted memory of a legal configuration goes, and what each knob
@@ -125,13 +124,8 @@ class Predictor:
         question, known = self.study.question, self.evidence.forecast
         if settings not in known.estimates:
             return ()
-        return explain_memory(
-            question.workload,
-            question.cluster,
-            question.framework,
-            settings,
-            profiles={key: profile for key, (profile, _) in known.profiles.items()},
-        )
+        profiles = {key: profile for key, (profile, _) in known.profiles.items()}
+        return tuple(map(say, memory_facts(question, settings, profiles)))
 
     def _why_nothing(self, settings: Settings) -> str:
         """Why nothing is predicted of legal settings."""
@@ -154,55 +148,52 @@ def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) ->
 
 def _what_if(
     evidence: Evidence,
-    settings: Settings,
-    prediction: Prediction,
+    found: Evaluation,
     collapsed: tuple[InactiveKnob, ...],
     notes: Iterable[str],
 ) -> WhatIf:
-    is_known = prediction.needed_bytes.value is not None
-    outside = prediction.context_bytes + prediction.communicator_bytes
     return WhatIf(
-        settings=settings,
-        words=describe(settings),
+        settings=found.settings,
+        words=describe(found.settings),
         collapsed=collapsed,
         global_batch_size=evidence.study.question.workload.global_batch_size,
-        fits=prediction.fits if is_known else None,
-        why=prediction.why,
+        fits=found.fits,
+        why=found.why,
         limit_gib=evidence.forecast.limit_bytes / GIB,
-        memory_gib=prediction.needed_bytes.scaled(1 / GIB),
-        allocated_gib=prediction.allocated_bytes.scaled(1 / GIB),
-        reserved_gib=prediction.reserved_bytes.scaled(1 / GIB),
-        device_gib=prediction.device_bytes.scaled(1 / GIB),
-        breakdown_gib=_parts_gib(prediction.breakdown),
-        by_phase_gib=_parts_gib(prediction.by_phase),
-        outside_gib=outside / GIB,
-        basis=prediction.basis if is_known else None,
-        tokens_per_s_per_gpu=prediction.tokens_per_s_per_gpu,
-        step_time_s=prediction.step_time_s,
+        memory_gib=found.needed_gib,
+        allocated_gib=found.allocated_gib,
+        reserved_gib=found.reserved_gib,
+        device_gib=found.device_gib,
+        breakdown_gib=found.breakdown_gib,
+        by_phase_gib=found.by_phase_gib,
+        outside_gib=found.outside_bytes / GIB,
+        basis=found.basis,
+        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
+        step_time_s=found.step_time_s,
         notes=tuple(notes),
-        seen=evidence.seen(settings),
+        seen=evidence.seen(found.settings),
     )
 
 
-def _parts_gib(sizes_bytes: Mapping[str, float]) -> dict[str, float]:
-    return {name: size / GIB for name, size in sizes_bytes.items()}
-
-
-def _notes(evidence: Evidence, found: Estimate) -> Iterator[str]:
+def _notes(evidence: Evidence, found: Evaluation) -> Iterator[str]:
     """Lists what the figures rest on, and what to know of them."""
     known = evidence.forecast
-    why = known.why_no_dry_run(found.settings) if found.probe is None else ""
+    why = known.why_no_dry_run(found.settings) if not found.probes else ""
     yield f"The memory is {basis_text(found)}{f': {why}' if why else ''}."
     yield from _of_time(evidence, found)
-    yield from (f"{note[0].upper()}{note[1:]}." for note in found.prediction.notes)
-    if found.probe is not None:
+    yield from (f"{note[0].upper()}{note[1:]}." for note in found.notes)
+    if found.probes:
         yield from (f"Of its dry run: {note}." for note in known.notes(found))
 
 
-def _of_time(evidence: Evidence, found: Estimate) -> Iterator[str]:
+def _of_time(evidence: Evidence, found: Evaluation) -> Iterator[str]:
     """Says what the step time is from; nothing where it is unknown."""
-    if found.step_time.value is None:
-        yield from [f"The step time is {evidence.outlook.grounds}."] if evidence.outlook else []
+    if found.step_time_s.value is None:
+        yield from (
+            [f"The step time is {grounds_text(evidence.outlook.grounds)}."]
+            if evidence.outlook
+            else []
+        )
         return
     rates = " at assumed rates" if evidence.forecast.at_assumed_rates else ""
     if found.factor == 1.0 and not found.near:

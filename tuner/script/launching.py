@@ -55,54 +55,35 @@ class Command:
 def command_of(
     question: "Question", settings: Settings, *, template: str = "", configuration: str = ""
 ) -> Command:
-    """The command of a question's script.
+    """The command of a question's script, told ``settings``.
 
-    Args:
-        question: one with a script.
-        settings: what the script is told.
-        template: path of its rendered configuration file; by default the template's own name.
-        configuration: path of accelerate's file; :data:`CONFIGURATION` unless given.
+    ``template`` is the path of its rendered configuration file, by default the template's own name;
+    ``configuration`` that of accelerate's file, by default :data:`CONFIGURATION`.
     """
     script = question.script
     assert script is not None
-    values = _values(question, settings)
-    if script.template is not None:
-        values[TEMPLATE] = template or script.template.name
-    return Command(
-        argv=(
-            *_launcher(script, question.cluster.world_size, configuration or CONFIGURATION),
-            script.path,
-            *_arguments(script, values),
-        ),
-        environment={name: render(text, values) for name, text in script.environment.items()},
-        template=render(script.template.text, values) if script.template else "",
-    )
-
-
-def _arguments(script: Script, values: Mapping[str, str]) -> list[str]:
-    """Renders arguments; those that are nothing but a placeholder, and become nothing, are left
-    out.
-    """
-    pairs = [(text, render(text, values)) for text in script.arguments]
-    return [filled for text, filled in pairs if filled or not is_optional(text)]
-
-
-def _values(question: "Question", settings: Settings) -> dict[str, str]:
-    world_size = question.cluster.world_size
+    ranks = question.cluster.world_size
     known = {
         **settings.as_dict(),
         "global_batch_size": question.workload.global_batch_size,
         "sequence_length": question.workload.sequence_length,
-        "world_size": world_size,
-        "data_parallel_size": settings.data_parallel_size(world_size),
+        "world_size": ranks,
+        "data_parallel_size": settings.data_parallel_size(ranks),
     }
-    return {name: shown(value) for name, value in known.items()}
-
-
-def _launcher(script: Script, ranks: int, configuration: str) -> tuple[str, ...]:
+    values = {name: shown(value) for name, value in known.items()}
+    if script.template is not None:
+        values[TEMPLATE] = template or script.template.name
+    launcher: tuple[str, ...] = ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
     if script.launch is Launch.ACCELERATE:
-        return ("accelerate", "launch", "--config_file", configuration)
-    return ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
+        launcher = ("accelerate", "launch", "--config_file", configuration or CONFIGURATION)
+    # an argument that is nothing but a placeholder, and becomes nothing, is left out
+    pairs = [(text, render(text, values)) for text in script.arguments]
+    arguments = [filled for text, filled in pairs if filled or not is_optional(text)]
+    return Command(
+        argv=(*launcher, script.path, *arguments),
+        environment={name: render(text, values) for name, text in script.environment.items()},
+        template=render(script.template.text, values) if script.template else "",
+    )
 
 
 def script_launch(

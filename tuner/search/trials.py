@@ -16,6 +16,7 @@ import numpy as np
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.workload import Optimizer, ReduceDtype, Workload
+from tuner.cost.memory.shards import axis_sizes
 from tuner.model.fields import ARCHITECTURES
 from tuner.search.kernel import Array, Rows
 
@@ -145,8 +146,8 @@ def settings_features(settings: Sequence[Settings], cluster: Cluster) -> Array:
 
 
 def _row(settings: Settings, cluster: Cluster) -> list[float]:
-    tp, pp = settings.tp_size, settings.pp_size
-    dp = settings.data_parallel_size(cluster.world_size)
+    axes, pp = axis_sizes(settings, cluster), settings.pp_size
+    tp, dp = axes.tp, axes.dp
     sizes = (tp, pp, settings.micro_batch_size, settings.gradient_accumulation_steps, max(dp, 1))
     choices = (
         tp > 1,

@@ -32,7 +32,7 @@ from api.pages.charts.svg import (
     use,
     whiskers,
 )
-from tuner.core.answer import GIB
+from tuner.core.evaluation import GIB
 from tuner.core.quantity import Provenance
 from tuner.results import KnobEffect, KnobValue
 from tuner.text import size_unit

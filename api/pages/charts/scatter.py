@@ -42,7 +42,7 @@ from api.pages.charts.svg import (
     x_axis,
     y_axis,
 )
-from tuner.core.answer import GIB
+from tuner.core.evaluation import GIB
 from tuner.core.quantity import Provenance
 from tuner.results import Point, PointKind
 from tuner.text import size_unit

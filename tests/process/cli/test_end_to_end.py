@@ -1,6 +1,5 @@
 """The commands as their users run them: real probes of a tiny model on two CPU processes."""
 
-import contextlib
 import json
 import os
 import signal
@@ -20,10 +19,10 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import ProbeState, Question
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of
-from tuner.planner import answer
-from tuner.planner.verdicts import replicas_of
+from tuner.planner.wrong import replicas_of
 from tuner.space import check_settings
 from tuner.store import open_store
 
@@ -77,13 +76,6 @@ def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
         return store.verdicts().keys()
 
 
-@pytest.fixture(params=["judged", pytest.param("trained", marks=pytest.mark.slow)])
-def perhaps_judged(request: pytest.FixtureRequest) -> None:
-    """With :func:`judged`, and without: then replicas are trained."""
-    if request.param == "judged":
-        request.getfixturevalue("judged")
-
-
 def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, capture_output=True, text=True, check=False, env=environment, timeout=LONGEST_S
@@ -99,7 +91,7 @@ def until(found: Callable[[], Any]) -> Any:
     return value
 
 
-@pytest.mark.usefixtures("perhaps_judged")
+@pytest.mark.usefixtures("judged")
 def test_suggest_probes_answers_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -190,7 +182,7 @@ def held(environment: dict[str, str], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT]
 )
 def test_an_ended_command_leaves_no_process_and_is_continued(
     command: Command,
@@ -256,30 +248,3 @@ def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(
     cached = run(other, environment)
     assert cached.returncode == 0, cached.stderr
     assert json.loads(cached.stdout)["best"]["memory"]["basis"] == "dry_run"
-
-
-def test_a_killed_prediction_leaves_no_process_and_is_continued(
-    command: Command, environment: dict[str, str], tmp_path: Path
-) -> None:
-    process = subprocess.Popen(
-        command("suggest", *PREDICTED), env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        started = until(lambda: dry_programs(process.pid))
-    finally:
-        process.kill()
-        process.wait()
-    until(lambda: not any(alive(one) for one in started))
-    again = run(command("suggest", *PREDICTED, "--json"), environment)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["best"]["memory"]["basis"] == "dry_run"
-
-
-def dry_programs(pid: int) -> list[psutil.Process]:
-    """Processes of the dry-run program that a process, or a child of it, has started."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "workers.probe.dry" in child.cmdline():
-                found.append(child)
-    return found

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from tuner.cli.serve import serve_argv
-
 SERVICE = [sys.executable, "-P", "-m", "api"]
 
 
@@ -29,19 +27,14 @@ def became(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> list
     return commands
 
 
-def test_the_command_of_the_service() -> None:
-    assert serve_argv() == SERVICE
-    assert serve_argv(host="::1", port=0, require_keys=True, as_json=True) == [
-        *SERVICE, "--host", "::1", "--port", "0", "--require-keys", "--json",
-    ]  # fmt: skip
-    assert serve_argv(require_keys=False) == [*SERVICE, "--no-require-keys"]
-
-
 def test_options_are_handed_on(cli: Any, became: list[list[str]]) -> None:
     with pytest.raises(BecameError):
         cli("serve", "--host", "0.0.0.0", "--port", "80", "--require-keys", "--json")
     (argv,) = became
     assert argv == [*SERVICE, "--host", "0.0.0.0", "--port", "80", "--require-keys", "--json"]
+    with pytest.raises(BecameError):
+        cli("serve", "--no-require-keys")
+    assert became[1] == [*SERVICE, "--no-require-keys"]
 
 
 def test_a_database_with_its_password_is_no_argument(

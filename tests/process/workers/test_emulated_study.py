@@ -13,7 +13,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeRequest, Question, Study, StudyState, Terms
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.launchers.local import series_argv

@@ -19,7 +19,8 @@ from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Question, StudyState, Terms
-from tuner.planner import Stop, answer, next_probe
+from tuner.explain.known import answer
+from tuner.planner import Stop, next_probe
 from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.stop import StopRequest

@@ -125,28 +125,7 @@ def test_every_lasting_process_has_a_health_check_that_can_work(paths: set[str])
             assert program == "pg_isready"
 
 
-def test_ports_are_the_service_s_and_this_machine_s_only() -> None:
-    assert [name for name, service in SERVICES.items() if "ports" in service] == ["api"]
-    (published,) = SERVICES["api"]["ports"]
-    assert published.startswith("127.0.0.1:")
-    options = parsed(SERVICES["api"]["command"]).params
-    assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
-    assert options["require_keys"] is True
-
-
 # The image
-
-
-def test_one_image_is_built_of_this_project_for_all_of_its_services() -> None:
-    stages = {stage.split(" AS ")[1] for stage in of("FROM") if " AS " in stage}
-    arguments = {value.split("=")[0] for value in of("ARG")}
-    for name in ours():
-        build = SERVICES[name]["build"]
-        assert (ROOT / build["context"] / "Dockerfile").is_file()
-        assert set(build["args"]) <= arguments
-        assert SERVICES[name]["image"] == "tuner"
-    sources = set(re.findall(r"--from=(\S+)", (ROOT / "Dockerfile").read_text()))
-    assert sources <= stages
 
 
 def test_the_image_is_of_a_python_and_extras_that_are_supported() -> None:
@@ -267,19 +246,6 @@ def test_the_kubernetes_manifest_names_what_exists(paths: set[str]) -> None:
             assert mounted <= {one["name"] for one in pod["volumes"]}
 
 
-def test_the_kubernetes_service_leads_to_the_api() -> None:
-    (service,) = [one for one in manifests() if one["kind"] == "Service"]
-    (pod,) = [pod for pod in pods() if "initContainers" in pod]
-    (container,) = pod["containers"]
-    (port,) = container["ports"]
-    assert port["containerPort"] == parsed(container["args"]).params["port"] == PORT
-    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
-    assert service["spec"]["ports"][0]["port"] == PORT
-    deployments = [one for one in manifests() if one["kind"] == "Deployment"]
-    labels = [one["spec"]["selector"]["matchLabels"] for one in deployments]
-    assert service["spec"]["selector"] in labels
-
-
 def unit() -> configparser.SectionProxy:
     """The service of the unit of systemd."""
     (block,) = blocks("ini")
@@ -307,18 +273,6 @@ def test_what_the_unit_of_systemd_writes_it_may_write(monkeypatch: pytest.Monkey
         assert any(path.is_relative_to(folder) for folder in writable), path
 
 
-def test_proxies_lead_to_the_service_and_hold_nothing_back() -> None:
-    (nginx,) = blocks("nginx")
-    (caddy,) = [block for block in blocks() if "reverse_proxy" in block]
-    assert f"proxy_pass http://127.0.0.1:{PORT};" in nginx
-    assert f"reverse_proxy 127.0.0.1:{PORT} " in caddy
-    assert "proxy_buffering off;" in nginx
-    assert "flush_interval -1" in caddy
-    assert "proxy_set_header Host $host;" in nginx
-    (limit_kib,) = re.findall(r"client_max_body_size (\d+)k;", nginx)
-    assert int(limit_kib) * 1024 == Settings.model_fields["max_body_bytes"].default
-
-
 def test_services_name_what_exists_and_have_no_more_rights_than_they_need() -> None:
     assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
     assert of("ENTRYPOINT") == ['["tuner"]']
@@ -341,7 +295,13 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need() -> N
             else:
                 assert waits["condition"] == "service_completed_successfully"
                 assert SERVICES[other]["command"] == ["db", "upgrade"]
+    (published,) = SERVICES["api"]["ports"]
+    options = parsed(SERVICES["api"]["command"]).params
+    assert published.startswith("127.0.0.1:")
+    assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
+    assert options["require_keys"] is True
     for name in ours():
+        assert SERVICES[name]["image"] == "tuner"
         parsed(SERVICES[name]["command"])
         assert SERVICES[name]["user"] == user
         assert set(SERVICES[name]["environment"]) <= known_variables()

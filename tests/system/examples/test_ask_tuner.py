@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,13 +56,6 @@ def test_an_answer_that_is_late_is_not_waited_for(run: Ask, service: Service, fo
     assert f"has no answer after {wait_s} s; it goes on" in found.stderr
     assert (folder / "tuned.env").read_text() == "of before"
     assert service.store.studies()[0].state is StudyState.QUEUED
-
-
-@pytest.mark.usefixtures("question")
-def test_a_service_that_is_down(run: Ask) -> None:
-    found = run(*ASK, "3", TUNER_URL="http://127.0.0.1:9")
-    assert found.returncode == 1
-    assert found.stderr == "ask-tuner: http://127.0.0.1:9 does not answer\n"
 
 
 @pytest.mark.usefixtures("question")
@@ -207,38 +199,9 @@ def test_what_passes_is_waited_for(run: Ask, folder: Path, between: Any) -> None
     assert (folder / "tuned.env").read_bytes() == ANSWER
 
 
-@pytest.mark.usefixtures("question")
-def test_an_answer_that_cannot_be_written_is_none(run: Ask, folder: Path, between: Any) -> None:
-    url = between([(200, STATE, 0)], [(200, ANSWER, 0)])
-    found = run(*ASK[:4], "nowhere/tuned.env", "200", TUNER_URL=url)
-    assert found.returncode == 1
-    assert "nowhere/tuned.env cannot be written: " in found.stderr
-    assert "is answered" not in found.stderr
-
-
 def test_what_is_written_by_tuner_is_told_as_the_command_line_does() -> None:
     (pattern,) = re.findall(r"^WRITTEN_BY='(.*?)'", (EXAMPLES / ASK[0]).read_text(), re.M)
     assert pattern.encode() == WRITTEN_BY_US.pattern
-
-
-@pytest.mark.usefixtures("question")
-def test_no_request_outlasts_the_time_that_there_is(run: Ask, seen_curl: tuple[Path, str]) -> None:
-    argv, path = seen_curl
-    found = run(*ASK, "3", PATH=path, TUNER_URL="http://127.0.0.1:9")
-    assert found.returncode == 1
-    limits = [int(one) for one in re.findall(r"--max-time (\d+)", argv.read_text())]
-    assert limits
-    assert max(limits) <= 3
-
-
-@pytest.mark.usefixtures("question")
-def test_a_program_that_is_missing_is_said_at_once(run: Ask, folder: Path) -> None:
-    (folder / "bin").mkdir()
-    (folder / "bin" / "bash").symlink_to(shutil.which("bash") or "")
-    found = run("bin/bash", *ASK, "90", PATH=str(folder / "bin"))
-    assert (found.returncode, found.stderr) == (
-        1, "ask-tuner: there is no curl here to ask with\n",
-    )  # fmt: skip
 
 
 def test_usage_and_what_is_wrong_with_a_question(run: Ask, question: Path) -> None:

@@ -14,8 +14,8 @@ from tuner.core.measurement import RAN
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question, StudyState, Terms
 from tuner.core.workload import Workload
+from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.planner import answer
 from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.launchers.ray.launcher import RaySite

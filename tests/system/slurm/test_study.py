@@ -13,8 +13,8 @@ from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question, StudyState, Terms
 from tuner.core.workload import Workload
+from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.planner import answer
 from tuner.store import Store
 
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")

@@ -3,13 +3,13 @@
 from typing import Any
 
 from tests.models import TINY
-from tuner.client.tune_request import read_request
+from tuner.client.request import read_request
 from tuner.core.configuration import Settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
 from tuner.core.study import Question, Study, StudyState, Terms
 from tuner.planner import Stop, Wait, next_probe
-from tuner.planner.estimates import forecast
+from tuner.planner.forecast import forecast
 from tuner.store import Store, WorkerIdentity
 
 WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}

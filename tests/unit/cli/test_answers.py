@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.cli.render import show_answered
-from tuner.client.advance import answered_before, closed_without_probes
+from tuner.client.advance import answered_before
 from tuner.client.answered import Target, answered_of
 from tuner.client.local import standing_text
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
-from tuner.core.study import Study, StudyState, Terms
-from tuner.planner import answer
+from tuner.core.study import Study, StudyState
+from tuner.explain.known import answer
 from tuner.store import open_store
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
@@ -97,13 +97,6 @@ def test_other_versions_or_clusters_are_another_question(answered: Study) -> Non
             assert asked.probes == ()
             assert asked.past == ()
             assert answer(asked).best is None
-
-
-def test_a_study_with_more_to_probe_is_not_closed(answered: Study) -> None:
-    with open_store() as store:
-        study = store.ask(answered.question, Terms())
-        assert closed_without_probes(store, study) is None
-        assert store.study(study.id).state is StudyState.QUEUED
 
 
 def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered: Study) -> None:

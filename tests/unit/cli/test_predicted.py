@@ -15,7 +15,7 @@ from tuner.core.study import Question, Study, StudyState, Terms
 from tuner.core.workload import Workload
 from tuner.dryrun import DryRun, dry_run_versions
 from tuner.model import load_model
-from tuner.planner.estimates import forecast
+from tuner.planner.forecast import forecast
 from tuner.store import open_store
 
 GIB = 2**30
@@ -98,22 +98,6 @@ def test_what_is_kept_is_answered_without_a_worker(cli: Any, arguments: list[str
     assert "answered from what is stored" in again.err
 
 
-@pytest.mark.usefixtures("kept")
-def test_a_single_case_is_compared_by_dry_runs_that_are_kept(
-    cli: Any, arguments: list[str]
-) -> None:
-    where = arguments.index("--fidelity")
-    rest = [*arguments[:where], *arguments[where + 2 :]]
-    found = cli("predict", *rest, "--settings", SETTINGS, "--dry-runs", "none")
-    assert found.code == 0, found.err
-    text = " ".join(found.out.split())
-    assert "By a dry run the peak of 2.02 GiB" in text
-    assert "`micro_batch_size=4` would add 2.00 GiB: activations" in text
-    assert (
-        "`activation_checkpointing=full` would hardly change the peak" in text
-    )  # of another class
-
-
 @pytest.mark.usefixtures("no_torch", "no_worker")
 def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments: list[str]) -> None:
     found = cli("suggest", *arguments)
@@ -122,21 +106,6 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments:
     assert "allocated memory by arithmetic" in text
     assert "torch is not installed here, which a dry run needs" in text
     assert "No dry run was made" in text
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_an_arithmetic_answer_gives_way_when_dry_runs_can_be_made(
-    cli: Any, arguments: list[str]
-) -> None:
-    with pytest.MonkeyPatch.context() as absent:
-        absent.setattr(advance, "dry_run_versions", dict)
-        arguments += ["--framework-version", "torch=2.12.0"]
-        first = cli("suggest", *arguments, "--json")
-        assert first.json["best"]["memory"]["basis"] == "arithmetic"
-        assert "answered from what is stored" in cli("suggest", *arguments).err
-    second = cli("suggest", *arguments, "--json")
-    assert second.json["best"]["memory"]["basis"] == "dry_run"
-    assert second.json["study_id"] == first.json["study_id"]
 
 
 @pytest.mark.usefixtures("kept", "no_torch", "no_worker")
@@ -216,36 +185,6 @@ def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
     found = cli("probe", *arguments, "--settings", SETTINGS, "--memory-limit", "1GiB")
     assert found.code == 3
     assert "do not fit" in found.err
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_studies_and_exports_say_predicted(cli: Any, arguments: list[str]) -> None:
-    found = cli("suggest", *arguments, "--knob", "tp_size=1", "--json")
-    study = found.json["study_id"]
-    shown = cli("studies", "show", study)
-    assert "predicted" in shown.out
-    assert "by dry run" in shown.out
-    as_json = cli("studies", "show", study, "--json").json
-    assert as_json["study"]["terms"]["fidelity"] == "predicted"
-    assert {probe["fidelity"] for probe in as_json["probes"]} == {"predicted"}
-    text = cli("export", study, "accelerate").out
-    assert "its figures are" in text
-    assert "predicted" in text
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_a_measured_study_keeps_its_answer_beside_a_dry_run(
-    cli: Any, arguments: list[str], question: Question
-) -> None:
-    with open_store() as store:
-        store.ask(question, Terms())
-    cli("probe", *arguments, "--settings", SETTINGS)
-    with open_store() as store:
-        study = store.find(question)
-    assert study is not None
-    assert study.terms == Terms()
-    assert [p.request.fidelity for p in study.probes] == [Fidelity.PREDICTED]
-    assert study.at(Fidelity.MEASURED).probes == ()
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")

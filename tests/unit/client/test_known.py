@@ -18,7 +18,8 @@ from tuner.client.advance import (
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Study, StudyState, Terms
 from tuner.dryrun import dry_run_versions
-from tuner.planner.known import as_predicted, best_known
+from tuner.explain.known import best_known
+from tuner.planner.dry_runs import as_predicted
 from tuner.store import Store, open_store
 
 TERMS = Terms(fidelity=Fidelity.PREDICTED, max_probes=3, max_dry_runs=6)

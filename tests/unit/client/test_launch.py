@@ -13,8 +13,8 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.study import Question, Study
 from tuner.core.workload import Workload
+from tuner.explain.known import answer
 from tuner.model import read_model_config
-from tuner.planner import answer
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 

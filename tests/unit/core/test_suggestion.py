@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from tuner.core.answer import Candidate, Guard, Suggestion
+from tuner.core.answer import Candidate, Suggestion
 from tuner.core.configuration import InactiveKnob, Settings
+from tuner.core.evaluation import GIB, Guard
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 
@@ -15,12 +16,13 @@ def quantity(value: float, provenance: Provenance = Provenance.MEASURED) -> Quan
 def candidate(**changes: object) -> Candidate:
     fields = {
         "settings": Settings(micro_batch_size=2),
-        "allocated_gib": quantity(1.0),
-        "needed_gib": quantity(1.5),
-        "reserved_gib": quantity(2.0),
-        "device_gib": quantity(3.0),
-        "limit_gib": 4.0,
-        "breakdown_gib": {"parameters": 0.5},
+        "fits": True,
+        "allocated_bytes": quantity(1.0).scaled(GIB),
+        "needed_bytes": quantity(1.5).scaled(GIB),
+        "reserved_bytes": quantity(2.0).scaled(GIB),
+        "device_bytes": quantity(3.0).scaled(GIB),
+        "limit_bytes": 4 * GIB,
+        "breakdown": {"parameters": GIB / 2},
         "tokens_per_s_per_gpu": quantity(100.0),
         "step_time_s": quantity(0.5),
         "guard": Guard(versions={"torch": "2.13.0"}, date="2026-01-01T00:00:00Z"),
@@ -60,7 +62,7 @@ def test_the_json_object_is_the_promised_one() -> None:
     assert list(values) == [
         "study_id", "state", "workload", "cluster", "framework", "best", "alternatives",
         "pareto", "dead_knobs", "inactive_knobs", "space", "probes", "cost", "explanation",
-        "launch",
+        "facts", "launch",
     ]  # fmt: skip
     assert values["best"] == {
         "settings": Settings(micro_batch_size=2).as_dict(),
@@ -117,16 +119,16 @@ def test_without_an_answer_best_is_null() -> None:
     ],
 )
 def test_provenance_is_the_weakest(memory: Quantity, speed: Quantity, expected: str) -> None:
-    found = suggestion(best=candidate(allocated_gib=memory, step_time_s=speed))
+    found = suggestion(best=candidate(allocated_bytes=memory, step_time_s=speed))
     assert found.provenance == found.best.provenance == expected
 
 
 def test_what_was_sent_is_read_again() -> None:
     predicted = candidate(
-        allocated_gib=quantity(1.0, Provenance.PREDICTED),
+        allocated_bytes=quantity(1.0, Provenance.PREDICTED).scaled(GIB),
         step_time_s=UNKNOWN,
         basis=Basis.DRY_RUN,
-        by_phase_gib={"backward": 1.0},
+        by_phase={"backward": GIB},
     )
     whole = suggestion(
         alternatives=(candidate(), predicted),
@@ -137,6 +139,7 @@ def test_what_was_sent_is_read_again() -> None:
         wall_s=9.0,
         device_s=18.0,
         explanation=("Because.",),
+        facts=({"kind": "no_other"},),
         launch={"argv": ["a"], "files": {"b": "c"}},
     )
     assert Suggestion.from_dict(json.loads(json.dumps(whole.as_dict()))) == whole

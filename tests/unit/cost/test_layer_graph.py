@@ -32,7 +32,7 @@ def layer(config: dict[str, Any] = LLAMA, *, sparse: bool = False, **fields: Any
         "sequence_length": TOKENS,
         "compute_bytes": 2,
         "residual_bytes": 2,
-        "tp_size": 1,
+        "tp": 1,
         "recompute": False,
         "device": Device.CUDA,
         "attention": FUSED,
@@ -80,7 +80,7 @@ def test_weights_are_those_of_the_model() -> None:
             ).items():
                 key = LayerKey(
                     model=model, sequence_length=TOKENS, compute_bytes=2, residual_bytes=2,
-                    tp_size=tp_size, recompute=False, device=Device.CUDA, attention=FUSED,
+                    tp=tp_size, recompute=False, device=Device.CUDA, attention=FUSED,
                 )  # fmt: skip
                 assert (
                     layer_program(key, sparse=sparse, sliding=False).weight_elements == unit.whole
@@ -97,7 +97,7 @@ def test_autocast_casts_each_linears_input_and_weight() -> None:
 
 
 def test_tensor_parallelism_keeps_gathered_inputs_or_shards() -> None:
-    kept, again = layer(tp_size=2), layer(tp_size=2, recompute=True)
+    kept, again = layer(tp=2), layer(tp=2, recompute=True)
     assert per_token(kept) - per_token(again) == 2 * 2 * (64 - 32)
     assert per_token(again) == per_token(layer()) / 2
     assert again.weight_elements == pytest.approx(layer().weight_elements / 2, rel=0.01)

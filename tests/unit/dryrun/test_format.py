@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "edb4fd685580bc989ef0464e942371a7498b762529941e83ea0bf0ffc53fe413")
+PINNED = (3, "4e544fa8ac9ba4d9f94d91da6f029b2343ce149f6e296df6eeef5bb1c9d12f54")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -98,11 +97,6 @@ def test_all_ranks_end_after_the_same_steps(ranks: Script, tmp_path: Path) -> No
         assert record.versions["torch"]
 
 
-def test_one_short_step_is_not_taken_for_all(ranks: Script, tmp_path: Path) -> None:
-    ranks(REPORTS.replace("sequences=8", "sequences=8 if step != 3 else 5"))
-    assert records(tmp_path)[0].sequences == 8
-
-
 def test_slow_steps_are_few(ranks: Script, tmp_path: Path) -> None:
     slow = REPORTS.replace("    report", "    __import__('time').sleep(0.05)\n    report")
     (tmp_path / PLAN).write_text(json.dumps({**PLANNED, "time_budget_s": 0.01}))
@@ -117,7 +111,6 @@ def test_slow_steps_are_few(ranks: Script, tmp_path: Path) -> None:
     [
         ("raise ValueError('no such file')", "crashed", "ValueError: no such file"),
         ("raise MemoryError", "host_oom", "MemoryError"),
-        ("raise SystemExit(3)", "crashed", "ended after 1 reported steps of 3"),
         ("pass", "crashed", "ended after 1 reported steps of 3"),
         ("try:\n    raise MemoryError\nexcept MemoryError:\n    raise KeyError", "host_oom", "Key"),
     ],
@@ -139,17 +132,14 @@ def test_the_users_own_excepthook_is_called_too(ranks: Script, tmp_path: Path) -
     assert record.outcome == "crashed"
 
 
-def test_a_loss_that_is_not_finite(ranks: Script, tmp_path: Path) -> None:
-    ranks(REPORTS.replace("1.0 / (step + 1)", "float('nan')"))
-    (record,) = records(tmp_path)
-    assert record.outcome == "non_finite"
-
-
 def test_processes_of_a_rank_are_no_ranks(ranks: Script, tmp_path: Path) -> None:
     child = "subprocess.run([sys.executable, '-c', 'import tuner.integrations'], check=True)"
-    ranks(f"import subprocess, sys\nimport tuner.integrations\n{child}\n{REPORTS}")
+    steps = REPORTS.replace("sequences=8", "sequences=8 if step != 3 else 5")
+    ranks(f"import subprocess, sys\nimport tuner.integrations\n{child}\n{steps}")
     (record,) = records(tmp_path)
-    assert record.outcome == "ok"
+    assert (record.outcome, record.sequences) == ("ok", 8)  # one short step is not taken for all
+    ranks(REPORTS.replace("1.0 / (step + 1)", "float('nan')"))
+    assert records(tmp_path)[0].outcome == "non_finite"
 
 
 FORKS = """
@@ -167,10 +157,3 @@ os._exit(0)  # leaves no record of its own
 def test_a_fork_of_a_rank_leaves_no_record(ranks: Script, tmp_path: Path, ends: str) -> None:
     ranks(FORKS.format(ends=ends))
     assert not (tmp_path / "rank-00000.json").exists()
-
-
-def test_a_process_without_a_rank_is_the_only_one(ranks: Script, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(REPORTS)
-    alone: dict[str, Any] = {"TUNER_PROBE": str(tmp_path)}
-    ended(start(tmp_path, alone))
-    assert records(tmp_path)[0].outcome == "ok"

@@ -14,9 +14,10 @@ from tuner.core.script import read_script
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState, Terms
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
+from tuner.explain.known import answer
 from tuner.launchfiles import About, export
 from tuner.model.shape import shown_question, unnamed_model
-from tuner.planner import answer, next_probe
+from tuner.planner import next_probe
 from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
 

@@ -22,10 +22,10 @@ from tests.unit.pages.made import (
     whole,
 )
 from tuner.client.launch import with_launch
-from tuner.core.answer import Guard
+from tuner.core.evaluation import Guard
 from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeState, Study, StudyState, Terms
-from tuner.planner.known import best_known
+from tuner.explain.known import best_known
 
 MOST_BYTES = 300_000
 """Of a page; what is around its parts takes some thousands."""

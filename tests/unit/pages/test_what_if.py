@@ -30,7 +30,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import Study, StudyState, Terms
 from tuner.errors import UsageError
-from tuner.planner.known import best_known
+from tuner.explain.known import best_known
 from tuner.results import Predictor, WhatIf
 from tuner.store import Store
 
@@ -276,17 +276,6 @@ def test_what_was_run_stands_beside(page: ShowPage, store: Store) -> None:
     done = probe(store, study.id, refused)
     result = page(f"{path}?{query_of(done.probes[1].request.settings)}").by_id("result")
     assert "<b>segfault</b>" in result.text
-
-
-def test_a_space_of_one_has_nothing_to_move(page: ShowPage, store: Store) -> None:
-    body = {
-        "workload": {**WORKLOAD, "global_batch_size": 1},
-        "cluster": "1xa100-80gb",
-        "knobs": {"activation_checkpointing": ["none"]},
-    }
-    study = store.ask(question_of(body), Terms(fidelity=Fidelity.PREDICTED))
-    store.move(study.id, StudyState.CANCELLED)
-    assert not page(f"/studies/{study.id}/settings").find("input", type="range")
 
 
 def test_what_cannot_be_is_told(browser: Browser, page: ShowPage, path: str) -> None:

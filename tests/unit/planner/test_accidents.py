@@ -5,8 +5,10 @@ import pytest
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import ProbeRequest
-from tuner.planner import Stop, answer, next_probe
-from tuner.planner.knowledge import ENOUGH, LOOK_AT, TEACHES_NOTHING, same_accident
+from tuner.explain.known import answer
+from tuner.planner import Stop, next_probe
+from tuner.planner.knowledge import TEACHES_NOTHING
+from tuner.planner.next import ENOUGH, LOOK_AT, same_accident
 from tuner.space import enumerate_space
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tuner.core.configuration import parse_settings
 from tuner.core.study import StudyState
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
 from tuner.planner.step_times import fair
 
@@ -93,5 +93,5 @@ def test_times_are_told_as_of_what_was_chosen_for_them(lab: SimpleNamespace) -> 
     ]
     found, known = answer(lab.study(probes=probes)), learn(lab.study(probes=probes))
     for one in (found.best, *found.alternatives, *found.pareto):
-        assert one.step_time_s == fair(known)[one.settings].step_time
-        assert one.step_time_s != known.findings[one.settings].step_time
+        assert one.step_time_s == fair(known)[one.settings].step_time_s
+        assert one.step_time_s != known.findings[one.settings].step_time_s

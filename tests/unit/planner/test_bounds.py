@@ -6,7 +6,7 @@ import pytest
 from tuner.core.configuration import Checkpointing
 from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import predict
-from tuner.planner.findings import family, heavier
+from tuner.planner.knowledge import family, heavier
 from tuner.space import enumerate_space
 
 

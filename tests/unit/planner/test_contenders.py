@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.planner.findings import Finding
+from tuner.core.evaluation import Evaluation
 from tuner.planner.knowledge import Knowledge, learn
 from tuner.planner.step_times import REACH, Seen, fair
-from tuner.planner.timing import Luck
+from tuner.planner.timing import RunVariation
 from tuner.space import enumerate_space
 
 
@@ -22,7 +22,7 @@ def known_of(lab: SimpleNamespace, *seconds: float) -> Knowledge:
     return learn(lab.study(question, probes=probes))
 
 
-def both(lab: SimpleNamespace, *seconds: float) -> tuple[tuple[Finding, ...], list[Finding]]:
+def both(lab: SimpleNamespace, *seconds: float) -> tuple[tuple[Evaluation, ...], list[Evaluation]]:
     """Findings, fastest first, and the fair ones."""
     known = known_of(lab, *seconds)
     moved = fair(known)
@@ -44,34 +44,34 @@ def test_the_fastest_of_many_is_believed_to_be_a_lucky_one(lab: SimpleNamespace)
     seconds = [1.0, *(1.02 + 0.001 * n for n in range(8))]
     (own, *_), (moved, *_) = both(lab, *seconds)
     assert moved.settings == own.settings
-    assert moved.step_time.value == own.step_time.value == 1.0
-    assert 1.0 - moved.step_time.low < 0.7 * (1.0 - own.step_time.low)
-    assert moved.step_time.high > 1.02
+    assert moved.step_time_s.value == own.step_time_s.value == 1.0
+    assert 1.0 - moved.step_time_s.low < 0.7 * (1.0 - own.step_time_s.low)
+    assert moved.step_time_s.high > 1.02
 
 
 def test_an_interval_holds_its_value_however_unlikely_that_is(
     lab: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slower(seen: tuple[Seen, ...], _: Luck) -> list[tuple[float, float]]:
+    def slower(seen: tuple[Seen, ...], _: RunVariation) -> list[tuple[float, float]]:
         return [(one.value + 0.01, one.value + 0.02) for one in seen]
 
     monkeypatch.setattr("tuner.planner.step_times.joint_ends", slower)
     for moved in both(lab, 1.0, 1.01)[1]:
-        assert moved.step_time.low == moved.step_time.value
-        assert moved.step_time.high == pytest.approx(exp(0.02) * moved.step_time.value)
+        assert moved.step_time_s.low == moved.step_time_s.value
+        assert moved.step_time_s.high == pytest.approx(exp(0.02) * moved.step_time_s.value)
 
 
 def test_what_the_model_adds_is_kept(lab: SimpleNamespace) -> None:
     known = known_of(lab, 1.0, 1.01)
     plain = fair(known)
     wide = {
-        f.settings: replace(f, step_time=replace(f.step_time, low=0.5, high=2.0))
+        f.settings: replace(f, step_time_s=replace(f.step_time_s, low=0.5, high=2.0))
         for f in known.fitting
     }
     for one, moved in fair(replace(known, findings=wide)).items():
-        assert moved.spread == plain[one].spread
+        assert moved.spread_s == plain[one].spread_s
         for end in ("low", "high"):
             before, after = (
-                getattr(f.step_time, end) / getattr(f.spread, end) for f in (wide[one], moved)
+                getattr(f.step_time_s, end) / getattr(f.spread_s, end) for f in (wide[one], moved)
             )
             assert after == pytest.approx(before)

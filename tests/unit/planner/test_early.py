@@ -8,7 +8,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import ProbeRequest
 from tuner.planner.knowledge import learn
-from tuner.planner.next import LUCK, give_up_above_s
+from tuner.planner.next import VARIATION, give_up_above_s
 from tuner.planner.ranking import choose
 
 FAST = Settings(micro_batch_size=4)
@@ -28,8 +28,8 @@ def test_what_is_slower_than_the_fastest_by_more_than_luck(lab) -> None:
         lab.probe(2, SLOW, lab.ok(3.0, MIB)),
     ]
     study = lab.study(probes=found, tolerance=0.05)
-    high = learn(study).fitting[0].step_time.high
-    assert give_up_above_s(study, request(OTHER)) == pytest.approx(high * (1.05 + LUCK))
+    high = learn(study).fitting[0].step_time_s.high
+    assert give_up_above_s(study, request(OTHER)) == pytest.approx(high * (1.05 + VARIATION))
 
 
 def test_what_it_ends_could_not_have_been_the_answer(lab) -> None:

@@ -12,7 +12,8 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.dryrun import DryRun
-from tuner.planner import answer, next_probe
+from tuner.explain.known import answer
+from tuner.planner import next_probe
 from tuner.planner.knowledge import learn
 from tuner.planner.search import Search
 from tuner.space import enumerate_space

@@ -18,8 +18,8 @@ from tuner.core.measurement import (
 )
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, Study, StudyState
-from tuner.planner import answer
-from tuner.planner.corrections import corrections
+from tuner.explain.known import answer
+from tuner.planner.forecast import corrections
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.spending import devices_held
@@ -140,7 +140,7 @@ def test_each_of_two_fidelities_mentions_the_other(lab: SimpleNamespace) -> None
 def seconds(lab: SimpleNamespace, probes: Sequence[Probe], settings: Settings) -> float:
     predicted = {DDP: 1.0, FULL: 2.0, HALF: 3.0}
     found = corrections(study_of(lab, *probes), predicted)
-    return found.factor(settings) * predicted[settings]
+    return found.factors.get(settings.settings_class, found.typical) * predicted[settings]
 
 
 def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab: SimpleNamespace) -> None:

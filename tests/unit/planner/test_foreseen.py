@@ -10,7 +10,11 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeState, Question, Study, StudyState
-from tuner.planner import Stop, answer, is_answered, why_unprobed
+from tuner.explain.english import say
+from tuner.explain.known import answer
+from tuner.explain.predicted import how_it_stands
+from tuner.planner import Stop, is_answered
+from tuner.planner.knowledge import learned
 
 ENDED = "the budget of 11.2 s is spent"
 NOT_FIT = "None of the settings probed was seen to fit"
@@ -67,15 +71,14 @@ def test_the_spent_budget_is_named_and_how_to_go_on(
         f"The study has ended: {ENDED}.",
         "Ask again with a larger budget (--max-probes, --budget): it goes on where it ended.",
     )
-    assert why_unprobed(ended) == " ".join(answer(ended).explanation[:3])
-    assert "has ended" not in why_unprobed(study)
+    known = learned(ended, ended.terms.fidelity)
+    assert tuple(map(say, how_it_stands(ended, known))) == answer(ended).explanation[:3]
+    assert not any("has ended" in say(fact) for fact in how_it_stands(study, known))
     cancelled = replace(study, state=StudyState.CANCELLED, reason="cancelled by somebody")
     assert answer(cancelled).explanation[1:3] == (
         "The study has ended: cancelled by somebody.",
         "Ask again, and it goes on where it ended.",
     )
-    elsewhere = replace(ended, reason="nanotron's settings cannot be probed here")
-    assert not any("Ask again" in line for line in answer(elsewhere).explanation)
 
 
 def test_a_queued_probe_is_not_done(lab: SimpleNamespace, question: Question) -> None:

@@ -11,10 +11,11 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Optimizer
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.planner import answer, to_guard
+from tuner.planner import to_guard
 from tuner.planner.knowledge import learn
-from tuner.planner.verdicts import replicas_of, wrong_of
+from tuner.planner.wrong import replicas_of, wrong_of
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}

@@ -10,7 +10,7 @@ import pytest
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, Study
-from tuner.planner.candidates import RUNS
+from tuner.planner.prior import RUNS
 from tuner.planner.similar import found_in, past_of
 
 ONE = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)

@@ -17,11 +17,11 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import QUANTILE
 from tuner.core.study import Probe, ProbeRequest, Question
-from tuner.planner.candidates import prior_of
 from tuner.planner.knowledge import Knowledge, learn
+from tuner.planner.prior import prior_of
 from tuner.planner.ranking import choose, indistinguishable
 from tuner.planner.step_times import change_between, fair
-from tuner.planner.timing import ASSUMED, Luck, counts_to_run, seen_luck, step_time
+from tuner.planner.timing import ASSUMED, RunVariation, counts_to_run, seen_variation, step_time
 from tuner.search.belief import SPEED, believe
 from tuner.search.kernel import alike
 from tuner.search.trials import Prior, Result, Trial
@@ -83,7 +83,7 @@ def covered(noise: Noise, *, runs: int, count: int, luck: float | None = None) -
 def test_intervals_cover_on_machines_of_any_luck(noise: str) -> None:
     """Single probes, repeated finalists and long accumulations: 2,400 probes of each noise.
 
-    Luck is drawn from what is assumed of it. Where steps vary much, too, more are covered: the
+    Variation is drawn from what is assumed of it. Where steps vary much, too, more are covered: the
     two parts of an interval are each as wide as alone.
     """
     cases = [(1, 1), (2, 1), (3, 1), (1, 64), (2, 64), (1, 256)]
@@ -104,7 +104,7 @@ def test_repetitions_of_some_settings_tell_the_luck_of_all(luck: float) -> None:
     draw, planted, inside = random.Random(7), Planted(NOISES["1%"], luck), 0
     for _ in range(400):
         runs = [[planted.run(draw, lambda _: 1.0, 1) for _ in range(2)] for _ in range(3)]
-        found = step_time([planted.run(draw, lambda _: 1.0, 1)], 1, luck=seen_luck(runs))
+        found = step_time([planted.run(draw, lambda _: 1.0, 1)], 1, luck=seen_variation(runs))
         inside += found.low <= 1.0 <= found.high
     assert 0.72 <= inside / 400 <= 0.97
 
@@ -117,7 +117,7 @@ def test_the_median_alone_covers_without_luck() -> None:
         for _ in range(1000):
             steps = tuple(draw.lognormvariate(0, 0.3) for _ in range(n))
             one = Measurement(outcome=Outcome.OK, step_times_s={1: steps})
-            found = step_time([one], 1, luck=Luck(squares=0.0))
+            found = step_time([one], 1, luck=RunVariation(squares=0.0))
             inside += found.low <= 1.0 <= found.high
         assert 0.76 <= inside / 1000 <= 0.88, (n, inside / 1000)
 
@@ -191,7 +191,7 @@ def test_findings_of_studies_that_were_played_through_cover(lab: SimpleNamespace
         for found in learn(study).findings.values():
             one = found.settings
             truth = machine.seconds(one, one.gradient_accumulation_steps)
-            inside.append(found.step_time.low <= truth <= found.step_time.high)
+            inside.append(found.step_time_s.low <= truth <= found.step_time_s.high)
     assert len(inside) > 100
     assert 0.7 <= mean(inside) <= 0.95, mean(inside)
 
@@ -281,18 +281,18 @@ def told(study: Probed) -> tuple[bool, bool, list[bool], float]:
     best, truth = found[own.settings], truths[own.settings]
     changes = [(f.settings, change_between(best, f)) for f in found.values() if f is not best]
     return (
-        best.step_time.low <= truth <= best.step_time.high,
-        own.step_time.low <= truth <= own.step_time.high,
+        best.step_time_s.low <= truth <= best.step_time_s.high,
+        own.step_time_s.low <= truth <= own.step_time_s.high,
         [one.low <= truths[s] / truth <= one.high for s, one in changes],
-        log(best.step_time.high / best.step_time.low) / 2,
+        log(best.step_time_s.high / best.step_time_s.low) / 2,
     )
 
 
 def test_the_answer_covers_though_it_was_chosen_for_its_speed(lab: SimpleNamespace) -> None:
     """384 studies of 1 to 20 settings; also the ratios of all others' times to the answer's.
 
-    Luck of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too wide
-    for the steady machines, and too narrow for the others.
+    Variation of 0.5% to 3% is nearly the same to a study with few repetitions: what it says is too
+    wide for the steady machines, and too narrow for the others.
     """
     cases = [(*case, seed) for case in product(GAPS, (1, 2, 5, 20), LEVELS) for seed in range(6)]
     found = {case: told(replayed(lab, *case)) for case in cases}

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tuner.core.quantity import QUANTILE
 from tuner.planner.step_times import Seen, joint_ends
-from tuner.planner.timing import Luck
+from tuner.planner.timing import RunVariation
 
-KNOWN = Luck(squares=400 * 0.01**2, freedom=400)
+KNOWN = RunVariation(squares=400 * 0.01**2, freedom=400)
 """Runs differ by 1%, as many repetitions have shown."""
 HALF = QUANTILE * 0.01
 
@@ -20,7 +20,7 @@ def seen(value: float, runs: int = 1, steps: float = 0.0) -> Seen:
     return Seen(value=value, runs=runs, steps=steps)
 
 
-def ends(*values: float, luck: Luck = KNOWN) -> tuple[tuple[float, float], ...]:
+def ends(*values: float, luck: RunVariation = KNOWN) -> tuple[tuple[float, float], ...]:
     return joint_ends(tuple(map(seen, values)), luck)
 
 
@@ -48,8 +48,8 @@ def test_a_little_ahead_of_many_is_mostly_luck() -> None:
 
 def test_contenders_that_agree_show_that_luck_is_small() -> None:
     """One run each: nothing was repeated, and yet intervals narrow."""
-    own = Luck().half_width(1)
-    assert width(ends(*[0.001 * n for n in range(12)], luck=Luck())[5]) < 0.5 * own
+    own = RunVariation().half_width(1)
+    assert width(ends(*[0.001 * n for n in range(12)], luck=RunVariation())[5]) < 0.5 * own
 
 
 def test_what_was_run_more_often_and_steadily_moves_less() -> None:
@@ -71,7 +71,7 @@ VALUES = st.floats(-0.3, 0.3)
 def test_the_order_does_not_matter(
     rows: list[tuple[float, int, float]], freedom: int, order: random.Random
 ) -> None:
-    luck = Luck(squares=freedom * 0.02**2, freedom=freedom)
+    luck = RunVariation(squares=freedom * 0.02**2, freedom=freedom)
     contenders = [seen(value, runs, steps**2) for value, runs, steps in rows]
     found = dict(zip(contenders, joint_ends(tuple(contenders), luck), strict=True))
     assert all(low < high for low, high in found.values())
@@ -83,7 +83,7 @@ def test_the_order_does_not_matter(
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("count", [2, 4, 9])
 def test_the_fastest_is_covered_whatever_the_spread(spread: float, count: int) -> None:
-    """Luck is known here; of 9 that are equal, the fastest one's own interval covers 39%."""
+    """Variation is known here; of 9 that are equal, the fastest one's own interval covers 39%."""
     draw, own, joint = random.Random(f"{spread} {count}"), [], []
     for _ in range(150):
         truths = [log(2.0) + spread * draw.gauss(0, 1) for _ in range(count)]

@@ -105,7 +105,7 @@ def test_repetitions_are_pooled(lab: SimpleNamespace) -> None:
     again = lab.probe(2, SMALL, lab.ok(1.2, 2 * GIB, count=4), repetition=1)
     (finding,) = learn(lab.study(probes=[again, first])).fitting
     assert finding.seconds == pytest.approx(1.1)
-    assert finding.needed_bytes == 2 * GIB
+    assert finding.most_bytes == 2 * GIB
     assert [p.id for p in finding.probes] == [1, 2]
 
 
@@ -159,7 +159,7 @@ def test_what_was_stopped_early_is_not_tried_again(lab: SimpleNamespace) -> None
     known = learn(lab.study(probes=[fast, slow]))
     assert SMALL not in known.candidates()
     assert SMALL not in known.findings
-    assert known.slow[SMALL].step_time.value == 3.0
+    assert known.slow[SMALL].step_time_s.value == 3.0
 
 
 def test_it_is_once_what_it_was_compared_with_does_not_fit(lab: SimpleNamespace) -> None:
@@ -175,7 +175,7 @@ def test_a_timeout_is_closed_and_says_no_time(lab: SimpleNamespace) -> None:
     late = lab.probe(1, SMALL, Measurement(outcome=Outcome.TIMEOUT, wall_s=600.0))
     known = learn(lab.study(probes=[late]))
     assert SMALL not in known.candidates()
-    assert known.slow[SMALL].step_time.value is None
+    assert known.slow[SMALL].step_time_s.value is None
 
 
 def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab: SimpleNamespace) -> None:

@@ -11,10 +11,10 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
-from tuner.planner import Stop, Wait, answer, next_probe
-from tuner.planner.expected_memory import MemoryOutlook
+from tuner.explain.known import answer
+from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.knowledge import learn
-from tuner.planner.search import LAST_RESORTS, Search, propose
+from tuner.planner.search import LAST_RESORTS, ExpectedMemory, Search
 from tuner.space import enumerate_space
 
 GIB = 2**30
@@ -129,9 +129,9 @@ def test_the_first_probe_is_expected_to_fit(lab: SimpleNamespace) -> None:
 def test_what_surely_does_not_fit_is_not_tried(lab: SimpleNamespace) -> None:
     limit = 200 * lab.MIB
     study, _ = lab.Machine(lab.question()).play(lab.study(memory_limit_bytes=limit, max_probes=100))
-    outlook = MemoryOutlook(learn(study))
+    memory = ExpectedMemory(learn(study))
     assert study.probes
-    assert not [p for p in study.probes if outlook.floor_bytes(p.request.settings) > limit]
+    assert not [p for p in study.probes if memory.cannot_fit(p.request.settings)]
 
 
 def test_long_accumulation_is_cut_short_and_the_leader_verified(lab: SimpleNamespace) -> None:
@@ -243,7 +243,7 @@ def test_a_queued_probe_was_not_probed(lab: SimpleNamespace) -> None:
     out = lab.probe(1, one, lab.oom(2 * lab.MIB, lab.MIB), limit=lab.MIB)
     known = learn(replace(tight, probes=(out, queued)))
     assert len(known.repetitions) == LAST_RESORTS
-    assert propose(known) is not None
+    assert Search(known, confirms=True).propose() is not None
 
 
 def test_nanotron_is_not_probed(lab: SimpleNamespace) -> None:
@@ -294,7 +294,7 @@ def test_a_plan_among_thousands_is_made_at_every_ask(lab: SimpleNamespace) -> No
     assert len(enumerate_space(study.question).legal) > 5000
     start = time.process_time()
     assert isinstance(next_probe(study), ProbeRequest)
-    assert propose(learn(study)) is not None
+    assert Search(learn(study), confirms=True).propose() is not None
     assert time.process_time() - start < 10
 
 

@@ -9,8 +9,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Emulation, Fidelity
 from tuner.core.study import Probe, ProbeRequest, Question, Study
 from tuner.cost.constants import default_costs
-from tuner.planner.corrections import overheads
-from tuner.planner.estimates import forecast
+from tuner.planner.forecast import forecast, overheads
 
 MIB = 2**20
 FULL = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=8)
@@ -94,15 +93,15 @@ def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(
 
 def test_a_forecast_counts_with_what_was_seen(lab: SimpleNamespace, question: Question) -> None:
     study = study_of(lab, question, fidelity=Fidelity.PREDICTED)
-    before = forecast(study).estimates[FULL].prediction
+    before = forecast(study).estimates[FULL]
     probed = replace(study, probes=(seen(lab, 1, FULL, 3000),))
-    after = forecast(probed).estimates[FULL].prediction
-    more = 3000 * MIB - before.context_bytes - before.communicator_bytes
+    after = forecast(probed).estimates[FULL]
+    more = 3000 * MIB - before.outside_bytes
     assert more > 0
     for name in ("value", "low", "high"):
         was, now = getattr(before.needed_bytes, name), getattr(after.needed_bytes, name)
         assert now == pytest.approx(was + more)
-    assert after.context_bytes + after.communicator_bytes == 3000 * MIB
+    assert after.outside_bytes == 3000 * MIB
     assert after.allocated_bytes == before.allocated_bytes
     assert "are counted as in probes on these devices: 2.93 GiB" in after.notes[-1]
 
@@ -114,14 +113,14 @@ def test_it_decides_what_fits(lab: SimpleNamespace, question: Question) -> None:
     tight = study_of(
         lab, question, fidelity=Fidelity.PREDICTED, memory_limit_bytes=needed + 100 * MIB
     )
-    assert forecast(tight).estimates[FULL].prediction.fits
+    assert forecast(tight).estimates[FULL].fits
     found = forecast(replace(tight, probes=(seen(lab, 1, HALVES, 9000),))).estimates[FULL]
-    assert not found.prediction.fits
-    assert found.prediction.why.startswith("needs ")
+    assert not found.fits
+    assert found.why.startswith("needs ")
     less = study_of(
         lab, question, fidelity=Fidelity.PREDICTED, memory_limit_bytes=needed - 100 * MIB
     )
-    assert not forecast(less).estimates[FULL].prediction.fits
+    assert not forecast(less).estimates[FULL].fits
     found = forecast(replace(less, probes=(seen(lab, 1, FULL, 600),))).estimates[FULL]
-    assert found.prediction.fits
-    assert "needs" not in found.prediction.why
+    assert found.fits
+    assert "needs" not in found.why

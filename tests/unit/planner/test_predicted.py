@@ -13,16 +13,25 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
+from tuner.core.study import (
+    MOST_CLASSES,
+    MOST_DRY_RUNS,
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    Terms,
+)
 from tuner.core.words import describe
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import DryRun, plan_dry_runs
+from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.planner import Stop, Wait, answer, has_predicted_answer, next_probe, what_is_needed
-from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
-from tuner.planner.estimates import forecast
+from tuner.planner import Stop, Wait, is_answered, next_probe, what_is_needed
+from tuner.planner.forecast import forecast
 from tuner.planner.ranking import choose_predicted, complexity
 from tuner.text import size_text
 
@@ -302,7 +311,7 @@ def test_of_needs_that_are_alike_the_one_that_was_dry_run_is_named(
     asked = predicted(memory_limit_bytes=2**20)
     first = forecast(asked).smallest
     assert first is not None
-    allocated = (first.prediction.allocated_bytes.value or 0) / GIB
+    allocated = (first.allocated_bytes.value or 0) / GIB
     study, stop = play(asked, lambda settings: allocated * 1.002)
     assert len(study.probes) == 1
     assert "(probe #1)" in stop.nothing_fits
@@ -572,13 +581,13 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(
     assert found.best == answer(predicted()).best
     assert any("had an accident" in s and "ended by signal 9" in s for s in found.explanation)
     assert "No dry run succeeded: all numbers are arithmetic." in found.explanation
-    assert not has_predicted_answer(study)
+    assert not is_answered(study)
     later = replace(study, probes_before=1)
     again = next_probe(later)
     assert isinstance(again, ProbeRequest)
     assert (again.settings, again.repetition) == (probe.request.settings, 1)
     settled, _ = play(later, lambda settings: 20.0)
-    assert has_predicted_answer(settled)
+    assert is_answered(settled)
 
 
 def test_an_accident_does_not_settle_what_may_not_fit(
@@ -608,7 +617,7 @@ def sharded_is_unknown(monkeypatch: pytest.MonkeyPatch, *shardings: Sharding) ->
         unknown = given[-1].sharding in shardings
         return replace(found, fits=False, why="odd", **nothing) if unknown else found
 
-    monkeypatch.setattr("tuner.planner.estimates.predict", predicted)
+    monkeypatch.setattr("tuner.planner.forecast.predict", predicted)
 
 
 def test_settings_that_are_not_covered_are_left_out_and_said(
@@ -644,7 +653,7 @@ def test_where_no_settings_are_covered_nothing_is_predicted(
 
 def test_ties_go_to_less_memory_then_to_simplicity() -> None:
     def settings(seconds: float, needed: int, **knobs: Any) -> SimpleNamespace:
-        return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, needed_bytes=needed)
+        return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, most_bytes=needed)
 
     fast = settings(1.0, 100, tp_size=2)
     light = settings(1.005, 50)

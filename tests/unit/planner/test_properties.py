@@ -28,11 +28,12 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
-from tuner.planner import Stop, answer, is_answered, next_probe
-from tuner.planner.expected_memory import MemoryOutlook
+from tuner.explain.known import answer
+from tuner.planner import Stop, is_answered, next_probe
 from tuner.planner.finalists import is_final
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import LIGHTER, complexity
+from tuner.planner.search import ExpectedMemory
 from tuner.space import enumerate_space
 
 GIB = 2**30
@@ -190,7 +191,7 @@ def check_requests(study: Study) -> None:
     """Every probe, given those before it, was one that may be asked for."""
     legal = set(enumerate_space(study.question).legal)
     limit = study.terms.limit_bytes(study.question.cluster)
-    floors = MemoryOutlook(learn(replace(study, probes=())))
+    floors = ExpectedMemory(learn(replace(study, probes=())))
     for index, probe in enumerate(study.probes):
         asked, before = probe.request.settings, study.probes[:index]
         assert asked in legal
@@ -351,11 +352,11 @@ def check_request(study: Study, request: ProbeRequest) -> None:
     assert (asked, request.repetition) not in {
         (p.request.settings, p.request.repetition) for p in study.probes
     }
-    certain = [p for p in study.probes if not may_fit_now(p, limit)]
+    certain = [p for p in study.probes if not fits_now(p, limit)]
     assert not ruled_out(certain, asked, limit)
 
 
-def may_fit_now(probe: Probe, limit: int) -> bool:
+def fits_now(probe: Probe, limit: int) -> bool:
     """Whether a probe ran out under a smaller limit than today's, and may fit today's."""
     found = probe.measurement
     if found is None or found.outcome is not Outcome.OOM:
@@ -397,12 +398,12 @@ def check_forecast(study: Study, suggestion: Suggestion, limit: int) -> None:
         assert not known.is_infeasible(one.settings)
         assert one.settings not in known.findings
         assert one.settings not in known.closed
-        assert one.settings.settings_class not in known.closed_classes
+        assert one.settings.settings_class not in known.closed_layouts
 
 
 def check_candidate(study: Study, one: Candidate, limit: int) -> None:
     same = [p for p in study.probes if p.request.settings == one.settings]
-    certain = [p for p in same if not may_fit_now(p, limit)]
+    certain = [p for p in same if not fits_now(p, limit)]
     assert max(needs_bytes(p) for p in certain) <= limit
     assert one.allocated_gib.high * GIB <= limit
     assert any(fits(p, limit) for p in same)
@@ -415,7 +416,7 @@ def check_candidate(study: Study, one: Candidate, limit: int) -> None:
 
 
 def need_of(study: Study, one: Candidate) -> int:
-    return learn(study.at(study.terms.fidelity)).findings[one.settings].needed_bytes
+    return learn(study.at(study.terms.fidelity)).findings[one.settings].most_bytes
 
 
 @given(

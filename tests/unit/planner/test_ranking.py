@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 from tuner.core.configuration import parse_settings
-from tuner.planner.findings import Finding
+from tuner.core.evaluation import Evaluation
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import choose, complexity, pareto
 
@@ -11,7 +11,7 @@ C = "sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"
 TOLERANCE = 0.01
 
 
-def findings(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> tuple[Finding, ...]:
+def findings(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> tuple[Evaluation, ...]:
     """Fastest first, from (settings, seconds or steps, MiB)."""
     probes = [
         lab.probe(

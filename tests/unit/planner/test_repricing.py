@@ -12,7 +12,8 @@ from tuner.core.study import Probe, ProbeRequest, Study
 from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration
 from tuner.cost.time.emulated import priced, rates_of
-from tuner.planner import answer, probe_as_dict
+from tuner.explain.known import answer
+from tuner.planner import probe_as_dict
 from tuner.planner.knowledge import learn
 from tuner.planner.probes import at_todays_rates, repriced
 from tuner.results.points import rows_of

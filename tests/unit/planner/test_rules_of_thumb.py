@@ -9,7 +9,7 @@ from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.model import read_model_config
-from tuner.planner.candidates import need_by_rule, step_by_rule
+from tuner.planner.prior import need_by_rule, step_by_rule
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tuner.core.measurement import Measurement
 from tuner.core.script import read_script
 from tuner.core.study import Question, Study
 from tuner.core.workload import Workload
+from tuner.explain.known import answer
 from tuner.model import read_model_config
-from tuner.planner import answer
 
 FIRST, SECOND = "micro_batch_size=4", "micro_batch_size=2"
 

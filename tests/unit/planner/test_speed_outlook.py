@@ -3,13 +3,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tuner.core.answer import Grounds
 from tuner.core.configuration import parse_settings
 from tuner.core.quantity import Provenance
 from tuner.core.study import Study
 from tuner.core.workload import Optimizer, ReduceDtype
-from tuner.planner import answer
-from tuner.planner.expected_speed import SpeedOutlook
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
+from tuner.planner.outlook import Outlook
 from tuner.space import enumerate_space
 
 GIB = 2**30
@@ -17,8 +18,8 @@ DDP = "sharding=ddp,micro_batch_size=4"
 SHARDED = "sharding=full_shard,micro_batch_size=4"
 
 
-def outlook_of(study: Study) -> SpeedOutlook:
-    return SpeedOutlook(learn(study))
+def outlook_of(study: Study) -> Outlook:
+    return Outlook(learn(study))
 
 
 def study_of(lab: SimpleNamespace, factor: float = 1.0) -> Study:
@@ -47,16 +48,16 @@ def test_what_was_not_timed_scales_with_what_was(lab: SimpleNamespace) -> None:
 def test_effects_are_means_over_pairs_that_differ_in_one_knob(lab: SimpleNamespace) -> None:
     study = study_of(lab)
     outlook, best = outlook_of(study), parse_settings(DDP)
-    (effect,) = outlook.effects(best, "activation_checkpointing", ["full"])
-    assert effect.pairs == 23  # of 46 legal settings, each with and without
-    assert effect.change.low < effect.change.ratio < effect.change.high
-    assert effect.change.ratio > 1.05  # computing forward again is predicted, and was measured
+    ((_, change, pairs),) = outlook.effects(best, "activation_checkpointing", ["full"])
+    assert pairs == 23  # of 46 legal settings, each with and without
+    assert change.low < change.ratio < change.high
+    assert change.ratio > 1.05  # computing forward again is predicted, and was measured
 
 
 def test_pairs_of_parallel_sizes_keep_the_global_batch(lab: SimpleNamespace) -> None:
     outlook = outlook_of(study_of(lab))
-    (effect,) = outlook.effects(parse_settings(DDP), "tp_size", [2])
-    assert effect.pairs == 6  # micro-batches 1, 2, 4, with and without checkpointing
+    ((_, _, pairs),) = outlook.effects(parse_settings(DDP), "tp_size", [2])
+    assert pairs == 6  # micro-batches 1, 2, 4, with and without checkpointing
 
 
 def test_what_does_not_fit_is_in_no_pair(lab: SimpleNamespace) -> None:
@@ -70,11 +71,14 @@ def test_what_does_not_fit_is_in_no_pair(lab: SimpleNamespace) -> None:
 
 
 def test_grounds_say_whether_rates_are_known(lab: SimpleNamespace) -> None:
-    assert outlook_of(study_of(lab)).grounds == (
-        "predicted with assumed rates and corrected by the probes"
-    )
+    assert outlook_of(study_of(lab)).grounds.at_assumed_rates
     known = lab.study(lab.question("8xa100-80gb", 64, heads=8))
-    assert outlook_of(known).grounds == "predicted and corrected by the probes"
+    assert outlook_of(known).grounds == Grounds(
+        by_rules_of_thumb=False,
+        at_assumed_rates=False,
+        by_other_fidelities=False,
+        by_other_studies=False,
+    )
 
 
 # -- other studies ----------------------------------------------------------------------------
@@ -99,7 +103,7 @@ def test_other_studies_that_correct_an_answer_are_named(lab: SimpleNamespace) ->
     )
     study = replace(study_of(lab), past=past)
     outlook = outlook_of(study)
-    assert outlook.grounds.endswith("corrected by the probes and by other studies' probes")
+    assert outlook.grounds.by_other_studies
     assert [one.id for one in outlook.others] == ["st-two", "st-sgd"]
     (named,) = (s for s in answer(study).explanation if s.startswith("Other studies' probes"))
     assert named == (

@@ -10,7 +10,7 @@ import pytest
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, Terms
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.planner.spending import (
     Cost,
     cost,

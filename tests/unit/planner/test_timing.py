@@ -12,7 +12,7 @@ from tuner.core.quantity import Provenance, Quantity
 from tuner.planner.timing import (
     ASSUMED,
     STUDENT,
-    Luck,
+    RunVariation,
     alike,
     counts_to_run,
     is_extrapolated,
@@ -20,7 +20,7 @@ from tuner.planner.timing import (
     step_time,
 )
 
-NO_LUCK = Luck(squares=0.0)
+NO_VARIATION = RunVariation(squares=0.0)
 """Runs differ by nothing but their steps."""
 
 
@@ -39,7 +39,7 @@ def ends(found: Quantity) -> tuple[float | None, float | None, float | None]:
 def test_the_median_and_its_order_statistics() -> None:
     steps = [float(n) for n in range(1, 11)]
     # the 3rd and the 8th of ten carry 1 - 2 * 56 / 1024 = 89%, the 4th and the 7th 66%
-    low, value, high = ends(step_time([run(n1=steps)], 1, luck=NO_LUCK))
+    low, value, high = ends(step_time([run(n1=steps)], 1, variation=NO_VARIATION))
     assert low == pytest.approx(3.59, abs=0.01)
     assert high == pytest.approx(7.41, abs=0.01)
     assert value == 5.5
@@ -57,12 +57,12 @@ def test_the_median_and_its_order_statistics() -> None:
     ],
 )
 def test_few_steps_widen_the_interval(steps: list[float], expected: tuple[float, ...]) -> None:
-    found = step_time([run(n1=steps)], 1, luck=NO_LUCK)
+    found = step_time([run(n1=steps)], 1, variation=NO_VARIATION)
     assert ends(found) == pytest.approx(expected, abs=0.001)
 
 
 def test_runs_count_the_same_however_many_steps_they_timed() -> None:
-    found = step_time([run(n1=[1.0] * 10), run(n1=[1.2] * 3)], 1, luck=NO_LUCK)
+    found = step_time([run(n1=[1.0] * 10), run(n1=[1.2] * 3)], 1, variation=NO_VARIATION)
     assert ends(found) == pytest.approx((1.1, 1.1, 1.1))
 
 
@@ -83,14 +83,14 @@ def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it() -> Non
 
 
 def test_the_luck_that_other_settings_have_shown_counts() -> None:
-    rough = Luck(squares=ASSUMED**2 + 3 * 0.05**2, freedom=4)
-    found = step_time([run(n1=[1.0] * 10)], 1, luck=rough)
+    rough = RunVariation(squares=ASSUMED**2 + 3 * 0.05**2, freedom=4)
+    found = step_time([run(n1=[1.0] * 10)], 1, variation=rough)
     sd = sqrt(rough.squares / 4)
     assert log(found.high) == pytest.approx(STUDENT[3] * sd)
 
 
 def test_long_accumulation_lies_on_the_line() -> None:
-    found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10)], 64, luck=NO_LUCK)
+    found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10)], 64, variation=NO_VARIATION)
     assert ends(found) == pytest.approx((64.5, 64.5, 64.5))
     assert found.provenance is Provenance.PREDICTED
     assert is_extrapolated([run(n2=[2.5], n4=[4.5])], 64)

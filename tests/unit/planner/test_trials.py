@@ -9,10 +9,9 @@ import pytest
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, Study
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
-from tuner.planner.search import Search
-from tuner.planner.trials import trials_of
+from tuner.planner.search import Search, trials_of
 from tuner.search.gain import log_expected_speed
 from tuner.search.trials import Result
 from tuner.space import enumerate_space

@@ -15,12 +15,12 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.cost.memory.step import memory_bound
 from tuner.errors import NothingFitsError, TrainsWronglyError
+from tuner.explain.known import answer, require_best, why_none
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.counts import path_of
 from tuner.guard.replica import replica_of
-from tuner.planner import Stop, answer, next_probe, to_guard
+from tuner.planner import Stop, next_probe, to_guard
 from tuner.planner.knowledge import learn
-from tuner.planner.known import require_best, why_none
 from tuner.planner.search import LAST_RESORTS
 
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}

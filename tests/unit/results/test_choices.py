@@ -12,7 +12,7 @@ from tests.unit.results.studies import gpu_question, predicted_study
 from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
 from tuner.core.study import Question
 from tuner.errors import UsageError
-from tuner.planner.explain_knobs import CHOSEN
+from tuner.explain.knobs import CHOSEN
 from tuner.results import Choices, choices
 from tuner.space import check_settings, enumerate_space
 

@@ -15,7 +15,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import Question, SamplerName, Study, Terms
 from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.results import Compared, Difference, Part, differences
 
 FOUR = Settings(micro_batch_size=4)

@@ -12,7 +12,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.results import KnobValue, choices, knob_effects
 
 FOUR = Settings(micro_batch_size=4)

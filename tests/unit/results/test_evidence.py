@@ -7,7 +7,7 @@ from tests.unit.results.studies import MIB, gpu_question, measured_study, predic
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
-from tuner.planner.estimates import forecast
+from tuner.planner.forecast import forecast
 from tuner.results import Evidence
 
 FOUR = Settings(micro_batch_size=4)
@@ -34,10 +34,10 @@ def test_the_outlook_adds_speeds_and_leaves_memory() -> None:
     evidence = Evidence(study)
     for found in evidence.forecast.estimates.values():
         told = evidence.with_speed(found)
-        assert told.step_time.value is not None
-        assert told.step_time.provenance is Provenance.PREDICTED
-        assert told.prediction.needed_bytes == found.prediction.needed_bytes
-        assert told.may_fit == found.may_fit
+        assert told.step_time_s.value is not None
+        assert told.step_time_s.provenance is Provenance.PREDICTED
+        assert told.needed_bytes == found.needed_bytes
+        assert told.fits == found.fits
 
 
 def test_speeds_that_are_known_stay() -> None:

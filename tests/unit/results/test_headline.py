@@ -11,8 +11,7 @@ from tuner.core.configuration import Settings
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study, StudyState
 from tuner.errors import UsageError
-from tuner.planner import answer
-from tuner.planner.known import best_known
+from tuner.explain.known import answer, best_known
 from tuner.planner.spending import cost
 from tuner.results import Headline, headline
 

@@ -15,7 +15,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
 from tuner.planner.step_times import fair
 from tuner.results import Evidence, Point, PointKind, points
@@ -163,7 +163,7 @@ def test_intervals_are_those_of_the_answer() -> None:
     study = measured_study(told)
     mine = by_settings(points(study, answer(study)))
     for one, finding in fair(learn(study)).items():
-        assert mine[one].step_time_s == finding.step_time
+        assert mine[one].step_time_s == finding.step_time_s
 
 
 def test_a_predicted_study_has_its_dry_runs_and_what_it_names() -> None:

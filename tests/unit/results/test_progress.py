@@ -44,7 +44,7 @@ def test_it_ends_where_the_answer_is(seed: int, limit_mib: int, trouble: float) 
         spent = steps[-1].wall_s, steps[-1].device_s
         assert spent == pytest.approx(total_measured(study.probes))
     fitting = learn(study).fitting
-    best = speed_of(fitting[0].step_time, question).value if fitting else None
+    best = speed_of(fitting[0].step_time_s, question).value if fitting else None
     assert (steps[-1].best if steps else None) == (best and pytest.approx(best))
 
 

@@ -27,8 +27,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Question, Study
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
-from tuner.planner import answer
-from tuner.planner.known import as_predicted
+from tuner.explain.known import answer, as_predicted
 from tuner.results import Predictor, WhatIf, what_if
 from tuner.space import check_settings, enumerate_space, settings_notes
 
@@ -201,10 +200,10 @@ def test_what_was_measured_stands_beside_and_corrects() -> None:
     found = what_if(study, one)
     (seen,) = found.seen
     assert (seen.fidelity, seen.outcome, seen.fits) == (Fidelity.MEASURED, Outcome.OK, True)
-    assert seen.memory_gib.value == seen.allocated_gib.value == 3.0
+    assert seen.needed_gib.value == seen.allocated_gib.value == 3.0
     assert seen.step_time_s.value == pytest.approx(2 * predicted_s)
     assert seen.provenance is Provenance.MEASURED
-    assert seen.probes == (1,)
+    assert seen.probe_ids == (1,)
     assert found.provenance is Provenance.PREDICTED
     assert found.memory_gib.value != 3.0
     assert found.step_time_s.value == pytest.approx(2 * predicted_s)
@@ -274,7 +273,7 @@ def test_what_no_step_was_timed_of_is_not_told_at_assumed_rates() -> None:
     crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 9")
     found = what_if(measured_study([(one, crashed)]), one)
     assert found.step_time_s == UNKNOWN
-    assert found.seen[0].detail == "signal 9"
+    assert found.seen[0].why == "signal 9"
 
 
 def test_it_explains_where_memory_goes() -> None:

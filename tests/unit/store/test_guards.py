@@ -9,7 +9,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import ProbeRequest, Question, Terms
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of, replica_of
-from tuner.planner.verdicts import wrong_of
+from tuner.planner.wrong import wrong_of
 from tuner.store import Store, WorkerIdentity
 
 

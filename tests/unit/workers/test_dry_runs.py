@@ -23,7 +23,7 @@ from tuner.core.study import (
     Terms,
 )
 from tuner.errors import ProbeError
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.store import Store
 from workers.devices import DeviceLocks, devices_here
 from workers.executor import WorkerOptions

@@ -11,8 +11,8 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import ProbeError
+from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.planner import answer
 from workers import worker as worker_module
 from workers.devices import Device
 from workers.executor import WorkerOptions

@@ -18,9 +18,9 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Question, Study, StudyState, Terms
 from tuner.errors import AwayError, ProbeError, StoreError, UnreadableStudyError, UsageError
+from tuner.explain.known import best_known
 from tuner.machine import Machine
 from tuner.planner import next_probe
-from tuner.planner.known import best_known
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.store.tables import StudyRow
 from tuner.store.workers import RegisteredWorker, Workers

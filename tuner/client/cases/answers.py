@@ -11,10 +11,11 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import same_release
 from tuner.core.quantity import UNKNOWN, Provenance, weakest
 from tuner.cost.calibration import Calibration
-from tuner.cost.explain import padding_words
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import Profile, told
 from tuner.errors import UsageError
+from tuner.explain.english import say
+from tuner.explain.memory import padding
 
 GIB = 2**30
 
@@ -119,8 +120,8 @@ def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[st
 def _padding(case: Case) -> Iterator[str]:
     """Says that experts are padded; people read it with the explanation of memory."""
     question = case.question
-    if words := padding_words(question.workload, question.cluster, case.settings):
-        yield words
+    for fact in padding(question.workload, question.cluster, case.settings):
+        yield say(fact).removesuffix(".")
 
 
 def _other_versions(case: Case, finding: Finding) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def device_terms(
         reserved = figures.reserved_fsdp1
     elif cluster.world_size == 1:
         reserved = figures.reserved
-    elif fsdp and settings.tp_size == 1 and checkpointed:
+    elif fsdp and axis_sizes(settings, cluster).tp == 1 and checkpointed:
         reserved = figures.reserved_checkpointed
     else:
         reserved = figures.reserved_several
@@ -221,7 +221,7 @@ class _Kept(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
-    weight, tp = WEIGHT_BYTES[workload.precision], settings_class.tp_size
+    weight, tp = WEIGHT_BYTES[workload.precision], axis_sizes(settings_class, cluster).tp
     ranks = shard_ranks(settings_class, cluster) if is_fsdp(settings_class, cluster) else 1
     elements = _elements(workload.model, tp, ranks)
     own, own_more = _sums(elements, weight)
@@ -245,9 +245,9 @@ def _share_new(wanted: float, free: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _elements(model: ModelConfig, tp_size: int, ranks: int) -> tuple[int, ...]:
+def _elements(model: ModelConfig, tp: int, ranks: int) -> tuple[int, ...]:
     """Elements of each parameter as one rank keeps it."""
-    local = (tensor.local(tp_size) for tensor in model_tensors(model).all)
+    local = (tensor.local(tp) for tensor in model_tensors(model).all)
     return tuple(-(-one.rows // ranks) * one.columns for one in local)
 
 

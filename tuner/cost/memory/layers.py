@@ -29,7 +29,7 @@ class LayerKey(NamedTuple):
     """Bytes of an element in matrix products."""
     residual_bytes: int
     """Bytes of an element between the blocks; under autocast these stay fp32."""
-    tp_size: int
+    tp: int
     recompute: bool
     """Whether backward gathers activations again (``tp_recompute_allgather``)."""
     device: Device
@@ -56,7 +56,7 @@ class _Layer:
         model = key.model
         self.key, self.model, self.sparse, self.sliding = key, model, sparse, sliding
         self.architecture, self.fields = ARCHITECTURES[model.model_type], model.fields
-        self.c, self.r, self.tp = key.compute_bytes, key.residual_bytes, key.tp_size
+        self.c, self.r, self.tp = key.compute_bytes, key.residual_bytes, key.tp
         self.casts = self.r > self.c
         self.copies = 2 if key.device is Device.CPU else 1  # gloo scatters a copy
         self.tokens = key.sequence_length

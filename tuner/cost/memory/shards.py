@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.configuration import FSDP, Settings, Sharding
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.graph import Program
@@ -60,12 +60,12 @@ class Units:
 
 
 @lru_cache(maxsize=4096)
-def model_units(model: ModelConfig, tp_size: int, ranks: int) -> Units:
+def model_units(model: ModelConfig, tp: int, ranks: int) -> Units:
     """The units of a model that is sharded over ``ranks``."""
     tensors = model_tensors(model)
 
     def unit(*parts: Tensor) -> Unit:
-        return _unit(parts, tp_size, ranks)
+        return _unit(parts, tp, ranks)
 
     dense, sparse = unit(*tensors.dense_layer), unit(*tensors.sparse_layer)
     return Units(
@@ -77,9 +77,9 @@ def model_units(model: ModelConfig, tp_size: int, ranks: int) -> Units:
 
 
 @lru_cache(maxsize=256)
-def largest_shard(model: ModelConfig, tp_size: int, ranks: int) -> int:
+def largest_shard(model: ModelConfig, tp: int, ranks: int) -> int:
     """Elements of the largest single parameter's shard."""
-    return max(shard_elements(t.local(tp_size), ranks) for t in set(model_tensors(model).all))
+    return max(shard_elements(t.local(tp), ranks) for t in set(model_tensors(model).all))
 
 
 def shard_elements(tensor: Tensor, ranks: int) -> int:
@@ -92,10 +92,10 @@ def shard_elements(tensor: Tensor, ranks: int) -> int:
     return -(-tensor.rows // ranks) * tensor.columns
 
 
-def _unit(parts: Iterable[Tensor], tp_size: int, ranks: int) -> Unit:
-    local = [part.local(tp_size) for part in parts]
+def _unit(parts: Iterable[Tensor], tp: int, ranks: int) -> Unit:
+    local = [part.local(tp) for part in parts]
     shard = sum(shard_elements(part, ranks) for part in local)
-    summed = [part.elements for part in local if tp_size > 1 and part.split is Split.NONE]
+    summed = [part.elements for part in local if tp > 1 and part.split is Split.NONE]
     return Unit(
         whole=sum(part.elements for part in local),
         padded=shard * ranks,
@@ -177,7 +177,7 @@ class Layer:
     """Its parameters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Some layers together; the sums of their fields."""
 
@@ -193,15 +193,13 @@ class Span:
     @classmethod
     def of(cls, layers: tuple[Layer, ...]) -> "Span":
         """The sums of some layers."""
-        return cls(
-            count=len(layers),
-            kept_bytes=sum(layer.program.kept_bytes for layer in layers),
-            cast_elements=sum(layer.program.cast_elements for layer in layers),
-            unsaved_cast_elements=sum(layer.program.unsaved_cast_elements for layer in layers),
-            whole=sum(layer.unit.whole for layer in layers),
-            padded=sum(layer.unit.padded for layer in layers),
-            shard=sum(layer.unit.shard for layer in layers),
+        programs = (
+            (p.kept_bytes, p.cast_elements, p.unsaved_cast_elements)
+            for p in (layer.program for layer in layers)
         )
+        units = (layer.unit[:3] for layer in layers)
+        rows = [(*program, *unit) for program, unit in zip(programs, units, strict=True)]
+        return cls(len(layers), *(map(sum, zip(*rows, strict=True)) if rows else (0,) * 6))
 
 
 # Layers at each end whose backward is followed one by one.
@@ -259,7 +257,7 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
         sequence_length=workload.sequence_length,
         compute_bytes=compute,
         residual_bytes=residual,
-        tp_size=settings.tp_size,
+        tp=axis_sizes(settings, cluster).tp,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
         attention=attention_of(workload.model, compute, cluster.gpu),
@@ -269,7 +267,7 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
 
 @lru_cache(maxsize=1024)
 def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
-    model, tp = key.model, key.tp_size
+    model, tp = key.model, key.tp
     variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
     units = model_units(model, tp, ranks)
     made = {
@@ -307,11 +305,6 @@ def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVaria
         LayerVariant(sparse=kind.sparse, masked=masks and kind.attention == SLIDING)
         for kind in layer_kinds(model)
     )
-
-
-def checkpointed(settings: Settings) -> bool:
-    """Tells whether backward computes each layer again."""
-    return settings.activation_checkpointing is Checkpointing.FULL
 
 
 def copies_whole(workload: Workload, cluster: Cluster) -> bool:

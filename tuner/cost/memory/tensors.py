@@ -36,15 +36,15 @@ class Tensor(NamedTuple):
     split: Split = Split.NONE
     """Under tensor parallelism."""
 
-    def local(self, tp_size: int) -> "Tensor":
+    def local(self, tp: int) -> "Tensor":
         """Counts the elements that tensor parallelism leaves to rank 0; as ``torch.chunk``, the
         first is largest.
         """
-        if tp_size == 1 or self.split is Split.NONE:
+        if tp == 1 or self.split is Split.NONE:
             return self
         if self.split is Split.ROWS:
-            return self._replace(rows=-(-self.rows // tp_size))
-        return self._replace(columns=-(-self.columns // tp_size))
+            return self._replace(rows=-(-self.rows // tp))
+        return self._replace(columns=-(-self.columns // tp))
 
     @property
     def elements(self) -> int:

@@ -16,6 +16,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.pipeline import Stage, stage_memory, stage_parameters, stages
+from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.time.communication import data_group, gather_s, reduce_s, tensor_group
 from tuner.cost.time.compute import stage_compute_s
 
@@ -82,7 +83,7 @@ def _micro_batch_s(
     workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
 ) -> float:
     compute = stage_compute_s(workload, settings, cluster, costs, stage)
-    t, tp = costs.time, settings.tp_size
+    t, tp = costs.time, axis_sizes(settings, cluster).tp
     host, traffic = t.layer_host_s, 0.0
     if tp > 1:
         group = tensor_group(cluster, tp)
@@ -143,7 +144,7 @@ def _update_s(
     micro_batch_s: float,
 ) -> float:
     """Reducing fp32 gradients beside the last backward, and the optimizer."""
-    t, tp = costs.time, settings.tp_size
+    t, tp = costs.time, axis_sizes(settings, cluster).tp
     dp = settings.data_parallel_size(cluster.world_size)
     parameters = stage_parameters(workload.model, stage) / tp
     group = data_group(cluster, tp, dp)

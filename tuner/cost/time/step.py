@@ -80,7 +80,7 @@ def sharded_step_s(
     accumulated = 0.0  # shards are added, which is little
     if not (settings.sharding in FSDP and settings.sync_each_batch):
         # adding to the gradients of earlier micro-batches: two reads and a write
-        accumulated = 3 * number * (parameters / settings.tp_size) * (passes - 1)
+        accumulated = 3 * number * (parameters / sizes.tp) * (passes - 1)
     update = update_bytes(workload.optimizer, workload.precision, updated)
     if settings.cpu_offload:  # ranks of a node share its memory
         update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
@@ -241,8 +241,9 @@ def missing_link(settings: Settings, cluster: Cluster, *, piped: bool = False) -
     if None not in (cluster.intra_node.bytes_per_s, cluster.inter_node.bytes_per_s):
         return ""
     if piped:
-        dp = settings.data_parallel_size(cluster.world_size)
-        both = (tensor_group(cluster, settings.tp_size), data_group(cluster, settings.tp_size, dp))
+        sizes = axis_sizes(settings, cluster)
+        tp, dp = sizes.tp, sizes.dp
+        both = (tensor_group(cluster, tp), data_group(cluster, tp, dp))
         groups = [group for group in both if group.ranks > 1]
     else:
         groups = used_groups(axis_sizes(settings, cluster), cluster)

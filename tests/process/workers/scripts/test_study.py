@@ -12,7 +12,7 @@ from tuner.core.launcher import LauncherName
 from tuner.core.measurement import Outcome
 from tuner.core.study import Question, StudyState, Terms
 from tuner.errors import ProbeError
-from tuner.planner import answer
+from tuner.explain.known import answer
 from tuner.store import Store
 from workers import __main__ as program
 from workers import executor as script_slot

@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from api.pages.charts import progress, scatter, small_multiples
 from api.pages.charts.memory import Part, stacked_bar
-from tuner.core.answer import GIB
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.results import BestSoFar, KnobEffect, KnobValue, Point, PointKind

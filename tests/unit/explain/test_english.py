@@ -1,0 +1,288 @@
+"""The templates: one table of sentences, and what people are shown in their place."""
+
+import pytest
+
+from tests.unit.planner.conftest import make_ok, make_probe
+from tuner.core.answer import Grounds, Reason
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
+from tuner.core.quantity import Change, Provenance, Quantity
+from tuner.explain import facts
+from tuner.explain.english import knob_rows, say, shown
+from tuner.explain.facts import Fact, KnobChange
+
+GIB = 2**30
+DDP = "sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1"
+SETTINGS = Settings(micro_batch_size=4)
+FULL = Settings(sharding=Sharding.FULL_SHARD)
+LONGER = Change(ratio=1.25, low=1.2, high=1.3)
+GROUNDS = Grounds(
+    by_rules_of_thumb=False,
+    at_assumed_rates=True,
+    by_other_fidelities=False,
+    by_other_studies=False,
+)
+OOM = make_probe(4, SETTINGS, Measurement(outcome=Outcome.OOM))
+CRASHED = make_probe(5, SETTINGS, Measurement(outcome=Outcome.CRASHED, detail="signal 9"))
+EARLIER = facts.EarlierStudy(
+    id="st-1",
+    model="tiny",
+    cluster="cpu:2",
+    global_batch_size=8,
+    sequence_length=128,
+    optimizer="sgd",
+    reduce_dtype="",
+    ran=((3, Fidelity.MEASURED),),
+    days=("2026-01-01",),
+    versions={"torch": "2.13.0"},
+)
+
+
+def quantity(value: float, provenance: Provenance = Provenance.MEASURED) -> Quantity:
+    return Quantity(value=value, low=0.95 * value, high=1.05 * value, provenance=provenance)
+
+
+def evaluation(number: int = 1, **changes: object) -> Evaluation:
+    found = Quantity(value=GIB, low=GIB, high=GIB, provenance=Provenance.MEASURED)
+    fields: dict[str, object] = {
+        "settings": SETTINGS,
+        "fidelity": Fidelity.MEASURED,
+        "step_time_s": quantity(2.0),
+        "allocated_bytes": found,
+        "needed_bytes": found,
+        "probes": (make_probe(number, SETTINGS, make_ok(2.0, GIB)),),
+    }
+    return Evaluation(**{**fields, **changes})
+
+
+PREDICTED = evaluation(
+    step_time_s=quantity(2.0, Provenance.PREDICTED), basis=Basis.ARITHMETIC, probes=()
+)
+PAIR = KnobChange(
+    knob="sync_each_batch",
+    value=False,
+    instead_of=True,
+    step=LONGER,
+    step_s=2.5,
+    needed_bytes=2.0 * GIB,
+    memory_bytes=1.0 * GIB,
+    probes=(2,),
+    against=(1,),
+)
+TOO_LARGE = KnobChange(
+    knob="tp_size",
+    value=1,
+    instead_of=2,
+    needed_bytes=5.0 * GIB,
+    at_least=True,
+    fits=False,
+    probes=(3,),
+    against=(1,),
+)
+EXPECTED = KnobChange(
+    knob="activation_checkpointing", value="full", instead_of="none", step=LONGER, pairs=23
+)
+PAID = facts.TuningPaid(
+    wall_s=200.0,
+    device_s=400.0,
+    step_s=2.0,
+    rule=FULL,
+    rule_s=2.5,
+    change=LONGER,
+    probes=(2,),
+    grounds=None,
+    ended_early=False,
+)
+
+SENTENCES: list[tuple[Fact, str]] = [
+    (
+        facts.Chosen(best=evaluation(), limit_bytes=4 * GIB),
+        f"{DDP} takes 2 s for an optimizer step (80% interval 1.9 s to 2.1 s) and needs 1.00 GiB of"
+        " 4.00 GiB on one device (probe #1; both are measured).",
+    ),
+    (
+        facts.TiedWithFastest(
+            fastest=evaluation(2),
+            change=LONGER,
+            tolerance=None,
+            reason=Reason.LIGHTER,
+            spared_bytes=GIB,
+        ),
+        f"Its speed cannot be told apart from that of the fastest, {DDP} with 2 s (25% longer, 80%"
+        " interval 20% to 30% longer) and 1.00 GiB (probe #2); it needs 1.00 GiB less memory.",
+    ),
+    (
+        facts.TiedWithOthers(probes=(2, 3, 4), more=1, lighter=0.01),
+        "Its speed cannot be told apart from that of #2, #3, #4 and 1 more, none of which is"
+        " lighter by 1% or more.",
+    ),
+    (
+        facts.NextBest(second=PREDICTED, change=1.25),
+        f"Next comes {DDP} with 2 s (25% longer) and 1.00 GiB, by arithmetic.",
+    ),
+    (
+        facts.Extrapolated(ran=(2, 4), count=32, probes=(1,)),
+        "Its step time is extrapolated from steps of 2 and 4 micro-batches to 32 (probe #1).",
+    ),
+    (
+        facts.AllocatorConfigured(conf="expandable_segments:True"),
+        "Its probes ran with PYTORCH_ALLOC_CONF=expandable_segments:True: launch with the same.",
+    ),
+    (
+        facts.KnobProbed(changes=(PAIR,)),
+        "With sync_each_batch=false instead of true, a step takes 2.5 s (25% longer, 80% interval"
+        " 20% to 30% longer) and needs 2.00 GiB (probe #2 against #1).",
+    ),
+    (
+        facts.KnobProbed(changes=(TOO_LARGE,)),
+        "With tp_size=1 instead of 2, a device would need at least 5.00 GiB (probe #3).",
+    ),
+    (
+        facts.KnobsExpected(changes=(EXPECTED,), grounds=GROUNDS, others_are_known=True),
+        "No two probes tell what other knobs do to the answer. On average over the settings that"
+        " are expected to fit, predicted with assumed rates and corrected by the probes, a step"
+        " takes 25% longer with activation_checkpointing=full instead of none (80% interval 20% to"
+        " 30% longer, 23 pairs).",
+    ),
+    (
+        PAID,
+        "The rule of thumb, the least model parallelism, then the fewest knobs off their default,"
+        " then the largest micro-batch, of what is expected to fit, leads to"
+        " sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=1, which takes 2.5 s"
+        " for a step (25% longer, 80% interval 20% to 30% longer; probe #2). Against that the"
+        " tuning, 3.3 min and 400 device-seconds so far, has paid for itself after 400 steps, 13"
+        " min of training (80% interval 334 steps to 501 steps); a job that takes 24 h with the"
+        " answer is 5.9 h shorter for it (80% interval 4.7 h to 7.1 h), what tuning took deducted.",
+    ),
+    (facts.RanOutOfMemory(probes=(OOM,)), f"Out of memory: {DDP} (probe #4)."),
+    (
+        facts.EndedEarly(probes=(OOM,), seconds=(3.0,)),
+        f"Ended early, slower than the fastest could be: {DDP}, about 3 s for a step (probe #4).",
+    ),
+    (
+        facts.Failed(probes=(CRASHED,), fidelity=Fidelity.MEASURED),
+        f"Without a result: {DDP} ended as crashed, signal 9 (probe #5).",
+    ),
+    (
+        facts.Failed(probes=(CRASHED,) * 4, fidelity=Fidelity.PREDICTED),
+        "Unknown, because their dry run failed: "
+        + "; ".join(["sharding=ddp ended as crashed, signal 9 (probe #5)"] * 3)
+        + "; and 1 more.",
+    ),
+    (
+        facts.NotSuggested(count=2, example=SETTINGS, why="it is off", probes=()),
+        f"2 settings such as {DDP} are not suggested: it is off.",
+    ),
+    (
+        facts.MoreProbes(
+            count=3,
+            wall_s=36.0,
+            devices=2,
+            is_cpu=True,
+            mean=0.03,
+            most=0.11,
+            grounds=GROUNDS,
+            next=SETTINGS,
+        ),
+        "3 more probes, about 36 s on 2 CPU ranks, could gain up to 11% in speed (3.0% on average)"
+        " over the fastest known, predicted with assumed rates and corrected by the probes; the"
+        f" first would be {DDP}.",
+    ),
+    (
+        facts.OtherStudies(studies=(EARLIER,)),
+        "Other studies' probes are those of 1 study on such devices: st-1 (tiny on cpu:2, global"
+        " batch 8, sequence 128, sgd: 3 settings measured on 2026-01-01 with torch 2.13.0).",
+    ),
+    (
+        facts.Coverage(probed=2, legal=46, probes_done=1),
+        "2 of the 46 legal settings were probed, in 1 probe.",
+    ),
+    (
+        facts.SmallestNeed(smallest=evaluation(), limit_bytes=GIB / 2),
+        f"The smallest need known is 1.00 GiB on one device, of {DDP} (probe #1); the limit is 512"
+        " MiB.",
+    ),
+    (
+        facts.GoOn(options=("--max-probes", "--budget")),
+        "Ask again with a larger budget (--max-probes, --budget): it goes on where it ended.",
+    ),
+    (
+        facts.Predicted(
+            best=PREDICTED, limit_bytes=4 * GIB, basis=Basis.ARITHMETIC, time_from="arithmetic"
+        ),
+        f"{DDP} is predicted to take 2 s for an optimizer step (80% interval 1.9 s to 2.1 s) and to"
+        " need 1.00 GiB of 4.00 GiB on one device; both are arithmetic.",
+    ),
+    (
+        facts.MemoryPeak(
+            basis=Basis.DRY_RUN,
+            peak_bytes=3 * GIB,
+            phase="optimizer",
+            largest={"parameters": 2 * GIB, "activations": 0.5 * GIB},
+            is_all=False,
+        ),
+        "By a dry run the peak of 3.00 GiB is in the optimizer's step: 2.00 GiB of parameters and"
+        " 512 MiB of activations, and the rest is less.",
+    ),
+    (
+        facts.KnobPredicted(
+            changes=(KnobChange(knob="tp_size", value=2, instead_of=1, memory_bytes=-GIB),),
+            reason="each rank holds 1/2 of each layer and its activations",
+            beside="",
+            basis=Basis.ARITHMETIC,
+            of_dry_run=True,
+        ),
+        "`tp_size=2` would save 1.00 GiB (both by arithmetic): each rank holds 1/2 of each layer"
+        " and its activations.",
+    ),
+    (
+        facts.DryRunsMade(probes=(1, 2), layouts=8, is_transferred=False),
+        "2 of 8 classes of settings were dry-run (probe #1, #2): their memory is counted on the"
+        " step itself. The memory of the others, what is outside of tensors, and every time are"
+        " arithmetic.",
+    ),
+    (
+        facts.NoDryRuns(failed=False, why="no torch here", is_transferred=False),
+        "No dry run was made (no torch here): all numbers are arithmetic.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fact", "sentence"), SENTENCES)
+def test_a_fact_is_said(fact: Fact, sentence: str) -> None:
+    assert say(fact) == sentence
+
+
+def test_every_kind_has_a_template() -> None:
+    kinds = [
+        one
+        for one in vars(facts).values()
+        if isinstance(one, type) and issubclass(one, Fact) and one is not Fact
+    ]
+    assert len(kinds) > 40
+    assert not [one for one in kinds if say.dispatch(one) is say.dispatch(Fact)]
+
+
+def test_the_table_of_knobs_and_one_line_stand_for_their_sentences() -> None:
+    found = [
+        facts.KnobProbed(changes=(PAIR,)),
+        facts.KnobProbed(changes=(TOO_LARGE,)),
+        facts.KnobsExpected(changes=(EXPECTED,), grounds=GROUNDS, others_are_known=True),
+        PAID,
+        facts.Coverage(probed=2, legal=46, probes_done=1),
+    ]
+    plain = [fact.as_dict() for fact in found]
+    assert knob_rows(plain) == [
+        ("sync_each_batch=false", "+25.0% (20 to 30)", "+1.00 GiB", "#2"),
+        ("tp_size=1", "-", "does not fit: at least 5.00 GiB", "#3"),
+        ("activation_checkpointing=full", "+25.0% (20 to 30)", "-", "predicted"),
+    ]
+    paid, coverage = shown(plain, list(map(say, found)))
+    assert paid == (
+        "Tuning took 3.3 min: earned back after 13 min of training (11 min to 17 min), against the"
+        " rule of thumb, sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=1.",
+        {2},
+    )
+    assert coverage == ("2 of the 46 legal settings were probed, in 1 probe.", set())
+    assert list(shown((), ("Of an earlier version.",))) == [("Of an earlier version.", ())]

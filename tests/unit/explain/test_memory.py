@@ -1,0 +1,251 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Basis
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.cost.memory.pipeline import stage_parameters, stages
+from tuner.cost.memory.step import step_memory
+from tuner.explain.english import say
+from tuner.explain.facts import KnobPredicted
+from tuner.explain.memory import memory_changes, memory_facts
+from tuner.model import published_model as read
+from tuner.space import enumerate_space
+from tuner.space.inactive import show
+
+GIB = 2**30
+CODELLAMA = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=16"
+
+
+def question(
+    model: str = "codellama-34b",
+    cluster: str = "8xa100-80gb",
+    stack: str = "torch",
+    batch: int = 128,
+    sequence_length: int = 1024,
+) -> Question:
+    return Question(
+        workload=Workload(
+            model=read(model), sequence_length=sequence_length, global_batch_size=batch
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework(stack),
+    )
+
+
+class PeakChange:
+    """What another value of a knob does, and the sentence."""
+
+    def __init__(self, fact: KnobPredicted) -> None:
+        (change,) = fact.changes
+        self.knob, self.value = change.knob, show(change.value)
+        self.change_bytes = change.memory_bytes or 0.0
+        self.reason, self.beside, self.basis = fact.reason, fact.beside, fact.basis
+        self.text = say(fact)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def changes(
+    text: str, of: Question, profiles: Mapping[Settings, Any] | None = None
+) -> list[PeakChange]:
+    return list(map(PeakChange, memory_changes(of, parse_settings(text), profiles or {})))
+
+
+def one(found: list[PeakChange], knob: str, value: str) -> PeakChange:
+    (change,) = (c for c in found if (c.knob, c.value) == (knob, value))
+    return change
+
+
+def sentences(text: str, of: Question, profiles: Mapping[Settings, Any] | None = None) -> list[str]:
+    return list(map(say, memory_facts(of, parse_settings(text), profiles or {})))
+
+
+def test_the_headline_knob() -> None:
+    change = one(changes(CODELLAMA, question()), "sync_each_batch", "false")
+    # whole gradients of 34 billion parameters in bf16, less what the peak of the optimizer hides
+    assert change.change_bytes / GIB == pytest.approx(92.0 - 39.3, rel=0.03)
+    told = str(change)
+    assert told.startswith("`sync_each_batch=false` would add 5")
+    assert "GiB: FSDP keeps the unsharded gradients until the last micro-batch" in told
+
+
+def test_differences_are_those_of_the_arithmetic() -> None:
+    of, text = question("llama-3.1-8b", "8xh100-80gb"), "sharding=full_shard,micro_batch_size=4"
+    text += ",gradient_accumulation_steps=4"
+    before = step_memory(of.workload, parse_settings(text), of.cluster).total_bytes
+    for change in changes(text, of):
+        if change.knob not in ("activation_checkpointing", "sharding"):
+            continue
+        other = parse_settings(f"{text},").as_dict() | {change.knob: change.value}
+        after = step_memory(of.workload, Settings.from_dict(other), of.cluster).total_bytes
+        assert change.change_bytes == pytest.approx(after - before)
+
+
+def test_the_first_sentence_says_where_it_goes() -> None:
+    first, *_ = sentences(CODELLAMA, question())
+    assert first.startswith("By arithmetic the peak of 39.8 GiB is in the optimizer's step:")
+    assert "15.7 GiB of optimizer state" in first
+
+
+def test_each_live_knob_is_told_once_for_each_neighbor() -> None:
+    text = "sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2"
+    of = question("llama-3.1-8b", "2x8xh100-80gb")
+    found = changes(f"{text},gradient_accumulation_steps=8", of)
+    assert [(c.knob, c.value) for c in found] == [
+        ("sync_each_batch", "false"),
+        ("tp_recompute_allgather", "false"),
+        ("activation_checkpointing", "full"),
+        ("sharding", "shard_grad_op"),
+        ("sharding", "hybrid_shard"),
+        ("micro_batch_size", "4"),
+        ("micro_batch_size", "1"),
+        ("tp_size", "4"),
+        ("tp_size", "1"),
+        ("optimizer", "adamw_8bit"),
+    ]
+    signs = [c.change_bytes > 0 for c in found]
+    assert signs == [True, True, False, True, True, True, False, False, True, False]
+
+
+def test_dead_and_illegal_knobs_are_left_out() -> None:
+    for text, dead in [
+        ("sharding=full_shard,micro_batch_size=16", "sync_each_batch"),  # one micro-batch
+        (CODELLAMA, "tp_recompute_allgather"),  # tp_size 1
+        (CODELLAMA, "pp_size"),
+    ]:
+        assert dead not in {change.knob for change in changes(text, question())}
+
+
+def test_nanotrons_knobs() -> None:
+    of = question("llama-3.1-8b", "8xh100-80gb", "nanotron", 256)
+    found = changes("sharding=ddp,tp_size=2,pp_size=2,gradient_accumulation_steps=128", of)
+    assert {c.knob for c in found} >= {"sharding", "tp_recompute_allgather", "pp_size", "tp_size"}
+    assert not {c.knob for c in found} & {"sync_each_batch", "optimizer"}
+    zero1 = one(found, "sharding", "zero1")
+    model = of.workload.model
+    own = stage_parameters(model, stages(model, 2)[0]) / 2  # tp_size
+    assert zero1.change_bytes == pytest.approx(-12 * own / 2)  # two data-parallel ranks
+
+
+def test_what_does_not_change_the_peak_is_said_so() -> None:
+    of = question("llama-3.1-8b", "8xh100-80gb")
+    text = "sharding=ddp,activation_checkpointing=full,gradient_accumulation_steps=16"
+    sync = one(changes(text, of), "sync_each_batch", "false")
+    assert sync.change_bytes == 0
+    assert "hardly change" in str(sync)
+
+
+def mixtral(cluster: str, batch: int) -> Question:
+    return question("mixtral-8x7b", cluster, batch=batch, sequence_length=4096)
+
+
+def test_gradients_that_wait_are_the_reason_where_accumulation_comes_with_a_knob() -> None:
+    """Half the micro-batch brings a second one, whose wait costs more than activations save."""
+    text = "sharding=shard_grad_op,micro_batch_size=2"
+    of = question("mixtral-8x7b", "8xh100-80gb", batch=16, sequence_length=512)
+    half = one(changes(text, of), "micro_batch_size", "1")
+    assert half.change_bytes > 0
+    assert half.beside == "gradient_accumulation_steps=2"
+    told = str(half)
+    assert told.startswith("`micro_batch_size=1`, with gradient_accumulation_steps=2, would add")
+    assert "more of sharded gradients at the peak, for those of one micro-batch wait" in told
+    assert "half as many" not in told
+
+
+def test_experts_that_no_tensor_parallelism_splits() -> None:
+    text = "sharding=full_shard,micro_batch_size=8,activation_checkpointing=full"
+    two = one(changes(text, mixtral("8xh100-80gb", 64)), "tp_size", "2")
+    assert two.change_bytes > 0
+    assert "split over 4 ranks instead of 8" in two.reason
+    assert "each rank holds" not in two.reason
+
+
+def test_padded_experts() -> None:
+    text = "sharding=full_shard,micro_batch_size=2,activation_checkpointing=full"
+    hybrid = one(changes(text, mixtral("64x8xh100-80gb", 1024)), "sharding", "hybrid_shard")
+    assert hybrid.change_bytes < 0
+    assert "8 experts are padded to a multiple of the ranks that shard them, 8 ins" in hybrid.reason
+
+
+GROWS = ("twice as many", "is kept for backward", "not only its input", "stay from forward")
+GROWS = (*GROWS, "until the last micro-batch", "every rank holds all", " more of ")
+SHRINKS = ("half as many", "computes the rest again", "gathers the input", "only while it computes")
+SHRINKS = (*SHRINKS, "at once, and keeps its own shard", " less of ")
+
+
+def test_no_reason_contradicts_its_sign() -> None:
+    for model in ["llama-3.1-8b", "mixtral-8x7b", "stories15m"]:
+        for cluster in ["8xh100-80gb", "4x8xa100-80gb", "cpu:2"]:
+            for batch in [32, 64]:
+                of = question(model, cluster, batch=batch, sequence_length=256)
+                legal = enumerate_space(of).legal
+                for settings in legal[:: max(1, len(legal) // 12)]:
+                    for change in map(PeakChange, memory_changes(of, settings, {})):
+                        wrong = SHRINKS if change.change_bytes > 0 else GROWS
+                        assert not any(words in change.reason for words in wrong), str(change)
+                        assert bool(change.reason) is bool(change.change_bytes)
+
+
+@dataclass(frozen=True)
+class FakePeak:
+    total_bytes: int
+    phase: str = "backward"
+
+    @property
+    def by_phase(self) -> Mapping[str, int]:
+        return {"forward": 1, "loss": 1, "backward": self.total_bytes, "optimizer": 1}
+
+    @property
+    def breakdown(self) -> Mapping[str, int]:
+        return {"activations": GIB, "gradients_unsharded": self.total_bytes - GIB}
+
+
+@dataclass(frozen=True)
+class FakeProfile:
+    gib: int
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        return {}
+
+    def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
+        return FakePeak(total_bytes=self.gib * micro_batch_size * GIB)
+
+
+def test_both_figures_are_of_one_basis() -> None:
+    sync = parse_settings(CODELLAMA).settings_class
+    no_sync = parse_settings(f"{CODELLAMA},sync_each_batch=false").settings_class
+    profiles = {sync: FakeProfile(40), no_sync: FakeProfile(95)}
+    found = changes(CODELLAMA, question(), profiles)
+    both = one(found, "sync_each_batch", "false")
+    assert both.basis is Basis.DRY_RUN
+    assert both.change_bytes == pytest.approx(55 * GIB, rel=0.01)  # blocks of each phase add a bit
+    assert str(both).startswith("`sync_each_batch=false` would add 54.8 GiB: FSDP")
+    larger = one(found, "micro_batch_size", "2")
+    assert larger.basis is Basis.DRY_RUN
+    assert larger.change_bytes == pytest.approx(40 * GIB, rel=0.01)
+    only_one = one(found, "activation_checkpointing", "none")
+    assert only_one.basis is Basis.ARITHMETIC
+    bare = one(changes(CODELLAMA, question()), "activation_checkpointing", "none")
+    assert only_one.change_bytes == bare.change_bytes
+    assert "(both by arithmetic)" in str(only_one)
+    first, *_ = sentences(CODELLAMA, question(), profiles)
+    assert first == (
+        "By a dry run the peak of 40.5 GiB is in backward: 39.0 GiB of unsharded gradients, 1.00"
+        " GiB of activations and 471 MiB of blocks larger than their tensors, and the rest is less."
+    )
+
+
+def test_padding_is_the_reason_where_a_knob_leaves_a_node() -> None:
+    text = "sharding=hybrid_shard,micro_batch_size=2,activation_checkpointing=full"
+    whole = one(changes(text, mixtral("64x8xh100-80gb", 1024)), "sharding", "shard_grad_op")
+    assert whole.change_bytes > 0
+    assert "8 experts are padded to a multiple of the ranks that shard them, 512" in whole.reason

@@ -1,0 +1,820 @@
+"""Says facts in English: one template for each kind."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import singledispatch
+from math import ceil, inf
+from typing import Any
+
+from tuner.core.answer import Grounds, Reason
+from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import Basis
+from tuner.core.quantity import Change
+from tuner.core.study import Probe
+from tuner.core.words import (
+    MOST_NAMED,
+    change_range_text,
+    change_text,
+    describe,
+    describe_class,
+    interval_text,
+    listed,
+    need_text,
+    probes_text,
+    rough_duration_text,
+    seconds_text,
+    share_text,
+)
+from tuner.explain import facts
+from tuner.explain.facts import Fact, probes_in
+from tuner.space.inactive import show
+from tuner.text import count_text, size_text
+
+# Names of categories of memory, and of the phases of a step, in a sentence.
+CATEGORY_WORDS: Mapping[str, str] = {
+    "parameters": "parameters",
+    "gradients_sharded": "sharded gradients",
+    "gradients_unsharded": "unsharded gradients",
+    "optimizer_state": "optimizer state",
+    "activations": "activations",
+    "gathered_parameters": "gathered or cast parameters",
+    "logits_and_loss": "logits and loss",
+    "ddp_buckets": "DDP's buckets",
+    "temporaries": "temporaries",
+    "library_workspaces": "cuBLAS's workspaces",
+    "unsplit_blocks": "blocks larger than their tensors",
+}
+PHASE_WORDS: Mapping[str, str] = {
+    "forward": "forward",
+    "loss": "the loss",
+    "backward": "backward",
+    "optimizer": "the optimizer's step",
+}
+
+# Part of the memory by which the upper end of its interval must exceed it to be told.
+CLEARLY = 0.01
+# Gain in speed below which none is expected.
+NOTHING = 0.001
+# Length of the job that is told as an example.
+JOB_S = 86_400.0
+# What one would launch without tuning, in short.
+RULE = (
+    "the least model parallelism, then the fewest knobs off their default, then the largest"
+    " micro-batch, of what is expected to fit"
+)
+_REASONS = {
+    Reason.CHECKED: "that one's knobs were not seen to train what they should, and these were",
+    Reason.SIMPLER: "it has fewer knobs off their default and needs no more memory",
+}
+
+
+@singledispatch
+def say(fact: Fact) -> str:
+    """A sentence."""
+    raise NotImplementedError(type(fact).__name__)
+
+
+# -- pieces -----------------------------------------------------------------------------------
+
+
+def _change(change: Change | float) -> str:
+    """``25% longer, 80% interval 20% to 30% longer``; of a ratio alone without the interval."""
+    if not isinstance(change, Change):
+        return change_text(change)
+    return f"{change_text(change.ratio)}, {_interval(change)}"
+
+
+def _interval(change: Change) -> str:
+    return f"80% interval {change_range_text(change.low, change.high)}"
+
+
+def _ids(one: Evaluation) -> str:
+    return probes_text(one.probe_ids)
+
+
+def _some(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
+    return f"{probes_text(numbers[:MOST_NAMED])}{more}"
+
+
+def _named(texts: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    found = list(texts)
+    rest = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return "; ".join(found[:MOST_NAMED]) + rest
+
+
+def _need(one: Evaluation) -> str:
+    """``61.2 GiB``, or with the interval's upper end where that is another number."""
+    if one.basis is None:
+        return size_text(one.most_bytes)
+    text = size_text(one.expected_bytes)
+    if one.most_bytes <= one.expected_bytes * (1 + CLEARLY):
+        return text
+    return f"{text} (up to {size_text(one.most_bytes)})"
+
+
+def basis_text(found: Evaluation) -> str:
+    """Names what a predicted memory was computed from."""
+    return f"from a dry run (probe {_ids(found)})" if found.probes else "by arithmetic"
+
+
+def _arithmetic(at_assumed_rates: bool) -> str:
+    return "arithmetic at assumed rates" if at_assumed_rates else "arithmetic"
+
+
+def grounds_text(grounds: Grounds) -> str:
+    """Says what expected numbers rest on."""
+    if grounds.by_rules_of_thumb:
+        return "ordered by rules of thumb and corrected by the probes"
+    by = ["by the probes"]
+    by += ["by those of other fidelities"] if grounds.by_other_fidelities else []
+    by += ["by other studies' probes"] if grounds.by_other_studies else []
+    rates = "predicted with assumed rates" if grounds.at_assumed_rates else "predicted"
+    return f"{rates} and corrected {listed(by)}"
+
+
+def ran_text(days: Sequence[str], versions: Mapping[str, str]) -> str:
+    """``on 2026-01-01 with torch 2.13.0``; empty where nothing ran."""
+    if not days:
+        return ""
+    named = ", ".join(f"{package} {version}" for package, version in versions.items())
+    when = f"on {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
+    return f"{when} with {named}" if named else when
+
+
+def failure_text(probe: Probe) -> str:
+    """How a dry run failed, and of what layout."""
+    return _ended(probe, describe_class(probe.request.settings))
+
+
+def _ended(probe: Probe, settings: str) -> str:
+    assert probe.measurement is not None
+    detail = f", {probe.measurement.detail}" if probe.measurement.detail else ""
+    return f"{settings} ended as {probe.measurement.outcome}{detail} (probe #{probe.id})"
+
+
+def _studies(studies: Sequence[facts.EarlierStudy]) -> str:
+    def one(study: facts.EarlierStudy) -> str:
+        differs = f", {study.optimizer}" if study.optimizer else ""
+        differs += f", gradients reduced in {study.reduce_dtype}" if study.reduce_dtype else ""
+        ran = " and ".join(f"{count} settings {fidelity}" for count, fidelity in study.ran)
+        return (
+            f"{study.id} ({study.model} on {study.cluster}, global batch"
+            f" {study.global_batch_size}, sequence {study.sequence_length}{differs}:"
+            f" {ran or 'nothing ran'} {ran_text(study.days, study.versions)})"
+        )
+
+    return _named(map(one, studies))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+# -- an answer on probes ----------------------------------------------------------------------
+
+
+@say.register
+def _(fact: facts.Chosen) -> str:
+    best = fact.best
+    time, memory = best.step_time_s.provenance, best.allocated_bytes.provenance
+    are = f"both are {time}" if time is memory else f"the time is {time}, the memory {memory}"
+    return (
+        f"{describe(best.settings)} takes {seconds_text(best.seconds)} for an optimizer step"
+        f" ({interval_text(best.step_time_s)}) and needs {size_text(best.most_bytes)} of"
+        f" {size_text(fact.limit_bytes)} on one device (probe {_ids(best)}; {are})."
+    )
+
+
+@say.register
+def _(fact: facts.ScriptRan) -> str:
+    return (
+        f"What ran is {fact.path}, through {fact.launch} on {fact.ranks} ranks; its memory is the"
+        f" {fact.memory}, and its step the time from one report to the next, with loading data."
+    )
+
+
+@say.register
+def _(fact: facts.TiedWithFastest) -> str:
+    fastest = fact.fastest
+    spared = f"it needs {size_text(fact.spared_bytes)} less memory"
+    reason = _REASONS.get(fact.reason, spared)
+    if fact.change is None:
+        return (
+            f"{describe(fastest.settings)} is as fast, within the tolerance, with"
+            f" {seconds_text(fastest.seconds)} and {_need(fastest)}; {reason}."
+        )
+    tied = "cannot be told apart from"
+    if fact.tolerance is not None:
+        tied = f"is within the tolerance ({fact.tolerance:.1%}) of"
+    return (
+        f"Its speed {tied} that of the fastest, {describe(fastest.settings)} with"
+        f" {seconds_text(fastest.seconds)} ({_change(fact.change)}) and {_need(fastest)}"
+        f" (probe {_ids(fastest)}); {reason}."
+    )
+
+
+@say.register
+def _(fact: facts.TiedWithOthers) -> str:
+    more = f" and {fact.more} more" if fact.more else ""
+    return (
+        f"Its speed cannot be told apart from that of {probes_text(fact.probes)}{more}, none of"
+        f" which is lighter by {fact.lighter:.0%} or more."
+    )
+
+
+@say.register
+def _(fact: facts.NextBest) -> str:
+    second = fact.second
+    where = f" (probe {_ids(second)})" if second.basis is None else f", {basis_text(second)}"
+    return (
+        f"Next comes {describe(second.settings)} with {seconds_text(second.seconds)}"
+        f" ({_change(fact.change)}) and {_need(second)}{where}."
+    )
+
+
+@say.register
+def _(_: facts.NoOther) -> str:
+    return "No other settings that fit were timed."
+
+
+@say.register
+def _(fact: facts.Extrapolated) -> str:
+    return (
+        f"Its step time is extrapolated from steps of {' and '.join(map(str, fact.ran))}"
+        f" micro-batches to {fact.count} (probe {probes_text(fact.probes)})."
+    )
+
+
+@say.register
+def _(fact: facts.RunOut) -> str:
+    run_out = probes_text(fact.probes)
+    return f"Steps of all its {fact.count} micro-batches were run (probe {run_out})."
+
+
+@say.register
+def _(fact: facts.AllocatorConfigured) -> str:
+    return f"Its probes ran with PYTORCH_ALLOC_CONF={fact.conf}: launch with the same."
+
+
+@say.register
+def _(fact: facts.OnlyKnob) -> str:
+    def group(one: facts.ValueGroup) -> str:
+        ends = dict.fromkeys((seconds_text(one.low_s), seconds_text(one.high_s)))
+        early = f"; {_some(one.early)} ended early" if one.early else ""
+        value = f"{fact.knob}={show(one.value)}"
+        return f"a step takes {' to '.join(ends)} with {value} (probe {_some(one.probes)}{early})"
+
+    return (
+        f"Of what was probed, only {' or '.join((fact.knob, *fact.confounded))} changed the speed:"
+        f" {'; '.join(map(group, fact.groups))}. Those of the same {fact.knob} cannot be told"
+        f" apart, though they differ in {listed(fact.without_effect)}."
+    )
+
+
+@say.register
+def _(fact: facts.KnobProbed) -> str:
+    (one,) = fact.changes
+    where = "With" if one.of_answer else "Elsewhere, with"
+    text = f"{where} {one.knob}={show(one.value)} instead of {show(one.instead_of)}"
+    needs = size_text(one.needed_bytes or 0.0)
+    if one.step is None and one.needed_bytes is None:  # a step was not timed, and memory sufficed
+        return f"{text}, no time was taken."
+    if one.step is None:
+        least = "at least " if one.at_least else ""
+        return f"{text}, a device would need {least}{needs} (probe {probes_text(one.probes)})."
+    also = "" if one.fits else ", which does not fit"
+    if one.trains:
+        may = "trains" if one.trains == "wrongly" else "may train"
+        also += f", but {may} something else and is not suggested"
+    early = ", ended early" if one.ended_early else ""
+    return (
+        f"{text}, a step takes {seconds_text(one.step_s or 0.0)} ({_change(one.step)}) and needs"
+        f" {needs}{also} (probe {probes_text(one.probes)}{early} against"
+        f" {probes_text(one.against)})."
+    )
+
+
+@say.register
+def _(fact: facts.KnobsExpected) -> str:
+    def effect(one: facts.KnobChange) -> str:
+        assert one.step is not None
+        return (
+            f"{change_text(one.step.ratio)} with {one.knob}={show(one.value)} instead of"
+            f" {show(one.instead_of)} ({_interval(one.step)}, {count_text(one.pairs, 'pair')})"
+        )
+
+    called = "other knobs" if fact.others_are_known else "knobs"
+    return (
+        f"No two probes tell what {called} do to the answer. On average over the settings that are"
+        f" expected to fit, {grounds_text(fact.grounds)}, a step takes"
+        f" {'; '.join(map(effect, fact.changes))}."
+    )
+
+
+@say.register
+def _(fact: facts.TuningPaid) -> str:
+    cost = f"{rough_duration_text(fact.wall_s)} and {fact.device_s:,.0f} device-seconds so far"
+    rule = f"The rule of thumb, {RULE}, leads to"
+    change, step_s = fact.change, fact.step_s
+    if change is None:
+        return f"{rule} the same settings: tuning, {cost}, confirms it."
+    source = grounds_text(fact.grounds) if fact.grounds else f"probe {probes_text(fact.probes)}"
+    early = ", ended early" if fact.ended_early else ""
+    takes = (
+        f"{rule} {describe(fact.rule)}, which takes {seconds_text(fact.rule_s)} for a step"
+        f" ({_change(change)}; {source}{early})."
+    )
+    if change.ratio <= 1:
+        return f"{takes} That is no slower, so the tuning, {cost}, has saved no time."
+    steps, soonest, latest = (
+        fact.wall_s / (step_s * (ratio - 1)) if ratio > 1 else inf
+        for ratio in (change.ratio, change.high, change.low)
+    )
+    saved, low, high = (
+        JOB_S * (ratio - 1) - fact.wall_s for ratio in (change.ratio, change.low, change.high)
+    )
+    ends = f"{_shorter(low)} to {_shorter(high)}"
+    if saved < 0 and high < 0:
+        ends = f"{rough_duration_text(-high)} to {rough_duration_text(-low)}"
+    return (
+        f"{takes} Against that the tuning, {cost}, has paid for itself after {steps_text(steps)},"
+        f" {rough_duration_text(steps * step_s)} of training (80% interval {steps_text(soonest)} to"
+        f" {steps_text(latest)}); a job that takes {rough_duration_text(JOB_S)} with the answer is"
+        f" {rough_duration_text(abs(saved))} {'shorter' if saved >= 0 else 'longer'} for it"
+        f" (80% interval {ends}), what tuning took deducted."
+    )
+
+
+def steps_text(count: float) -> str:
+    """``1,432 steps``, or ``never``."""
+    return "never" if count == inf else f"{max(ceil(count), 1):,} steps"
+
+
+def _shorter(seconds: float) -> str:
+    """Seconds that are saved; a loss is called one."""
+    told = rough_duration_text(abs(seconds))
+    return told if seconds >= 0 else f"{told} longer"
+
+
+@say.register
+def _(fact: facts.RanOutOfMemory) -> str:
+    def one(probe: Probe) -> str:
+        oom = probe.measurement.oom if probe.measurement else None
+        where = f" in {oom.phase}, needing at least {size_text(oom.needed_bytes)}" if oom else ""
+        return f"{describe(probe.request.settings)}{where} (probe #{probe.id})"
+
+    return f"Out of memory: {_named(map(one, fact.probes))}."
+
+
+@say.register
+def _(fact: facts.EndedEarly) -> str:
+    def one(probe: Probe, seconds: float | None) -> str:
+        taken = "" if seconds is None else f", about {seconds_text(seconds)} for a step"
+        return f"{describe(probe.request.settings)}{taken} (probe #{probe.id})"
+
+    named = _named(map(one, fact.probes, fact.seconds))
+    return f"Ended early, slower than the fastest could be: {named}."
+
+
+@say.register
+def _(fact: facts.Failed) -> str:
+    if fact.fidelity != "predicted":
+        ended = (_ended(probe, describe(probe.request.settings)) for probe in fact.probes)
+        return f"Without a result: {_named(ended)}."
+    named = _named(map(failure_text, fact.probes))
+    if fact.is_accident:
+        return (
+            "By arithmetic, because their dry run had an accident, which the next request tries"
+            f" again: {named}."
+        )
+    return f"Unknown, because their dry run failed: {named}."
+
+
+@say.register
+def _(fact: facts.NotSuggested) -> str:
+    settings = f"{fact.count} settings such as {describe(fact.example)}"
+    return f"{settings} are not suggested: {fact.why}."
+
+
+@say.register
+def _(fact: facts.MoreProbes) -> str:
+    if fact.most < NOTHING:
+        gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"
+    else:
+        gain = (
+            f"could gain up to {share_text(fact.most)} in speed ({share_text(fact.mean)} on"
+            " average) over the fastest known"
+        )
+    devices = count_text(fact.devices, "CPU rank" if fact.is_cpu else "GPU")
+    return (
+        f"{fact.count} more {'probe' if fact.count == 1 else 'probes'}, about"
+        f" {rough_duration_text(fact.wall_s)} on {devices}, {gain}, {grounds_text(fact.grounds)};"
+        f" the first would be {describe(fact.next)}."
+    )
+
+
+@say.register
+def _(fact: facts.Untried) -> str:
+    return (
+        f"{fact.count} settings that may fit, {grounds_text(fact.grounds)}, were not probed; the"
+        f" next would be {describe(fact.next)}."
+    )
+
+
+@say.register
+def _(_: facts.NothingLeft) -> str:
+    return "Nothing is left that may fit and was not probed: more probes cannot gain."
+
+
+@say.register
+def _(fact: facts.StudyEnded) -> str:
+    return f"The study has ended: {fact.reason}."
+
+
+@say.register
+def _(fact: facts.OtherStudies) -> str:
+    counted = "1 study" if len(fact.studies) == 1 else f"{len(fact.studies)} studies"
+    return (
+        f"Other studies' probes are those of {counted} on such devices: {_studies(fact.studies)}."
+    )
+
+
+@say.register
+def _(fact: facts.Coverage) -> str:
+    done = count_text(fact.probes_done, "probe")
+    return f"{fact.probed} of the {fact.legal} legal settings were probed, in {done}."
+
+
+@say.register
+def _(fact: facts.RanOn) -> str:
+    return f"This was {fact.fidelity} {ran_text(fact.days, fact.versions)}."
+
+
+@say.register
+def _(fact: facts.AlsoProbed) -> str:
+    probes = count_text(fact.count, "probe")
+    return (
+        f"{probes} of this question {fact.fidelity} too; --fidelity {fact.fidelity} answers from"
+        " these."
+    )
+
+
+@say.register
+def _(fact: facts.AlsoDryRun) -> str:
+    one = fact.count == 1
+    counted = "1 class of settings was" if one else f"{fact.count} classes of settings were"
+    return f"{counted} dry-run too; --fidelity predicted answers from these."
+
+
+@say.register
+def _(fact: facts.DryRunAgainstProbes) -> str:
+    found = fact.predicted
+    return (
+        f"Of {describe(found.settings)} a dry run predicts {size_text(found.expected_bytes)}"
+        f" (probe {_ids(found)}); {fact.fidelity} are {size_text(fact.needed_bytes)}."
+    )
+
+
+@say.register
+def _(fact: facts.ProbesAgainstPrediction) -> str:
+    found = fact.found
+    time = "no time" if fact.predicted_s is None else seconds_text(fact.predicted_s)
+    return (
+        f"The fastest {found.fidelity} that fits, {describe(found.settings)}, took"
+        f" {seconds_text(found.seconds)} and needed {size_text(found.most_bytes)} (probe"
+        f" {_ids(found)}); without it, {time} and {size_text(fact.predicted_bytes)} are predicted"
+        " of it."
+    )
+
+
+# -- an answer on predictions -----------------------------------------------------------------
+
+
+@say.register
+def _(fact: facts.NothingProbed) -> str:
+    if fact.is_done:
+        return "No probe has given a result."
+    return f"Nothing was {fact.fidelity} yet: no probe is done."
+
+
+@say.register
+def _(fact: facts.ProbedTrainsWrongly) -> str:
+    return f"What was {fact.fidelity} and fits trains something else: {fact.why}."
+
+
+@say.register
+def _(fact: facts.NothingProbedFits) -> str:
+    return f"None of the settings probed was seen to fit in {size_text(fact.limit_bytes)}."
+
+
+@say.register
+def _(fact: facts.SmallestNeed) -> str:
+    return _sentence(need_text(fact.smallest, fact.limit_bytes))
+
+
+@say.register
+def _(fact: facts.GoOn) -> str:
+    if not fact.options:
+        return "Ask again, and it goes on where it ended."
+    options = ", ".join(fact.options)
+    return f"Ask again with a larger budget ({options}): it goes on where it ended."
+
+
+@say.register
+def _(fact: facts.WhatFollows) -> str:
+    return f"What follows is predicted, until something is {fact.fidelity} that fits."
+
+
+@say.register
+def _(fact: facts.Predicted) -> str:
+    best = fact.best
+    time = {
+        "arithmetic": "arithmetic",
+        "transferred": "transferred: arithmetic, corrected by what other studies measured",
+        "corrected": "arithmetic, corrected by what other studies measured of less similar"
+        " settings",
+    }[fact.time_from]
+    memory = basis_text(best) if best.probes else "arithmetic"
+    same = time == memory
+    basis = "both are arithmetic" if same else f"its memory is {memory}, its time is {time}"
+    return (
+        f"{describe(best.settings)} is predicted to take {seconds_text(best.seconds)} for an"
+        f" optimizer step ({interval_text(best.step_time_s)}) and to need {_need(best)} of"
+        f" {size_text(fact.limit_bytes)} on one device; {basis}."
+    )
+
+
+@say.register
+def _(fact: facts.TransferredFrom) -> str:
+    return (
+        "No step of this question was timed. The most similar settings that other studies ran are"
+        f" {fact.near:.0%} alike, workload included; by these studies the step takes"
+        f" {fact.factor:.2f} times what {_arithmetic(fact.at_assumed_rates)} says."
+    )
+
+
+@say.register
+def _(fact: facts.MayNotFit) -> str:
+    return (
+        "At the upper end of its memory's interval it would not fit: nothing is predicted to fit in"
+        f" {size_text(fact.limit_bytes)} for sure."
+    )
+
+
+@say.register
+def _(fact: facts.Unverified) -> str:
+    leader = fact.leader
+    return (
+        f"By arithmetic {describe(leader.settings)} would be faster, with"
+        f" {seconds_text(leader.seconds)} ({change_text(fact.ratio)}) and {_need(leader)}, but its"
+        " class was not dry-run; more --max-probes allow that."
+    )
+
+
+@say.register
+def _(fact: facts.Lighter) -> str:
+    least = fact.least
+    return (
+        f"{describe(least.settings)} needs {size_text(fact.spared_bytes)} less,"
+        f" {basis_text(least)}, and is predicted to take {seconds_text(least.seconds)}"
+        f" ({change_text(fact.ratio)}): predictions err alike for all settings, so only a tie"
+        " within the tolerance is decided by memory."
+    )
+
+
+@say.register
+def _(fact: facts.MemoryPeak) -> str:
+    by = "a dry run" if fact.basis is Basis.DRY_RUN else "arithmetic"
+    parts = [f"{size_text(size)} of {CATEGORY_WORDS[name]}" for name, size in fact.largest.items()]
+    rest = "" if fact.is_all else ", and the rest is less"
+    return (
+        f"By {by} the peak of {size_text(fact.peak_bytes)} is in {PHASE_WORDS[fact.phase]}:"
+        f" {listed(parts)}{rest}."
+    )
+
+
+@say.register
+def _(fact: facts.MemoryUnknown) -> str:
+    return f"What it needs is unknown: {fact.why}."
+
+
+@say.register
+def _(fact: facts.ExpertsPadded) -> str:
+    times = fact.each * fact.ranks / fact.experts
+    return (
+        f"FSDP2 splits packed experts by whole experts, so each of the {fact.ranks} ranks that"
+        f" shard has room for {fact.each} of {fact.experts}, which is {times:.3g} times their size"
+        f" in all: {size_text(fact.held_bytes)} of padding in parameters, gradients and optimizer"
+        f" state, and {size_text(fact.gathered_bytes)} in each layer that is gathered."
+    )
+
+
+@say.register
+def _(fact: facts.KnobPredicted) -> str:
+    (one,) = fact.changes
+    also = f", with {fact.beside}," if fact.beside else ""
+    told = f"`{one.knob}={show(one.value)}`{also} would"
+    if not one.memory_bytes:
+        return f"{told} hardly change the peak: it is not what the peak is made of."
+    verb = "add" if one.memory_bytes > 0 else "save"
+    both = fact.of_dry_run and fact.basis is Basis.ARITHMETIC
+    by = " (both by arithmetic)" if both else ""
+    return f"{told} {verb} {size_text(abs(one.memory_bytes))}{by}: {fact.reason}."
+
+
+@say.register
+def _(fact: facts.OfDryRun) -> str:
+    return f"Of its dry run: {fact.note}."
+
+
+@say.register
+def _(fact: facts.SpeedUnknown) -> str:
+    return (
+        f"{fact.fit} of the {fact.legal} legal settings are predicted to fit in"
+        f" {size_text(fact.limit_bytes)}, but which of them is the fastest is not known:"
+        f" {fact.why}."
+    )
+
+
+@say.register
+def _(fact: facts.HowToKnowSpeed) -> str:
+    if fact.is_cpu:
+        return (
+            "Speeds of CPU ranks can be measured, on that machine: --fidelity measured; or"
+            f" predicted, once tuner calibrate --cluster {fact.cluster} has run there."
+        )
+    ways = []
+    if fact.precisions:
+        named = " or ".join(fact.precisions)
+        ways.append(f"with --precision {named}, whose matrix rate is known")
+    if not ways or not fact.is_listed:
+        ways.append(f"where --cluster is a .toml file that states {', '.join(fact.missing)}")
+    return f"Speeds are predicted {', or '.join(ways)}; or measure them there: --fidelity measured."
+
+
+@say.register
+def _(fact: facts.LargestListed) -> str:
+    first = fact.first
+    return (
+        "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
+        f" first: {describe(first.settings)} needs {_need(first)}, {basis_text(first)}."
+    )
+
+
+@say.register
+def _(fact: facts.AllTrainWrongly) -> str:
+    return (
+        f"{fact.fit} of the {fact.legal} legal settings are predicted to fit in"
+        f" {size_text(fact.limit_bytes)}, and all of them train something else."
+    )
+
+
+@say.register
+def _(fact: facts.NothingPredicted) -> str:
+    if fact.dry_runs_failed:
+        return "The dry runs failed, so nothing is known of what any settings need."
+    return "Nothing is predicted of any settings."
+
+
+@say.register
+def _(fact: facts.NothingFits) -> str:
+    limit = size_text(fact.limit_bytes)
+    return f"None of the {fact.legal} legal settings is predicted to fit in {limit}."
+
+
+@say.register
+def _(fact: facts.Uncovered) -> str:
+    return (
+        f"Unknown of {fact.count} of the {fact.legal} legal settings, with"
+        f" {', '.join(fact.shardings)}: {fact.why}."
+    )
+
+
+@say.register
+def _(fact: facts.MeasuredRates) -> str:
+    return _sentence(fact.text)
+
+
+@say.register
+def _(fact: facts.NoDryRuns) -> str:
+    made = "No dry run succeeded"
+    if not fact.failed:
+        made = f"No dry run was made{f' ({fact.why})' if fact.why else ''}"
+    if fact.is_transferred:
+        return f"{made}: all memory, and every time before it is corrected, is arithmetic."
+    return f"{made}: all numbers are arithmetic."
+
+
+@say.register
+def _(fact: facts.DryRunsMade) -> str:
+    times = "every time before it is corrected" if fact.is_transferred else "every time"
+    return (
+        f"{len(fact.probes)} of {fact.layouts} classes of settings were dry-run (probe"
+        f" {probes_text(fact.probes)}): their memory is counted on the step itself. The memory of"
+        f" the others, what is outside of tensors, and {times} are arithmetic."
+    )
+
+
+@say.register
+def _(fact: facts.OtherVersions) -> str:
+    ran = ", ".join(f"{package} {version}" for package, version in fact.ran.items())
+    asked = ", ".join(f"{package} {version}" for package, version in fact.asked.items())
+    return (
+        f"The dry runs were made with {ran}, which is installed here, instead of the {asked} that"
+        " is asked about; what the knobs do is as in the latter."
+    )
+
+
+@say.register
+def _(fact: facts.Transferred) -> str:
+    ends = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (fact.low, fact.high)))
+    count = len(fact.studies)
+    counted = "1 other study" if count == 1 else f"{count} other studies"
+    text = (
+        f"The times of {fact.count} of {fact.timed} settings are transferred: {ends} times what"
+        f" {_arithmetic(fact.at_assumed_rates)} says, by the steps that {counted} ran on such"
+        f" devices with the same versions: {_studies(fact.studies)}."
+    )
+    if fact.count < fact.timed:
+        text += (
+            " The other times are corrected by these too, and stay predicted: what was run is less"
+            f" than {fact.near:.0%} like them."
+        )
+    return text
+
+
+def explained(found: Iterable[Fact]) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """Facts as plain values, and the sentence of each."""
+    known = list(found)
+    return tuple(fact.as_dict() for fact in known), tuple(map(say, known))
+
+
+# -- what people are shown --------------------------------------------------------------------
+
+# Kinds of facts whose changes a table shows in the place of their sentences.
+OF_KNOBS = frozenset({"knob_probed", "knobs_expected", "knob_predicted"})
+KNOB_HEADS = ("change one knob", "step", "memory", "seen in")
+
+PlainFact = Mapping[str, Any]
+
+
+def shown(
+    found: Sequence[PlainFact], sentences: Sequence[str]
+) -> Iterator[tuple[str, Collection[int]]]:
+    """The sentences that stand beside the table of knobs, each with the probes that it names.
+
+    Args:
+        found: facts as plain values; none of an answer of an earlier version.
+        sentences: of them.
+    """
+    if not found:
+        yield from ((text, ()) for text in sentences)
+    for fact, text in zip(found, sentences, strict=False):
+        if fact["kind"] == "tuning_paid":
+            text = _paid_in_short(fact)
+        if fact["kind"] not in OF_KNOBS:
+            yield text, probes_in(fact)
+
+
+def _paid_in_short(fact: PlainFact) -> str:
+    took, change = rough_duration_text(fact["wall_s"]), fact["change"]
+    if change is None:
+        return f"Tuning took {took}, and confirms the rule of thumb."
+    rule = f"the rule of thumb, {describe(Settings.from_dict(fact['rule']))}"
+    if change["ratio"] <= 1:
+        return f"Tuning took {took}, and has saved no time: {rule}, is no slower."
+    seconds, soonest, latest = (
+        fact["wall_s"] / (ratio - 1) if ratio > 1 else inf
+        for ratio in (change["ratio"], change["high"], change["low"])
+    )
+    ends = (rough_duration_text(end) if end < inf else "never" for end in (soonest, latest))
+    return (
+        f"Tuning took {took}: earned back after {rough_duration_text(seconds)} of training"
+        f" ({' to '.join(ends)}), against {rule}."
+    )
+
+
+def knob_rows(found: Iterable[PlainFact]) -> list[tuple[str, str, str, str]]:
+    """The effects of knobs, of facts as plain values, as :data:`KNOB_HEADS` names them."""
+    return [_row(one) for fact in found if fact["kind"] in OF_KNOBS for one in fact["changes"]]
+
+
+def _row(one: PlainFact) -> tuple[str, str, str, str]:
+    step, memory = one["step"], one["memory_bytes"]
+    time, more = "-", "-"
+    if step is not None:
+        low, high = (100 * (step[end] - 1) for end in ("low", "high"))
+        ends = f" ({low:.0f} to {high:.0f})" if high - low >= 1 else ""
+        time = f"{100 * (step['ratio'] - 1):+.1f}%{ends}"
+    if memory is not None:
+        more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}" if memory else "same"
+    if not one["fits"]:
+        least = "at least " if one["at_least"] else ""
+        more = f"does not fit: {least}{size_text(one['needed_bytes'])}"
+    seen = probes_text(one["probes"]) or "predicted"
+    seen += ", ended early" if one["ended_early"] else ""
+    seen += "" if one["of_answer"] else f", against {probes_text(one['against'])}"
+    seen += f"; trains {one['trains']}" if one["trains"] else ""
+    return f"{one['knob']}={show(one['value'])}", time, more, seen

@@ -1,0 +1,226 @@
+"""Finds which knob mattered how much: by probes that differ in one knob, else by the model."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import Outcome
+from tuner.explain.facts import Fact, KnobChange, KnobProbed, KnobsExpected, OnlyKnob, ValueGroup
+from tuner.planner.knowledge import Knowledge
+from tuner.planner.outlook import Outlook
+from tuner.planner.ranking import near
+from tuner.planner.step_times import change_between, compared, timed
+from tuner.planner.timing import alike
+
+MICRO = "micro_batch_size"
+# Knobs that are chosen; accumulation makes up the global batch.
+CHOSEN = tuple(knob for knob in KNOBS if knob != ACCUMULATION)
+# Knobs that are compared in other configurations, where the answer itself was in no such pair.
+HEADLINE = ("sync_each_batch", "tp_recompute_allgather")
+
+# Part by which step times may differ where nothing is said to have changed them: two runs of the
+# same configuration, each 2% off (as ``LEAST_ERROR`` of :mod:`tuner.search.belief`).
+SAME = 0.03
+# Part by which they must differ where a knob is said to be all that changed them.
+CLEAR = 0.1
+
+
+def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact]:
+    """One knob that was all that mattered; pairs of probes, the largest effect first; the rest."""
+    only = only_knob(known)
+    if only is not None:
+        yield only
+    pairs = _Pairs(known)
+    paired = {knob: pairs.nearest(best.settings, knob) for knob in CHOSEN}
+    mine = pairs.timed[best.settings]
+    found = [pairs.compared(mine, one, knob) for knob in CHOSEN for one in paired[knob]]
+    yield from sorted(found, key=_largest_first)
+    told = {only.knob, *only.without_effect, *only.confounded} if only else set[str]()
+    told |= {knob for knob in CHOSEN if paired[knob]}
+    for knob in HEADLINE:
+        elsewhere = None if paired[knob] else pairs.in_another(best, knob)
+        if elsewhere is not None:
+            yield elsewhere
+            told.add(knob)
+    rest = [knob for knob in CHOSEN if knob not in told and _acts(known, best.settings, knob)]
+    changes = [
+        KnobChange(
+            knob=knob,
+            value=value,
+            instead_of=getattr(best.settings, knob),
+            step=change,
+            pairs=count,
+        )
+        for knob in rest
+        for value, change, count in outlook.effects(
+            best.settings, knob, _other_values(known, best.settings, knob)
+        )
+    ]
+    if changes:
+        changes.sort(key=lambda one: (-_size(one), one.knob, str(one.value)))
+        yield KnobsExpected(
+            changes=tuple(changes), grounds=outlook.grounds, others_are_known=bool(told)
+        )
+
+
+def _size(one: KnobChange) -> float:
+    return one.step.size if one.step else 0.0
+
+
+def _largest_first(one: KnobProbed) -> tuple[float, str, str]:
+    (change,) = one.changes
+    return -_size(change), change.knob, str(change.value)
+
+
+# -- one knob only ----------------------------------------------------------------------------
+
+
+def only_knob(known: Knowledge) -> OnlyKnob | None:
+    """The one knob that mattered; ``None`` where several did, or probes cannot tell."""
+    probed = list(timed(known).values())
+    found = [one for knob in CHOSEN if (one := _as_only(known, probed, knob)) is not None]
+    if not found:
+        return None
+    first, *others = sorted(found, key=lambda one: -len(one.without_effect))
+    names = tuple(one.knob for one in others)
+    without = tuple(knob for knob in first.without_effect if knob not in names)
+    return replace(first, without_effect=without, confounded=names) if without else None
+
+
+def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyKnob | None:
+    by_value: dict[Any, list[Evaluation]] = defaultdict(list)
+    for finding in probed:
+        by_value[getattr(finding.settings, knob)].append(finding)
+    # Knobs that take several values within one group.
+    without = tuple(
+        other
+        for other in CHOSEN
+        if any(len({getattr(f.settings, other) for f in group}) > 1 for group in by_value.values())
+    )
+    tolerance = max(known.study.terms.tolerance, SAME)
+    same = all(
+        near(one, other, tolerance) or alike(one.spread_s, other.spread_s)
+        for group in by_value.values()
+        for one, other in combinations(group, 2)
+    )
+    leaders = sorted(
+        (min(group, key=lambda f: f.seconds) for group in by_value.values()),
+        key=lambda f: f.seconds,
+    )
+    if not same or not without or not leaders:
+        return None
+    first, last = leaders[0], leaders[-1]
+    apart = last.seconds > (1 + CLEAR) * first.seconds and change_between(first, last).is_clear
+    if not apart:
+        return None
+    values = (getattr(leader.settings, knob) for leader in leaders)
+    groups = tuple(_group(value, by_value[value]) for value in values)
+    return OnlyKnob(knob=knob, groups=groups, without_effect=without, confounded=())
+
+
+def _group(value: Any, group: Sequence[Evaluation]) -> ValueGroup:
+    return ValueGroup(
+        value=value,
+        low_s=min(f.seconds for f in group),
+        high_s=max(f.seconds for f in group),
+        probes=tuple(sorted(number for one in group for number in one.probe_ids)),
+        early=tuple(sorted(n for one in group if one.ended_early for n in one.probe_ids)),
+    )
+
+
+# -- pairs of probes --------------------------------------------------------------------------
+
+
+class _Pairs:
+    """Pairs of probes, by the knob in which they differ."""
+
+    def __init__(self, known: Knowledge) -> None:
+        self.known = known
+        self.timed = compared(known)
+        seen = (known.findings, known.too_large, self.timed)
+        self._probed = [s for s in known.space.legal if any(s in found for found in seen)]
+
+    def nearest(self, best: Settings, knob: str) -> list[Settings]:
+        """Probed configurations that differ in one knob; of micro-batches the next sizes only."""
+        others = self.differing(best, knob)
+        if knob != MICRO:
+            return others
+        others.sort(key=lambda s: s.micro_batch_size)
+        below = [s for s in others if s.micro_batch_size < best.micro_batch_size]
+        above = [s for s in others if s.micro_batch_size > best.micro_batch_size]
+        return [*below[-1:], *above[:1]]
+
+    def differing(self, best: Settings, knob: str) -> list[Settings]:
+        """Probed configurations that differ from ``best`` in ``knob`` only, the global batch
+        kept."""
+        others = OTHERS_CHOSEN[knob]
+        mine = others(best)
+        return [one for one in self._probed if one != best and others(one) == mine]
+
+    def in_another(self, best: Evaluation, knob: str) -> KnobProbed | None:
+        """What a knob did to the fastest configuration of which a pair was probed."""
+        for finding in (f for f in self.known.fitting if f.settings != best.settings):
+            for other in self.differing(finding.settings, knob):
+                if other in self.timed:
+                    found = self.compared(self.timed[finding.settings], other, knob)
+                    (change,) = found.changes
+                    return KnobProbed(changes=(replace(change, of_answer=False),))
+        return None
+
+    def compared(self, best: Evaluation, other: Settings, knob: str) -> KnobProbed:
+        """What the other value of a knob did."""
+        found, need = self.timed.get(other), self.known.too_large.get(other)
+        wrong = self.known.wrong.get(other)
+        change = KnobChange(
+            knob=knob,
+            value=getattr(other, knob),
+            instead_of=getattr(best.settings, knob),
+            configuration=other,
+            fits=need is None,
+            against=best.probe_ids,
+        )
+        if found is not None:
+            change = replace(
+                change,
+                step=change_between(best, found),
+                step_s=found.seconds,
+                needed_bytes=found.most_bytes,
+                memory_bytes=found.most_bytes - best.most_bytes,
+                probes=found.probe_ids,
+                ended_early=found.ended_early,
+            )
+            if wrong:
+                trains = "maybe wrongly" if wrong.is_unconfirmed else "wrongly"
+                change = replace(change, trains=trains)
+        elif need is not None:
+            change = replace(
+                change,
+                needed_bytes=need.most_bytes,
+                at_least=need.outcome is Outcome.OOM,
+                probes=need.probe_ids[:1],
+            )
+        return KnobProbed(changes=(change,))
+
+
+# -- the belief -------------------------------------------------------------------------------
+
+
+def _acts(known: Knowledge, best: Settings, knob: str) -> bool:
+    """True of a knob that acts in the answer: for all but sizes, that it alone can be changed."""
+    if KNOBS[knob].kind is int:
+        return True
+    others = OTHERS_CHOSEN[knob]
+    return any(one != best and others(one) == others(best) for one in known.space.legal)
+
+
+def _other_values(known: Knowledge, best: Settings, knob: str) -> list[Any]:
+    """Other values of a knob; of sizes, the nearest."""
+    mine = getattr(best, knob)
+    values = sorted({getattr(s, knob) for s in known.space.legal} - {mine})
+    if KNOBS[knob].kind is not int:
+        return values
+    return [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]

@@ -1,0 +1,156 @@
+"""The best that a study knows, with its facts; or the error that says why it knows none."""
+
+from dataclasses import replace
+
+from tuner.core.answer import Suggestion
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.quantity import Provenance
+from tuner.core.study import OPEN, Study, StudyState, Terms
+from tuner.errors import (
+    NothingFitsError,
+    ProbeError,
+    SpeedUnknownError,
+    TrainsWronglyError,
+    TunerError,
+)
+from tuner.explain.english import explained, say
+from tuner.explain.predicted import awaited_facts, how_it_stands, predicted_facts
+from tuner.explain.probed import probed_facts, probes_against
+from tuner.planner import Stop, next_probe, planned_answer, what_is_needed
+from tuner.planner.answer import what_trained_wrongly
+from tuner.planner.dry_runs import as_predicted
+from tuner.planner.forecast import forecast
+from tuner.planner.knowledge import learned
+from tuner.planner.spending import TRAINS_WRONGLY
+
+
+def answer(study: Study) -> Suggestion:
+    """The answer from what is known so far, with facts and words; a pure function of the study.
+
+    Until a probe shows a configuration that fits, the answer to be measured or emulated is what is
+    predicted, and says so: ``best.basis`` is ``None`` only where memory was measured or emulated.
+    ``best`` is ``None`` where nothing is known to fit, or no speed is known; the explanation says
+    why.
+
+    Raises:
+        UsageError: the question has no legal configurations.
+    """
+    found = planned_answer(study)
+    if found.forecast is None:
+        assert found.known is not None
+        assert found.choice is not None
+        facts = probed_facts(study, found.known, found.choice)
+    elif found.known is None:
+        facts = iter(
+            (
+                *predicted_facts(found.forecast, found.choice),
+                *probes_against(study, found.forecast),
+            )
+        )
+    else:
+        facts = awaited_facts(study, found.known, found.forecast, found.choice)
+    plain, words = explained(facts)
+    return replace(found.suggestion, facts=plain, explanation=words)
+
+
+def check_terms(study: Study, terms: Terms) -> None:
+    """Refuses an answer within other limits than were asked for.
+
+    Whoever asks the same question within other limits puts the study on these: what it answers then
+    may not fit in the memory, or be of the fidelity, that others had asked for.
+
+    Raises:
+        ProbeError: the study has other limits; with those that differ.
+    """
+    apart = terms.apart(study.terms.as_dict())
+    others = [f"{name} {value}" for name, (value, _) in apart.items()]
+    if others:
+        raise ProbeError(
+            f"study {study.id} was asked again on other terms meanwhile ({', '.join(others)}), and"
+            " answers on these; ask again"
+        )
+
+
+def best_known(study: Study) -> Suggestion | None:
+    """The answer as it stands; ``None`` while a first dry run is wanted, and nothing else is known.
+
+    Raises:
+        UsageError: the question has no legal configurations.
+    """
+    found = answer(study)
+    best = found.best
+    # Probes of this study, or of others, stand behind it.
+    is_from_probes = best is not None and (
+        best.basis is None or best.step_time_s.provenance is Provenance.TRANSFERRED
+    )
+    if study.state not in OPEN or study.dry_runs or is_from_probes:
+        return found
+    plan = next_probe(as_predicted(study))
+    return found if isinstance(plan, Stop) else None
+
+
+def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
+    """The best of an answer.
+
+    Raises:
+        NothingFitsError: there is none, for want of memory.
+        TrainsWronglyError: there is none, for all that fit train something else.
+        SpeedUnknownError: some fit, but no speed is known.
+        ProbeError: there is none, because no probe had a result.
+    """
+    if suggestion.best is None:
+        raise why_none(study, suggestion)
+    return suggestion.best
+
+
+def is_forecast(study: Study, suggestion: Suggestion) -> bool:
+    """True where what is suggested is predicted, while it was to be measured or emulated."""
+    best, asked = suggestion.best, study.terms.fidelity
+    return best is not None and best.basis is not None and asked is not Fidelity.PREDICTED
+
+
+def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
+    """Says why a study has no best: nothing fits, all that does trains something else, no speed is
+    known, or nothing ran.
+
+    Of one that was to be measured or emulated, that is a best of this fidelity; there may be a
+    predicted one.
+
+    Args:
+        study: the study.
+        suggestion: its answer.
+        shown: whether the answer is shown too, so that the error need not repeat it.
+    """
+    if study.terms.fidelity is not Fidelity.PREDICTED:
+        return _why_unprobed(study, suggestion)
+    if wrong := forecast(study).what_is_wrong:
+        return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
+    needed = what_is_needed(study)
+    why = " ".join(suggestion.explanation[:2]) or study.reason
+    if shown:
+        in_short = what_is_needed(study, named=False) or forecast(study).unknown
+        why = in_short or " ".join(suggestion.explanation[1:2]) or why
+    if needed:
+        return NothingFitsError(f"nothing fits: {why}")
+    if suggestion.alternatives:
+        return SpeedUnknownError(f"no settings are known to be the fastest: {why}")
+    return ProbeError(f"study {study.id} has no answer: {why}")
+
+
+def _why_unprobed(study: Study, suggestion: Suggestion) -> TunerError:
+    """Says why nothing was measured, or emulated, that fits and trains what it should."""
+    fidelity, forecasts = study.terms.fidelity, is_forecast(study, suggestion)
+    wrong = what_trained_wrongly(study)
+    if wrong or (suggestion.best is None and (wrong := forecast(study).what_is_wrong)):
+        if forecasts:  # what was not tried is not known to be wrong
+            seen = f"what was {fidelity} and fits trains something else"
+            return TrainsWronglyError(f"{seen}: {wrong}. What is suggested is predicted.")
+        return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
+    why = " ".join(map(say, how_it_stands(study, learned(study, fidelity))))
+    why += " What is suggested is predicted." if forecasts else ""
+    if {Outcome.OOM, Outcome.OK} & suggestion.probes.keys():
+        # A study whose budget was spent first has configurations that were not tried.
+        what = "nothing" if study.state is StudyState.FAILED else "nothing that was probed"
+        return NothingFitsError(f"{what} fits: {why}")
+    return ProbeError(f"study {study.id} has no {fidelity} answer: {why}")

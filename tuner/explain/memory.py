@@ -1,0 +1,462 @@
+"""Explains predicted memory: where it goes, what is padding, what each knob's next values do."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.framework import FrameworkName
+from tuner.core.measurement import Basis
+from tuner.core.study import Question
+from tuner.core.workload import Optimizer, Workload
+from tuner.cost.allocated import Profile
+from tuner.cost.memory.shards import (
+    COMPUTE_BYTES,
+    WEIGHT_BYTES,
+    is_fsdp,
+    shard_ranks,
+    shards,
+    state_bytes,
+)
+from tuner.cost.prediction import Prediction, predict, uncovered_settings
+from tuner.errors import UsageError
+from tuner.explain.english import CATEGORY_WORDS
+from tuner.explain.facts import (
+    ExpertsPadded,
+    Fact,
+    KnobChange,
+    KnobPredicted,
+    MemoryPeak,
+    MemoryUnknown,
+)
+from tuner.space import check_settings
+from tuner.space.inactive import show
+from tuner.text import size_text
+
+# Categories that the first fact names.
+MOST_CATEGORIES = 3
+# Part of the peak that a knob must change to be said to change it.
+SMALLEST_SHARE = 0.005
+# Padding of this share of the device's memory, or more, is told.
+TOLD_FROM = 0.01
+# Shardings by what is split; a step in it is one stronger or weaker.
+ORDER = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
+
+Profiles = Mapping[Settings, Profile]
+
+
+def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> Iterator[Fact]:
+    """Says where the memory goes, how much of it is padding, and what each knob's next values would
+    do.
+
+    Both figures of a difference are of one basis: dry runs where both layouts have a profile,
+    arithmetic for both otherwise. Values that are illegal or inactive here are left out.
+
+    Args:
+        question: for which it is legal.
+        settings: the configuration.
+        profiles: dry runs by layout.
+    """
+    # Of a study's question the restrictions of knobs count for nothing here.
+    question = Question(
+        workload=question.workload, cluster=question.cluster, framework=question.framework
+    )
+    found = _predict(question, settings, profiles.get(settings.settings_class))
+    if found.allocated_bytes.value is None:
+        yield MemoryUnknown(why=found.why)
+        return
+    largest = sorted(found.breakdown.items(), key=lambda item: -item[1])[:MOST_CATEGORIES]
+    sizes = {name: size for name, size in largest if size > 0}
+    yield MemoryPeak(
+        basis=found.basis,
+        peak_bytes=found.allocated_bytes.value,
+        phase=max(found.by_phase, key=lambda name: found.by_phase[name]),
+        largest=sizes,
+        is_all=len(found.breakdown) <= len(sizes),
+    )
+    yield from padding(question.workload, question.cluster, settings)
+    yield from memory_changes(question, settings, profiles)
+
+
+def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[ExpertsPadded]:
+    """Says that experts are padded, and what this takes; nothing where it is next to nothing.
+
+    FSDP2 cuts dimension 0 of each parameter, and packed experts have the expert there: every rank
+    holds room for whole ones.
+    """
+    experts = workload.model.experts
+    if not experts or not is_fsdp(settings, cluster):
+        return
+    held, gathered = padding_bytes(workload, cluster, settings)
+    if held + gathered >= TOLD_FROM * cluster.gpu.memory_bytes:
+        ranks = shard_ranks(settings, cluster)
+        yield ExpertsPadded(
+            experts=experts,
+            ranks=ranks,
+            each=ceil(experts / ranks),
+            held_bytes=held,
+            gathered_bytes=gathered,
+        )
+
+
+def padding_bytes(workload: Workload, cluster: Cluster, settings: Settings) -> tuple[float, float]:
+    """Bytes of padding that one rank holds through a step, and in its largest gathered layer."""
+    units = [layer.unit for layer in shards(workload, settings, cluster).layers]
+    padded = [unit.padded - unit.whole for unit in units]
+    weight = WEIGHT_BYTES[workload.precision]
+    held = 0.0
+    if not settings.cpu_offload:  # which holds all of it in host memory
+        held = sum(padded) / shard_ranks(settings, cluster) * (2 * weight + state_bytes(workload))
+    return held, max(padded) * COMPUTE_BYTES[workload.precision]
+
+
+def memory_changes(
+    question: Question, settings: Settings, profiles: Profiles
+) -> Iterator[KnobPredicted]:
+    """Computes what each legal neighbouring value of each active knob would do to the peak."""
+    with suppress(UsageError):  # so that an inactive knob has its canonical value
+        settings = check_settings(question, settings)
+    if _uncovered(question, settings):
+        return
+    for knob, other in _others(question, settings):
+        mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
+        if mine is None or theirs is None:
+            mine = theirs = None
+        before, after = _predict(question, settings, mine), _predict(question, other, theirs)
+        change, apart = _difference(before, after), _by_category(before, after)
+        yield KnobPredicted(
+            changes=(
+                KnobChange(
+                    knob=knob,
+                    value=getattr(other, knob),
+                    instead_of=getattr(settings, knob),
+                    memory_bytes=change,
+                    configuration=other,
+                ),
+            ),
+            reason=_reason(question, settings, other, knob, apart) if change else "",
+            beside=_beside(settings, other, knob),
+            basis=Basis.ARITHMETIC if mine is None else Basis.DRY_RUN,
+            of_dry_run=settings.settings_class in profiles,
+        )
+    # The other of AdamW's two precisions of state: by arithmetic, for it is another workload.
+    workload = question.workload
+    optimizers = {
+        Optimizer.ADAMW: Optimizer.ADAMW_8BIT,
+        Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
+    }
+    optimizer = optimizers.get(workload.optimizer)
+    if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
+        return
+    changed = replace(question, workload=replace(workload, optimizer=optimizer))
+    before, after = _predict(question, settings), _predict(changed, settings)
+    change, apart = _difference(before, after), _by_category(before, after)
+    yield KnobPredicted(
+        changes=(
+            KnobChange(
+                knob="optimizer",
+                value=optimizer,
+                instead_of=workload.optimizer,
+                memory_bytes=change,
+            ),
+        ),
+        reason=_optimizer_reason(optimizer, apart) if change else "",
+        beside="",
+        basis=Basis.ARITHMETIC,
+        of_dry_run=settings.settings_class in profiles,
+    )
+
+
+def compared_classes(question: Question, settings: Settings) -> tuple[Settings, ...]:
+    """The layouts whose dry runs :func:`memory_facts` can use, each once."""
+    others = [settings, *(other for _, other in _others(question, settings))]
+    return tuple(dict.fromkeys(one.settings_class for one in others))
+
+
+def _predict(question: Question, settings: Settings, profile: Profile | None = None) -> Prediction:
+    q = question
+    return predict(q.workload, q.cluster, q.framework, settings, profile=profile)
+
+
+def _uncovered(question: Question, settings: Settings) -> str:
+    q = question
+    return uncovered_settings(q.workload, q.framework, q.cluster, settings)
+
+
+def _difference(before: Prediction, after: Prediction) -> float:
+    """Bytes that the peak grows by; 0 where that is next to nothing."""
+    old, new = before.allocated_bytes.value, after.allocated_bytes.value
+    assert old is not None
+    assert new is not None
+    return new - old if abs(new - old) > SMALLEST_SHARE * old else 0.0
+
+
+def _by_category(before: Prediction, after: Prediction) -> dict[str, float]:
+    """The same by category; the peaks may be in different phases."""
+    old, new = before.breakdown, after.breakdown
+    return {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
+
+
+def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """Configurations with a neighbouring value of one active knob, and which."""
+    for knob, value in _neighbors(settings):
+        other = _legal(question, settings, knob, value)
+        if other is not None and not _uncovered(question, other):
+            yield knob, other
+
+
+def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Knobs and the values that are next to their own."""
+    yield "sync_each_batch", not settings.sync_each_batch
+    yield "tp_recompute_allgather", not settings.tp_recompute_allgather
+    full = settings.activation_checkpointing is Checkpointing.FULL
+    yield "activation_checkpointing", Checkpointing.NONE if full else Checkpointing.FULL
+    yield from (("sharding", value) for value in _shardings(settings.sharding))
+    for knob in ("micro_batch_size", "tp_size", "pp_size"):
+        size = getattr(settings, knob)
+        yield knob, 2 * size
+        if not size % 2:
+            yield knob, size // 2
+    if settings.cpu_offload:
+        yield "cpu_offload", False
+
+
+def _shardings(sharding: Sharding) -> Iterator[Sharding]:
+    """One step stronger and one weaker."""
+    if sharding in (Sharding.DDP, Sharding.ZERO1):
+        yield Sharding.ZERO1 if sharding is Sharding.DDP else Sharding.DDP
+    if sharding is Sharding.HYBRID_SHARD:
+        yield Sharding.FULL_SHARD
+        yield Sharding.SHARD_GRAD_OP
+    if sharding in ORDER:
+        place = ORDER.index(sharding)
+        yield from ORDER[place + 1 : place + 2]
+        yield from ORDER[max(0, place - 1) : place]
+    if sharding is Sharding.FULL_SHARD:
+        yield Sharding.HYBRID_SHARD
+
+
+def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Settings | None:
+    """The configuration with one other value, if that is legal and acts."""
+    wanted = replace(settings, **{knob: value})
+    if knob != "sync_each_batch":
+        wanted = replace(wanted, gradient_accumulation_steps=1)  # derived anew
+    if knob == "tp_size" and value == 1:
+        wanted = replace(wanted, tp_recompute_allgather=False)
+    try:
+        checked = check_settings(question, wanted)
+    except UsageError:
+        return None
+    return checked if getattr(checked, knob) == value else None
+
+
+# -- reasons ----------------------------------------------------------------------------------
+
+EIGHT_BIT = "its two moments take a byte each per parameter, and no copy of all is made"
+NOT_EIGHT_BIT = "its two moments are kept in the parameters' precision"
+
+_STATES = frozenset(
+    {"parameters", "gradients_sharded", "gradients_unsharded", "optimizer_state"}
+    | {"gathered_parameters", "ddp_buckets"}
+)
+_GRADIENTS = frozenset({"gradients_sharded", "gradients_unsharded"})
+_OF_TOKENS = frozenset({"activations", "logits_and_loss", "temporaries"})
+# The categories that the reason of each knob speaks of.
+ABOUT: Mapping[str, frozenset[str]] = {
+    "sync_each_batch": _GRADIENTS,
+    "tp_recompute_allgather": _OF_TOKENS,
+    "activation_checkpointing": _OF_TOKENS,
+    "sharding": _STATES | {"temporaries"},
+    "micro_batch_size": _OF_TOKENS,
+    "tp_size": frozenset(CATEGORY_WORDS),
+    "pp_size": frozenset(CATEGORY_WORDS),
+    "cpu_offload": _STATES,
+    "optimizer": frozenset({"optimizer_state", "temporaries"}),
+}
+
+
+def _reason(
+    question: Question,
+    settings: Settings,
+    other: Settings,
+    knob: str,
+    differences: Mapping[str, float],
+) -> str:
+    """Says why a knob's other value takes more memory, or less.
+
+    It is the knob's own reason where that is what changes most, and in its direction. Otherwise
+    it is the category that changes most, and what else decides it.
+
+    Args:
+        question: what they are for.
+        settings: as it is.
+        other: with the other value, and whatever changes with it.
+        knob: the one that differs.
+        differences: bytes by category at the peak, of the other less the configuration's own.
+    """
+    name, saves = _largest(differences)
+    expected = _should_save(settings, other, knob)
+    unsplit = knob == "tp_size" and question.workload.model.experts and name in _STATES
+    padded = not saves and name in _STATES and _more_padded(question, settings, other)
+    if expected in (saves, None) and name in ABOUT[knob] and not unsplit and not padded:
+        return _own(question, settings, other, knob, saves=saves)
+    return _bare(differences) + _cause(question, settings, other, name)
+
+
+def _optimizer_reason(other: Optimizer, differences: Mapping[str, float]) -> str:
+    """The same for the other of AdamW's two precisions of state."""
+    name, saves = _largest(differences)
+    eight_bit = other is Optimizer.ADAMW_8BIT
+    if saves is not eight_bit or name not in ABOUT["optimizer"]:
+        return _bare(differences)
+    return EIGHT_BIT if eight_bit else NOT_EIGHT_BIT
+
+
+def _largest(differences: Mapping[str, float]) -> tuple[str, bool]:
+    """The category that changes most in the direction of the whole, and whether that is down."""
+    saves = sum(differences.values()) < 0
+    return max(differences, key=lambda name: differences[name] * (-1 if saves else 1)), saves
+
+
+def _bare(differences: Mapping[str, float]) -> str:
+    """Only what changes."""
+    name, saves = _largest(differences)
+    size = size_text(abs(differences[name]))
+    return f"{size} {'less' if saves else 'more'} of {CATEGORY_WORDS[name]} at the peak"
+
+
+def _beside(settings: Settings, other: Settings, knob: str) -> str:
+    """The other knobs that change with one, as a user writes them; empty when none matters.
+
+    A number of micro-batches matters where there is one only: gradients then wait for nothing.
+    """
+    counts = {settings.gradient_accumulation_steps, other.gradient_accumulation_steps}
+    alike = {knob} | (set() if 1 in counts and len(counts) > 1 else {_COUNT})
+    if 1 in counts:
+        alike |= {"sync_each_batch"}  # which is inactive there
+    old, new = settings.as_dict(), other.as_dict()
+    changed = (name for name in new if name not in alike and new[name] != old[name])
+    return ", ".join(f"{name}={show(new[name])}" for name in changed)
+
+
+_COUNT = "gradient_accumulation_steps"
+# Shardings by what a rank holds, most first.
+_STRENGTH = (
+    *(Sharding.DDP, Sharding.ZERO1, Sharding.SHARD_GRAD_OP),
+    *(Sharding.HYBRID_SHARD, Sharding.FULL_SHARD),
+)
+
+
+def _should_save(settings: Settings, other: Settings, knob: str) -> bool | None:
+    """Tells whether a knob's own reason is one to need less; ``None`` where it has reasons for
+    both.
+    """
+    if knob == "sharding":
+        if {settings.sharding, other.sharding} == {Sharding.HYBRID_SHARD, Sharding.SHARD_GRAD_OP}:
+            return None
+        return _STRENGTH.index(other.sharding) > _STRENGTH.index(settings.sharding)
+    old, new = getattr(settings, knob), getattr(other, knob)
+    if knob in ("tp_size", "pp_size"):
+        return bool(new > old)
+    if knob == "micro_batch_size":
+        return bool(new < old)
+    if knob == "activation_checkpointing":
+        return bool(new is Checkpointing.FULL)
+    return bool(new)  # sync_each_batch, tp_recompute_allgather, cpu_offload
+
+
+def _cause(question: Question, settings: Settings, other: Settings, name: str) -> str:
+    """Names what makes a category larger or smaller beside the knob's own doing; empty if not
+    known.
+    """
+    old, new = settings.gradient_accumulation_steps, other.gradient_accumulation_steps
+    if name in _GRADIENTS and old == 1 < new:
+        return ", for those of one micro-batch wait for the next"
+    if name in _GRADIENTS and new == 1 < old:
+        return ", for with one micro-batch none wait for the next"
+    experts, (old, new) = question.workload.model.experts, _shards(question, settings, other)
+    if name in _STATES and old != new and 0 < experts < max(old, new):
+        return (
+            f", for tensors of {experts} experts are padded to a multiple of the ranks that shard"
+            f" them, {new} instead of {old}"
+        )
+    world = question.cluster.world_size
+    old, new = settings.data_parallel_size(world), other.data_parallel_size(world)
+    if name in _STATES and old != new:
+        return f", for what tp_size does not split is split over {new} ranks instead of {old}"
+    return ""
+
+
+def _more_padded(question: Question, settings: Settings, other: Settings) -> bool:
+    """Tells whether experts are split over more ranks than before, and than there are experts."""
+    old, new = _shards(question, settings, other)
+    return 0 < question.workload.model.experts < new and old < new
+
+
+def _shards(question: Question, settings: Settings, other: Settings) -> tuple[int, int]:
+    """Ranks that shard in both."""
+    return shard_ranks(settings, question.cluster), shard_ranks(other, question.cluster)
+
+
+def _own(question: Question, settings: Settings, other: Settings, knob: str, *, saves: bool) -> str:
+    """The reason that a knob is there for."""
+    if knob == "sync_each_batch":
+        return _sync(other)
+    if knob == "tp_recompute_allgather":
+        return (
+            "backward gathers the input of each layer's linears again, and only this rank's part"
+            " of it is kept"
+            if other.tp_recompute_allgather
+            else "the gathered input of each layer's linears is kept for backward"
+        )
+    if knob == "activation_checkpointing":
+        return (
+            "only each layer's input is kept, and backward computes the rest again"
+            if other.activation_checkpointing is Checkpointing.FULL
+            else "everything that backward needs of each layer is kept, not only its input"
+        )
+    if knob == "sharding":
+        return _sharding(question, other, saves=saves)
+    if knob == "micro_batch_size":
+        times = "twice" if other.micro_batch_size > settings.micro_batch_size else "half"
+        return f"activations and logits are of {times} as many tokens at once"
+    return _sizes(other, knob)
+
+
+def _sync(other: Settings) -> str:
+    if other.sharding not in FSDP:
+        return "every rank keeps whole gradients either way"
+    if other.sync_each_batch:
+        return "FSDP reduces each micro-batch's gradients at once, and keeps its own shard of them"
+    return "FSDP keeps the unsharded gradients until the last micro-batch"
+
+
+def _sharding(question: Question, other: Settings, *, saves: bool) -> str:
+    ranks = shard_ranks(other, question.cluster)
+    if other.sharding is Sharding.DDP:
+        return "every rank holds all parameters, gradients and optimizer state"
+    if other.sharding is Sharding.ZERO1:
+        ranks = other.data_parallel_size(question.cluster.world_size)
+        return f"optimizer state is split over {ranks} ranks"
+    if other.sharding is Sharding.HYBRID_SHARD:
+        return f"parameters, gradients and optimizer state are split over {ranks} ranks of a node"
+    if other.sharding is Sharding.FULL_SHARD:
+        return (
+            f"parameters are split over {ranks} ranks, and a layer's are gathered only while it"
+            " computes"
+        )
+    if saves:
+        return f"parameters, gradients and optimizer state are split over {ranks} ranks"
+    return "gathered parameters stay from forward to backward"
+
+
+def _sizes(other: Settings, knob: str) -> str:
+    if knob == "cpu_offload":
+        return "parameters, gradients and optimizer state are on the device, not in host memory"
+    what = "the layers" if knob == "pp_size" else "each layer and its activations"
+    size = other.pp_size if knob == "pp_size" else other.tp_size
+    part = f"1/{size} of {what}" if size > 1 else f"all of {what}"
+    return f"each rank holds {part}"

@@ -1,0 +1,280 @@
+"""Facts of an answer on predictions: what is from dry runs, what is arithmetic, what is unknown."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from operator import attrgetter
+
+from tuner.catalog.gpus import gpu_kinds
+from tuner.core.cluster import Cluster, Device
+from tuner.core.evaluation import Evaluation
+from tuner.core.framework import FrameworkName, same_release
+from tuner.core.measurement import Basis, Fidelity
+from tuner.core.quantity import Change, Provenance
+from tuner.core.study import OPEN, Question, Study, StudyState
+from tuner.core.workload import Precision
+from tuner.cost.calibration import calibrated_text
+from tuner.explain import facts
+from tuner.explain.facts import Fact, KnobPredicted
+from tuner.explain.memory import memory_facts, padding
+from tuner.explain.probed import (
+    earlier,
+    failures,
+    not_suggested,
+    of_other_fidelities,
+    what_is_left,
+)
+from tuner.planner.dry_runs import leading
+from tuner.planner.forecast import Forecast
+from tuner.planner.knowledge import Knowledge, finished
+from tuner.planner.next import next_probe
+from tuner.planner.ranking import Choice, near
+from tuner.planner.search import ExpectedMemory
+from tuner.planner.similar import NEAR, studies_near
+from tuner.planner.spending import Stop, spent
+
+# Price in speed up to which a lighter configuration is told: about twice the median error of speeds
+# that nothing was fitted on (``make bench-predict``).
+LITTLE_SLOWER = 0.1
+# Part of the memory that it must spare.
+MUCH_LIGHTER = 0.1
+
+
+def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
+    """All facts of a forecast, most important first."""
+    yield from _of_best(known, choice) if choice else _of_nothing(known)
+    yield from _failures(known)
+    yield from not_suggested(known.wrong, known.study)
+    yield from _grounds(known)
+
+
+def awaited_facts(
+    study: Study, known: Knowledge, found: Forecast, choice: Choice | None
+) -> Iterator[Fact]:
+    """The same of a study that is to be measured or emulated, while nothing that was fits."""
+    something = choice is not None or bool(found.untimed)
+    yield from how_it_stands(study, known)
+    yield from failures(known)
+    if something:
+        yield facts.WhatFollows(fidelity=study.terms.fidelity)
+    if something or not known.too_large:
+        yield from predicted_facts(found, choice)
+    else:
+        yield from not_suggested(known.wrong, study)
+    yield from what_is_left(known)
+    yield from of_other_fidelities(study, known)
+
+
+def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
+    """What the probes have shown of memory, why the study has ended, and how it goes on."""
+    memory, fidelity = ExpectedMemory(known), study.terms.fidelity
+    least = memory.smallest()
+    if not finished(known):
+        yield facts.NothingProbed(fidelity=fidelity, is_done=False)
+    elif why := memory.what_is_wrong():
+        yield facts.ProbedTrainsWrongly(fidelity=fidelity, why=why)
+    elif least:
+        yield facts.NothingProbedFits(limit_bytes=known.limit_bytes)
+        yield facts.SmallestNeed(smallest=least, limit_bytes=known.limit_bytes)
+    else:
+        yield facts.NothingProbed(fidelity=fidelity, is_done=True)
+    if study.state in OPEN or not study.reason:
+        return
+    plan = next_probe(study)
+    if isinstance(plan, Stop) and plan.nothing_fits and study.state is StudyState.FAILED:
+        return  # which was said
+    yield facts.StudyEnded(reason=study.reason)
+    # A worker counts the seconds between probes too, and may end what would else go on.
+    terms = study.terms
+    out_of_time = study.state is StudyState.DONE and terms.wall_s and not isinstance(plan, Stop)
+    if spent(known.study) or out_of_time:
+        options = {"--budget": terms.wall_s, "--max-gpu-seconds": terms.device_s}
+        yield facts.GoOn(options=("--max-probes", *(name for name, one in options.items() if one)))
+    elif study.state is StudyState.CANCELLED:
+        yield facts.GoOn(options=())
+
+
+# -- the best ---------------------------------------------------------------------------------
+
+
+def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
+    best, fastest, limit = choice.best, choice.fastest, known.limit_bytes
+    is_transferred = best.step_time_s.provenance is Provenance.TRANSFERRED
+    time_from = "transferred" if is_transferred else "corrected" if best.near else "arithmetic"
+    yield facts.Predicted(
+        best=best,
+        limit_bytes=limit,
+        basis=best.basis or Basis.ARITHMETIC,
+        time_from=time_from,
+    )
+    if is_transferred:
+        yield facts.TransferredFrom(
+            near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates
+        )
+    if not best.fits_surely:
+        yield facts.MayNotFit(limit_bytes=limit)
+    if best is not fastest:
+        yield facts.TiedWithFastest(
+            fastest=fastest,
+            change=None,
+            tolerance=known.study.terms.tolerance,
+            reason=choice.reason,
+            spared_bytes=fastest.most_bytes - best.most_bytes,
+        )
+    # Other micro-batches of the same layout are much alike.
+    tolerance, layout = known.study.terms.tolerance, best.settings.settings_class
+    for second in known.fitting:
+        is_other = second.settings.settings_class != layout
+        if second.seconds > best.seconds and is_other and not near(best, second, tolerance):
+            yield facts.NextBest(second=second, change=second.seconds / best.seconds)
+            break
+    leader = leading(known)
+    if leader is not None and leader.seconds < best.seconds:
+        yield facts.Unverified(leader=leader, ratio=leader.seconds / best.seconds)
+    cheap = [
+        e
+        for e in known.fitting
+        if e.seconds <= best.seconds * (1 + LITTLE_SLOWER)
+        and e.most_bytes < best.most_bytes * (1 - MUCH_LIGHTER)
+    ]
+    if cheap:  # the best's own ties are told
+        least = min(cheap, key=lambda e: (e.most_bytes, e.seconds))
+        yield facts.Lighter(
+            least=least,
+            spared_bytes=best.expected_bytes - least.expected_bytes,
+            ratio=least.seconds / best.seconds,
+        )
+    yield from _memory(known, best)
+    if best.probes:
+        yield from (facts.OfDryRun(note=note) for note in known.notes(best))
+
+
+def _memory(known: Forecast, best: Evaluation) -> Iterator[Fact]:
+    profiles = {key: profile for key, (profile, _) in known.profiles.items()}
+    for fact in memory_facts(known.study.question, best.settings, profiles):
+        yield _with_step(known, best, fact) if isinstance(fact, KnobPredicted) else fact
+
+
+def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPredicted:
+    (change,) = fact.changes
+    other = known.estimates.get(change.configuration) if change.configuration else None
+    if other is None or max(best.seconds, other.seconds) == inf:
+        return fact
+    # Predictions err alike for both: the interval of each says nothing of their ratio.
+    ratio = other.seconds / best.seconds
+    step = Change(ratio=ratio, low=ratio, high=ratio)
+    return replace(fact, changes=(replace(change, step=step, step_s=other.seconds),))
+
+
+# -- nothing ----------------------------------------------------------------------------------
+
+
+def _of_nothing(known: Forecast) -> Iterator[Fact]:
+    legal, limit = len(known.space.legal), known.limit_bytes
+    question, least = known.study.question, known.smallest
+    if known.untimed:
+        fit = sum(bool(e.fits) for e in known.estimates.values())
+        yield facts.SpeedUnknown(fit=fit, legal=legal, limit_bytes=limit, why=known.unknown)
+        if known.study.terms.fidelity is Fidelity.PREDICTED:  # else it is to be measured anyway
+            yield how_to_know_speed(question)
+        yield facts.LargestListed(first=known.untimed[0])
+        yield from _memory(known, known.untimed[0])
+    elif known.what_is_wrong:
+        fit = sum(bool(e.fits) for e in known.wrong_ones)
+        yield facts.AllTrainWrongly(fit=fit, legal=legal, limit_bytes=limit)
+    elif leading(known) is None:
+        yield facts.NothingPredicted(dry_runs_failed=bool(known.refused))
+    else:
+        yield facts.NothingFits(legal=legal, limit_bytes=limit)
+        if least is not None:
+            yield facts.SmallestNeed(smallest=least, limit_bytes=limit)
+            if question.framework.name is not FrameworkName.NANOTRON:
+                yield from padding(question.workload, question.cluster, least.settings)
+
+
+def how_to_know_speed(question: Question) -> facts.HowToKnowSpeed:
+    """What to do where no speed is predicted."""
+    cluster, precision = question.cluster, question.workload.precision
+    matrices = _matrix_rate(precision)
+    missing = _missing_figures(cluster, matrices)
+    others = [p for p in Precision if not _missing_figures(cluster, _matrix_rate(p))]
+    return facts.HowToKnowSpeed(
+        cluster=cluster.name,
+        is_cpu=cluster.gpu.device is Device.CPU,
+        missing=tuple(missing),
+        precisions=tuple(map(str, others)) if missing == [matrices] else (),
+        is_listed=cluster.gpu.name in gpu_kinds(),
+    )
+
+
+def _matrix_rate(precision: Precision) -> str:
+    return f"gpu.{'fp32' if precision is Precision.FP32 else 'dense_bf16'}_flops_per_s"
+
+
+def _missing_figures(cluster: Cluster, matrices: str) -> list[str]:
+    """Figures that a speed needs and that are not known, by their place in a cluster's file."""
+    names = [matrices, "gpu.memory_bytes_per_s"]
+    names += ["intra_node.bytes_per_s"] if cluster.gpus_per_node > 1 else []
+    names += ["inter_node.bytes_per_s"] if cluster.nodes > 1 else []
+    return [name for name in names if attrgetter(name)(cluster) is None]
+
+
+# -- what stands behind the numbers -----------------------------------------------------------
+
+
+def _failures(known: Forecast) -> Iterator[Fact]:
+    for why, settings in known.uncovered.items():
+        yield facts.Uncovered(
+            count=len(settings),
+            legal=len(known.space.legal),
+            shardings=tuple(sorted({str(one.sharding) for one in settings})),
+            why=why,
+        )
+    for failed, is_accident in ((known.refused, False), (known.accidents, True)):
+        if failed:
+            probes = tuple(sorted(failed.values(), key=lambda probe: probe.id))
+            yield facts.Failed(probes=probes, fidelity=Fidelity.PREDICTED, is_accident=is_accident)
+
+
+def _grounds(known: Forecast) -> Iterator[Fact]:
+    """Which numbers are from dry runs, which are arithmetic, and made with what."""
+    if not known.estimates:
+        return
+    question, calibration = known.study.question, known.study.calibration
+    if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
+        yield facts.MeasuredRates(text=calibrated_text(calibration, question.cluster))
+    is_transferred = any(found.near for found in known.timed[:1])
+    if not known.profiles:
+        failed = bool(known.refused or known.accidents)
+        why = "" if failed else known.why_no_dry_runs()
+        yield facts.NoDryRuns(failed=failed, why=why, is_transferred=is_transferred)
+    else:
+        layouts = {e.settings.settings_class for e in known.estimates.values()} | {*known.refused}
+        yield facts.DryRunsMade(
+            probes=tuple(probe.id for _, probe in known.profiles.values()),
+            layouts=len(layouts),
+            is_transferred=is_transferred,
+        )
+        yield from _other_versions(known)
+    if is_transferred:
+        near_ones = [e.factor for e in known.timed if e.near >= NEAR]
+        yield facts.Transferred(
+            count=len(near_ones),
+            timed=len(known.timed),
+            low=min(near_ones),
+            high=max(near_ones),
+            near=NEAR,
+            at_assumed_rates=known.at_assumed_rates,
+            studies=earlier(question, studies_near(known.study)),
+        )
+
+
+def _other_versions(known: Forecast) -> Iterator[Fact]:
+    """Dry runs run with what is installed, whatever versions are stated."""
+    stated = known.study.question.framework.versions
+    found: dict[str, str] = {}
+    for _, probe in known.profiles.values():
+        found |= probe.measurement.versions if probe.measurement else {}
+    other = {p: found[p] for p in stated if p in found and not same_release(found[p], stated[p])}
+    if other:
+        yield facts.OtherVersions(ran=other, asked={package: stated[package] for package in other})

@@ -1,0 +1,574 @@
+"""Predicts each configuration, and corrects that by what was seen of its like."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from math import inf
+from statistics import median
+from types import MappingProxyType
+
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import PROBED, Fidelity, Outcome
+from tuner.core.quantity import Quantity
+from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
+from tuner.cost.calibration import Calibration
+from tuner.cost.constants import default_costs
+from tuner.cost.memory.device import communicator_count
+from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
+from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
+from tuner.dryrun.plan import PACKAGES
+from tuner.guard.faults import Wrong
+from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned
+from tuner.planner.ranking import complexity
+from tuner.planner.spending import probes_of_asking
+from tuner.planner.wrong import is_checked, wrong_of
+from tuner.space import Space, enumerate_space
+from tuner.text import Same, size_text
+
+# Part of a need by which another may exceed it and is named instead because it was dry-run:
+# arithmetic errs by as much.
+ALIKE = 0.01
+
+# The reason for which all configurations of a script are without a prediction: it is of the probe
+# program's step, and only orders what is tried.
+OF_A_SCRIPT = "nothing is predicted of a script of one's own"
+
+# Ends of a dry run that may say more of the machine than of the configuration. A later request
+# wants it again, and gets the same at once where it is kept.
+OF_THE_MACHINE = TEACHES_NOTHING | {Outcome.TIMEOUT, Outcome.CRASHED}
+
+
+# -- dry runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRuns:
+    """Results of a study's dry runs by layout."""
+
+    profiles: Mapping[Settings, tuple[Profile, Probe]]
+    refused: Mapping[Settings, Probe]
+    accidents: Mapping[Settings, Probe]
+
+
+def dry_runs_of(study: Study) -> DryRuns:
+    """Collects the results of each layout's dry runs; the last holds, and a profile over all."""
+    profiles: dict[Settings, tuple[Profile, Probe]] = {}
+    refused: dict[Settings, Probe] = {}
+    accidents: dict[Settings, Probe] = {}
+    now = {probe.id for probe in probes_of_asking(study)}
+    for probe in sorted(study.probes, key=lambda p: p.id):
+        found = probe.measurement
+        if probe.state is not ProbeState.DONE or found is None:
+            continue
+        key = probe.request.settings.settings_class
+        if found.outcome is Outcome.OK:
+            # A dry run that another version wrote is not there: its layout is dry-run anew.
+            dry_run = study.dry_runs.get(found.dry_run)
+            if dry_run is not None and dry_run.profile is not None:
+                profiles[key] = (dry_run.profile, probe)
+        elif found.outcome not in OF_THE_MACHINE:
+            refused[key] = probe
+        elif probe.id in now:
+            # Of these, only what is kept is the stack's own word: it takes too much CPU time.
+            (refused if found.dry_run else accidents)[key] = probe
+    refused = {key: probe for key, probe in refused.items() if key not in profiles}
+    accidents = {k: p for k, p in accidents.items() if k not in profiles and k not in refused}
+    return DryRuns(profiles=profiles, refused=refused, accidents=accidents)
+
+
+# -- what probes have shown -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Device memory outside the allocator, as probes of the same machines found it.
+
+    The catalogue's sizes of a context and of a communicator are of other machines. A probe that ran
+    steps shows both together, for as many communicators as its configuration has.
+    """
+
+    cluster: Cluster
+    by_count: Mapping[int, int] = field(default_factory=dict)
+    """The most bytes that a rank had outside its allocator, by its number of communicators."""
+
+    def of(self, settings: Settings) -> int | None:
+        """Bytes outside the allocator of a configuration; ``None`` where nothing was seen.
+
+        Of another number of communicators than was seen, those of the nearest, and for each one
+        more or less what the numbers seen differ by, or the catalogue's size where there is one.
+        """
+        if not self.by_count:
+            return None
+        count = communicator_count(settings, self.cluster)
+        nearest = min(self.by_count, key=lambda known: (abs(known - count), -known))
+        least, most = min(self.by_count), max(self.by_count)
+        if least == most:
+            each = default_costs().device.communicator_bytes.value
+        else:
+            each = max(0.0, (self.by_count[most] - self.by_count[least]) / (most - least))
+        apart = count - nearest
+        return max(0, int(self.by_count[nearest] + (apart and apart * each)))
+
+
+def overheads(study: Study) -> Overheads:
+    """Collects the overheads that a study's probes saw; those of its past on the same cluster,
+    where it has none.
+
+    Measured probes go before emulated ones, whose communicators are the catalogue's.
+    """
+    cluster = study.question.cluster
+    if cluster.gpu.device is not Device.CUDA:
+        return Overheads(cluster=cluster)
+    alike = [past for past in study.past if past.question.cluster == cluster]
+    for fidelity in PROBED:
+        for studies in ([study], alike):
+            if seen := _overheads_by_count(studies, fidelity):
+                return Overheads(cluster=cluster, by_count=seen)
+    return Overheads(cluster=cluster)
+
+
+def _overheads_by_count(studies: Iterable[Study], fidelity: Fidelity) -> dict[int, int]:
+    found: dict[int, int] = defaultdict(int)
+    for study in studies:
+        for probe in study.at(fidelity).probes:
+            if probe.measurement is None:
+                continue
+            emulation, memory = probe.measurement.emulation, probe.measurement.memory
+            if memory is None or not memory.overhead_bytes or (emulation and emulation.stands_in):
+                continue
+            count = communicator_count(probe.request.settings, study.question.cluster)
+            found[count] = max(found[count], memory.overhead_bytes)
+    return dict(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """Corrections of predictions by what a question's probes have shown."""
+
+    factors: Mapping[Settings, float]
+    """Seconds taken over seconds predicted, by layout."""
+    typical: float
+    """The same for layouts of which no step was timed."""
+    seen: Mapping[Fidelity, Knowledge]
+    """What probes of each fidelity taught, the stronger first."""
+    overheads: Overheads
+
+    def applied(self, found: Evaluation) -> Evaluation:
+        """An estimate after what was seen of configurations like it."""
+        settings = found.settings
+        factor, why = (
+            self.factors.get(settings.settings_class, self.typical),
+            self.why_not(settings),
+        )
+        outside = self.overheads.of(settings)
+        if factor == 1.0 and not why and outside is None:
+            return found
+        return _corrected(Same(found), factor, why, outside)
+
+    def why_not(self, settings: Settings) -> str:
+        """Tells against a configuration, whatever is predicted; the strongest fidelity decides."""
+        for fidelity, known in self.seen.items():
+            finding = known.findings.get(settings)
+            if finding is not None and known.fits(finding):
+                return ""
+            if known.is_infeasible(settings):
+                return f"did not fit when they, or smaller ones, were {fidelity}"
+            closed = known.closed_layouts.get(settings.settings_class)
+            if closed := closed or known.closed.get(settings):
+                return f"ended as {closed} when {fidelity}"
+        return ""
+
+
+def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Corrections:
+    """Collects the corrections from a study's probes that ran steps.
+
+    Args:
+        study: with the probes of all fidelities.
+        predicted_s: seconds of a step; infinite where they are unknown.
+    """
+    there = {probe.request.fidelity for probe in study.probes}
+    seen = {fidelity: learned(study, fidelity) for fidelity in PROBED if fidelity in there}
+    taken: dict[Settings, float] = {}
+    for known in reversed(seen.values()):  # what was measured replaces what was emulated
+        taken |= {s: f.seconds for s, f in known.findings.items() if _tells_time(f)}
+    ratios: dict[Settings, list[float]] = defaultdict(list)
+    for settings, seconds in taken.items():
+        expected = predicted_s.get(settings, inf)
+        if 0 < expected < inf:
+            ratios[settings.settings_class].append(seconds / expected)
+    factors = {key: median(found) for key, found in ratios.items()}
+    return Corrections(
+        factors=factors,
+        typical=median(factors.values()) if factors else 1.0,
+        seen=seen,
+        overheads=overheads(study),
+    )
+
+
+def _tells_time(finding: Evaluation) -> bool:
+    """True where steps were timed on a device of the cluster's kind."""
+    emulations = (p.measurement.emulation for p in finding.probes if p.measurement)
+    return finding.seconds < inf and not any(e is not None and e.stands_in for e in emulations)
+
+
+# One more probe changes what is known of few configurations.
+@lru_cache(maxsize=8192)
+def _corrected(
+    key: Same[Evaluation], factor: float, why: str, outside_bytes: int | None
+) -> Evaluation:
+    found = key.value
+    if outside_bytes is not None:
+        found = _with_outside(found, outside_bytes)
+    if factor != 1.0 and found.step_time_s.value is not None:
+        found = replace(
+            found,
+            step_time_s=found.step_time_s.scaled(factor),
+            tokens_per_s_per_gpu=found.tokens_per_s_per_gpu.scaled(1 / factor),
+        )
+    if why and found.fits:
+        found = replace(found, fits=False, why=why)
+    return replace(found, factor=factor)
+
+
+def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
+    """An estimate with other bytes outside the allocator, as they were seen on such devices."""
+    more = outside_bytes - found.outside_bytes
+    if not more or found.needed_bytes.value is None or found.fits == found.too_large:
+        return found  # what is refused whatever it needs stays so
+    needed = _shifted(found.needed_bytes, more)
+    now = too_large_text(needed, found.limit_bytes)
+    unknown = found.why if not found.too_large else found.why.partition("; ")[2]
+    return replace(
+        found,
+        outside_bytes=outside_bytes,
+        device_bytes=_shifted(found.device_bytes, more),
+        needed_bytes=needed,
+        over_bytes=_over_bytes(needed, found.limit_bytes),
+        fits=not now,
+        why="; ".join(filter(None, (now, unknown))),
+        notes=(
+            *border_notes(needed, found.limit_bytes),
+            *found.notes[len(border_notes(found.needed_bytes, found.limit_bytes)) :],
+            "context and communicators are counted as in probes on these devices:"
+            f" {size_text(outside_bytes)}",
+        ),
+    )
+
+
+def _over_bytes(needed: Quantity, limit_bytes: float) -> float | None:
+    over = int(needed.value or 0.0) - limit_bytes
+    return over if over > 0 else None
+
+
+def _shifted(size: Quantity, more: float) -> Quantity:
+    value, low, high = ((end or 0.0) + more for end in (size.value, size.low, size.high))
+    return replace(size, value=value, low=low, high=high)
+
+
+# -- the forecast -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Everything that is predicted for a study, from the dry runs that its probes name."""
+
+    study: Study
+    """With its predicted probes only."""
+    space: Space
+    limit_bytes: int
+    """Bytes that one device may need."""
+    profiles: Mapping[Settings, tuple[Profile, Probe]]
+    """What dry runs say, by layout."""
+    refused: Mapping[Settings, Probe]
+    """Layouts that their dry run showed not to run: nothing is predicted of them."""
+    accidents: Mapping[Settings, Probe]
+    """Layouts whose dry run had an accident in this request, which tries it no second time."""
+    estimates: Mapping[Settings, Evaluation]
+    """Every legal configuration whose memory is known but those of refused layouts, in the space's
+    order."""
+    uncovered: Mapping[str, tuple[Settings, ...]]
+    """Legal configurations whose memory the cost model does not cover, by the reason."""
+    wrong: Mapping[Settings, Wrong]
+    """Legal configurations that train something else, or may well: they are no answers."""
+    wrong_ones: tuple[Evaluation, ...]
+    """What is predicted of these by arithmetic."""
+    checked: Callable[[Settings], bool]
+    """True where each of the knobs was seen to train what it should."""
+    left_out: tuple[Evaluation, ...]
+    """Those of refused layouts, by arithmetic that they do not hold to."""
+
+    @cached_property
+    def timed(self) -> tuple[Evaluation, ...]:
+        """Lists those with a known speed, fastest first; equal ones in the space's order."""
+        known = (e for e in self.estimates.values() if e.step_time_s.value is not None)
+        return tuple(sorted(known, key=lambda e: e.seconds))
+
+    @cached_property
+    def fitting(self) -> tuple[Evaluation, ...]:
+        """Lists those that fit at the upper end of their memory too, fastest first."""
+        return tuple(e for e in self.timed if e.fits_surely)
+
+    @cached_property
+    def promising(self) -> tuple[Evaluation, ...]:
+        """Lists those that fit, or may and whose layout can still be dry-run; fastest first."""
+        return tuple(filter(self._is_promising, self.timed))
+
+    @cached_property
+    def untimed(self) -> tuple[Evaluation, ...]:
+        """Lists, where no speed is known, the largest micro-batches of each layout that are
+        promising.
+
+        Layouts with fewer knobs off their default come first; equal ones in the space's order.
+        """
+        if self.timed:
+            return ()
+        largest: dict[Settings, Evaluation] = {}
+        for found in filter(self._is_promising, self.estimates.values()):
+            key, size = found.settings.settings_class, found.settings.micro_batch_size
+            if key not in largest or size > largest[key].settings.micro_batch_size:
+                largest[key] = found
+        return tuple(sorted(largest.values(), key=lambda e: complexity(e.settings)))
+
+    def _is_promising(self, found: Evaluation) -> bool:
+        return found.fits_surely or (bool(found.fits) and not self.is_settled(found.settings))
+
+    @cached_property
+    def smallest(self) -> Evaluation | None:
+        """The one that is expected to need least, or one that was dry-run and needs no more than
+        :data:`ALIKE` beyond that; ``None`` when nothing is predicted.
+        """
+        least = min(self.estimates.values(), key=_by_need, default=None)
+        if least is None:
+            return None
+        most = least.expected_bytes * (1 + ALIKE)
+        alike = (e for e in self.estimates.values() if e.expected_bytes <= most and e.is_dry_run)
+        return min(alike, key=_by_need, default=least)
+
+    @cached_property
+    def is_hopeless(self) -> bool:
+        """True where nothing fits by far, so that dry runs of more layouts would not change it."""
+        known = self.estimates.values()
+        return bool(known) and all((e.needed_bytes.low or 0.0) > e.limit_bytes for e in known)
+
+    @cached_property
+    def what_is_wrong(self) -> str:
+        """Says why all that is predicted to fit trains something else; empty where something does
+        not, or nothing would fit anyway."""
+        if any(e.fits for e in self.estimates.values()):
+            return ""
+        fitting = (e.settings for e in self.wrong_ones if e.fits)
+        return "; ".join(dict.fromkeys(self.wrong[one].why for one in fitting))
+
+    @property
+    def unknown(self) -> str:
+        """Says why no speed is known, so that none is the fastest; empty when some are."""
+        return "" if self.timed else self._no_rate
+
+    @property
+    def at_assumed_rates(self) -> bool:
+        """True where times are known from other studies alone, for want of rates to predict by."""
+        return bool(self.timed) and bool(self._no_rate)
+
+    @cached_property
+    def _no_rate(self) -> str:
+        if not self.estimates:
+            return ""
+        # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
+        found = _estimate(_asked(self.study, 2**62), next(iter(self.estimates)))
+        return "" if found.step_time_s.value is not None else found.why
+
+    def is_settled(self, settings: Settings) -> bool:
+        """True where a dry run can say no more about a configuration."""
+        return settings.settings_class in self.profiles or bool(self.why_no_dry_run(settings))
+
+    def why_no_dry_run(self, settings: Settings) -> str:
+        """Says why the layout of a configuration cannot be dry-run now; empty if it can."""
+        if accident := self.accidents.get(settings.settings_class):
+            assert accident.measurement is not None
+            detail = f" ({accident.measurement.detail})" if accident.measurement.detail else ""
+            return f"the dry run of their class ended as {accident.measurement.outcome}{detail}"
+        plan = self._plan(settings)
+        return plan if isinstance(plan, str) else ""
+
+    def dry_runs_of(self, settings: Settings) -> int:
+        """How many dry runs show the layout of a configuration; none where it has none."""
+        plan = self._plan(settings)
+        return 0 if isinstance(plan, str) else plan
+
+    def _plan(self, settings: Settings) -> int | str:
+        return _planned(_asked(self.study, 0), settings.settings_class)
+
+    def why_no_dry_runs(self) -> str:
+        """Says why no layout was dry-run; empty when that is not known, or was not tried yet."""
+        if all(not self.is_settled(settings) for settings in self.estimates):
+            return self.study.reason if self.study.state is StudyState.DONE else ""
+        return next(filter(None, map(self.why_no_dry_run, self.estimates)), "")
+
+    def notes(self, found: Evaluation) -> tuple[str, ...]:
+        """Lists what a reader should know of the figures of a dry run."""
+        profile = self.profiles.get(found.settings.settings_class)
+        return told(profile[0].notes) if profile else ()
+
+
+def forecast(study: Study) -> Forecast:
+    """Everything that is predicted for a study; a pure function of it, kept for what is asked of
+    the same study next.
+
+    Raises:
+        UsageError: the question has no legal configurations.
+    """
+    return _forecast(Same(study))
+
+
+@lru_cache(maxsize=4)
+def _forecast(key: Same[Study]) -> Forecast:
+    whole, study = key.value, key.value.at(Fidelity.PREDICTED)
+    limit = study.terms.limit_bytes(study.question.cluster)
+    known, asked = dry_runs_of(study), _asked(study, limit)
+    space = enumerate_space(study.question)
+    every, uncovered = _by_arithmetic(asked)
+    wrong = wrong_of(whole, space.legal)
+
+    def with_dry_run(found: Evaluation) -> Evaluation:
+        profile = known.profiles.get(found.settings.settings_class)
+        return _estimate(asked, found.settings, *profile) if profile else found
+
+    estimates = {
+        e.settings: with_dry_run(e)
+        for e in every
+        if e.settings.settings_class not in known.refused and e.settings not in wrong
+    }
+    is_corrected = False
+    if whole is not study or whole.past:
+        seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
+        estimates = {s: seen.applied(e) for s, e in estimates.items()}
+        is_corrected = bool(seen.factors)
+    if study.past and not is_corrected:  # its own probes are nearer than those of others
+        from tuner.planner.similar import transferred  # imports NumPy
+
+        estimates = dict(transferred(study, estimates))
+    return Forecast(
+        study=study,
+        space=space,
+        limit_bytes=limit,
+        profiles=known.profiles,
+        refused=known.refused,
+        accidents=known.accidents,
+        estimates=estimates,
+        uncovered=uncovered,
+        wrong=wrong,
+        wrong_ones=tuple(with_dry_run(e) for e in every if e.settings in wrong),
+        checked=lambda settings: is_checked(whole, settings),
+        left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
+    )
+
+
+def _by_need(found: Evaluation) -> tuple[int, str]:
+    return found.expected_bytes, str(found.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question under a limit, as a key: questions hold mappings, and cannot be one."""
+
+    identity: str
+    limit_bytes: int
+    calibrated_at: str
+    question: Question = field(compare=False)
+    calibration: Calibration | None = field(default=None, compare=False)
+
+
+def _asked(study: Study, limit_bytes: int) -> _Asked:
+    rates, question = study.calibration, study.question
+    measured = f"{rates.at} {rates.cluster}" if rates else ""
+    return _Asked(question.identity, limit_bytes, measured, question, rates)
+
+
+# One study is planned and answered several times in a process, and its arithmetic is the same.
+@lru_cache(maxsize=8)
+def _by_arithmetic(
+    asked: _Asked,
+) -> tuple[tuple[Evaluation, ...], Mapping[str, tuple[Settings, ...]]]:
+    """Predicts those that are covered, and sorts the others by the reason."""
+    legal = enumerate_space(asked.question).legal
+    if asked.question.script is not None:
+        return (), MappingProxyType({OF_A_SCRIPT: legal})
+    covered: list[Evaluation] = []
+    others: dict[str, tuple[Settings, ...]] = {}
+    for settings in legal:
+        found = _estimate(asked, settings)
+        if found.needed_bytes.value is not None:
+            covered.append(found)
+        else:
+            others[found.why] = (*others.get(found.why, ()), settings)
+    return tuple(covered), MappingProxyType(others)
+
+
+@lru_cache(maxsize=1024)
+def _planned(asked: _Asked, settings: Settings) -> int | str:
+    """How many dry runs show a layout, or why none does."""
+    question = asked.question
+    try:
+        plan = plan_dry_runs(
+            question.workload,
+            question.cluster,
+            question.framework,
+            settings,
+            # If the packages are there is for those to say who make dry runs.
+            dict.fromkeys((*PACKAGES, "torchao"), ""),
+        )
+    except NotDryRunError as error:
+        return str(error)
+    return len(plan.requests)
+
+
+def _estimate(
+    asked: _Asked,
+    settings: Settings,
+    profile: Profile | None = None,
+    probe: Probe | None = None,
+) -> Evaluation:
+    question = asked.question
+    prediction = predict(
+        question.workload,
+        question.cluster,
+        question.framework,
+        settings,
+        limit_bytes=asked.limit_bytes,
+        profile=profile,
+        calibration=asked.calibration,
+    )
+    return evaluated(settings, prediction, probe)
+
+
+def evaluated(settings: Settings, found: Prediction, probe: Probe | None = None) -> Evaluation:
+    """A prediction as an evaluation.
+
+    Args:
+        settings: what is predicted.
+        found: the prediction.
+        probe: the dry run that its memory is from.
+    """
+    is_known = found.needed_bytes.value is not None
+    return Evaluation(
+        settings=settings,
+        fits=found.fits if is_known else None,
+        over_bytes=_over_bytes(found.needed_bytes, found.limit_bytes),
+        why=found.why,
+        needed_bytes=found.needed_bytes,
+        allocated_bytes=found.allocated_bytes,
+        reserved_bytes=found.reserved_bytes,
+        device_bytes=found.device_bytes,
+        outside_bytes=found.context_bytes + found.communicator_bytes,
+        limit_bytes=found.limit_bytes,
+        breakdown=found.breakdown,
+        by_phase=found.by_phase,
+        basis=found.basis if is_known else None,
+        step_time_s=found.step_time_s,
+        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
+        probes=(probe,) if probe else (),
+        notes=found.notes,
+    )

@@ -1,0 +1,133 @@
+"""Expects the step times of configurations that were not probed, and how sure that is."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from tuner.core.answer import Grounds
+from tuner.core.configuration import OTHERS_CHOSEN, Settings
+from tuner.core.quantity import QUANTILE, Change, Provenance, Quantity
+from tuner.core.study import Study
+from tuner.cost.prediction import predict
+from tuner.model.shape import is_named
+from tuner.planner.knowledge import Knowledge
+from tuner.planner.search import Search
+from tuner.planner.similar import studies_alike
+
+# Probability from which a configuration is expected to fit.
+EXPECTED = 0.5
+# Similarity of workloads from which another study is said to correct a number; what less similar
+# ones say has faded.
+TOLD = 0.1
+
+
+class Outlook:
+    """The belief of a study's search, looked up by configuration."""
+
+    def __init__(self, known: Knowledge) -> None:
+        self._known = known
+        self.search = Search(known)
+        self._index = {one: place for place, one in enumerate(self.search.prior.settings)}
+
+    @cached_property
+    def grounds(self) -> Grounds:
+        """What these numbers rest on."""
+        known, question = self._known, self._known.study.question
+        by_rules, is_assumed = not is_named(question.workload.model), False
+        if not by_rules:
+            found = predict(
+                question.workload,
+                question.cluster,
+                question.framework,
+                known.space.legal[0],
+                limit_bytes=known.limit_bytes,
+                calibration=known.study.calibration,
+            )
+            is_assumed = found.step_time_s.value is None
+        return Grounds(
+            by_rules_of_thumb=by_rules,
+            at_assumed_rates=is_assumed,
+            by_other_fidelities=any(trial.indirect for trial in self.search.trials),
+            by_other_studies=bool(self.others),
+        )
+
+    @cached_property
+    def others(self) -> tuple[Study, ...]:
+        """Other studies whose probes correct these numbers, the most similar first."""
+        if self.search.past is None:
+            return ()
+        return tuple(studies_alike(self._known.study, self.search.past, TOLD))
+
+    def seconds(self, settings: Settings) -> Quantity:
+        """Expected seconds of an optimizer step of a legal configuration."""
+        index, belief = self._index[settings], self.search.belief
+        mean, error = float(belief.log_seconds[index]), float(belief.error[index])
+        return Quantity(
+            value=exp(mean),
+            low=exp(mean - QUANTILE * error),
+            high=exp(mean + QUANTILE * error),
+            provenance=Provenance.PREDICTED,
+        )
+
+    def is_expected_to_fit(self, settings: Settings) -> bool:
+        """True of a legal configuration that is expected to, as far as probes and predictions say;
+        and to run."""
+        known = self._known
+        finding, slow = known.findings.get(settings), known.slow.get(settings)
+        if finding is not None:
+            return known.fits(finding)
+        if not self._may_fit[self._index[settings]]:
+            return False
+        ran_out_of_time = slow is not None and slow.step_time_s.value is None
+        is_closed = settings in known.closed or settings.settings_class in known.closed_layouts
+        return not (settings in known.infeasible or ran_out_of_time or is_closed)
+
+    @cached_property
+    def _may_fit(self) -> list[bool]:
+        return [fits >= EXPECTED for fits in self.search.belief.fits.tolist()]
+
+    @cached_property
+    def expected(self) -> tuple[Settings, ...]:
+        """All legal configurations that are expected to fit and run, in the space's order."""
+        return tuple(filter(self.is_expected_to_fit, self.search.prior.settings))
+
+    def runs(self, settings: Settings) -> float:
+        """Probability that a legal configuration runs, if its memory suffices."""
+        belief, place = self.search.belief, self._index[settings]
+        return float(belief.succeeds[place] / max(belief.fits[place], 1e-12))
+
+    def effects(
+        self, best: Settings, knob: str, values: Sequence[Any]
+    ) -> Iterator[tuple[Any, Change, int]]:
+        """Expects what other values of a knob do to the step time, over all that is expected to
+        fit: each with the mean change, and of how many pairs.
+
+        Only the knob itself changes; accumulation makes up the global batch. Values of which no
+        pair is expected to fit are left out.
+        """
+        rest, mine = OTHERS_CHOSEN[knob], getattr(best, knob)
+        for value in values:
+            having = [one for one in self.expected if getattr(one, knob) in (mine, value)]
+            first = {rest(s): self._index[s] for s in having if getattr(s, knob) == mine}
+            pairs = [
+                (first[rest(s)], self._index[s])
+                for s in having
+                if getattr(s, knob) == value and rest(s) in first
+            ]
+            if pairs:
+                yield value, self._mean_change(pairs), len(pairs)
+
+    def _mean_change(self, pairs: Sequence[tuple[int, int]]) -> Change:
+        # Two configurations are wrong together as far as they are alike: the kernel is taken for
+        # the correlation of their errors. All pairs are taken to be wrong together.
+        belief, points = self.search.belief, self.search.prior.features
+        one, other = np.array(pairs, dtype=np.intp).T
+        alike = np.exp(-0.5 * ((points[one] - points[other]) ** 2).sum(1))
+        a, b = belief.error[one], belief.error[other]
+        error = np.sqrt(np.maximum(a**2 + b**2 - 2 * alike * a * b, 0.0))
+        middle = float((belief.log_seconds[other] - belief.log_seconds[one]).mean())
+        half = QUANTILE * float(error.mean())
+        return Change(ratio=exp(middle), low=exp(middle - half), high=exp(middle + half))

@@ -1,0 +1,201 @@
+"""What is believed of each legal configuration before any probe: the prior of a search."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from math import log, log2, nan
+from typing import Any
+
+import numpy as np
+
+from tuner.core.cluster import Cluster, Device, Link
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.quantity import QUANTILE, Provenance, Quantity
+from tuner.core.study import Question
+from tuner.cost.allocated import Profile
+from tuner.cost.calibration import Calibration
+from tuner.cost.constants import default_costs
+from tuner.cost.memory.shards import axis_sizes
+from tuner.cost.memory.step import memory_bound
+from tuner.cost.prediction import predict
+from tuner.cost.time.step import step_time
+from tuner.model.shape import is_named
+from tuner.planner.ranking import complexity
+from tuner.search.trials import Prior, settings_features, workload_features
+from tuner.space import enumerate_space
+
+# Standard deviation of the logarithm of a need: a factor of seven.
+UNSURE = 2.0
+# Of a device's memory that one sequence is taken to need, for want of anything better.
+SHARE = 0.25
+
+
+# Of a model that is not named, rules give the order in which configurations are tried, and no
+# figures: what is answered of it is from probes alone.
+
+
+def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
+    """Logarithm of the bytes that are taken to be needed, and its error."""
+    share = SHARE * settings.micro_batch_size**0.5
+    share *= 0.5 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    share *= 0.5 if settings.sharding in FSDP else 1.0
+    share /= axis_sizes(settings, question.cluster).tp ** 0.5
+    return log(share * question.cluster.gpu.memory_bytes), UNSURE
+
+
+def step_by_rule(settings: Settings) -> Quantity:
+    """An optimizer step's length beside those of other settings; it has no unit."""
+    count = settings.gradient_accumulation_steps
+    length = 1 + 0.1 * log2(count)
+    length *= 1.3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    length *= 1.1 if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1.0
+    length *= 1.05 if settings.sync_each_batch and count > 1 else 1.0
+    length *= 1 + 0.1 * log2(settings.model_parallel_size)
+    length *= 2.0 if settings.cpu_offload else 1.0
+    return Quantity(value=length, low=length / 2, high=length * 2, provenance=Provenance.PREDICTED)
+
+
+# Probability that settings which fit run: published sweeps have failures of other kinds too.
+RUNS = 0.95
+# Standard deviation of the logarithm of a need that the cost model does not cover.
+CANDIDATES_UNSURE = 0.1
+
+# Of a need that was dry-run: allocators free blocks at other moments from run to run.
+LEAST_ERROR = 0.001
+
+# Rates of a GPU of which some are not known, such as an A100's: they only order candidates.
+ASSUMED_GPU = {
+    "dense_bf16_flops_per_s": 3e14,
+    "fp32_flops_per_s": 2e13,
+    "memory_bytes_per_s": 2e12,
+}
+# Rates of a core of a CPU that was not calibrated: they only order candidates.
+ASSUMED_CPU = {
+    "dense_bf16_flops_per_s": 5e10,
+    "fp32_flops_per_s": 5e10,
+    "memory_bytes_per_s": 1e10,
+}
+# A link that is not known: bytes/s and seconds.
+ASSUMED_LINK = {
+    Device.CUDA: Link(bytes_per_s=1e11, latency_s=5e-6),
+    Device.CPU: Link(bytes_per_s=2e9, latency_s=5e-5),
+}
+
+
+def prior_of(question: Question, calibration: Calibration | None, limit_bytes: int) -> Prior:
+    """All legal settings, in the space's order.
+
+    Where a speed is unknown for want of a rate, rates are assumed: what all candidates have in
+    common drops out of their order, and no such figure is shown to anybody.
+
+    Raises:
+        UsageError: the question has no legal settings.
+    """
+    prior = replace(_prior(Asked(question, calibration)), log_limit=log(limit_bytes))
+    if is_named(question.workload.model):
+        return prior
+    # by rules a need is a share of a device, and so of what of it may be used
+    return replace(
+        prior, log_need=prior.log_need + log(limit_bytes / question.cluster.gpu.memory_bytes)
+    )
+
+
+class Asked:
+    """A question and rates by what identifies them: questions hold mappings."""
+
+    def __init__(self, question: Question, calibration: Calibration | None) -> None:
+        self.question, self.calibration = question, calibration
+        self._identity = (question.identity, calibration)
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Asked) and self._identity == other._identity
+
+
+# A study is planned again after every probe, and its arithmetic is the same.
+@lru_cache(maxsize=8)
+def _prior(key: Asked) -> Prior:
+    question = key.question
+    legal = enumerate_space(question).legal
+    needs, seconds = [], []
+    for settings in legal:
+        need, step = predicted(question, settings, key.calibration)
+        needs.append(need)
+        seconds.append(log(step.value) if step.value else nan)
+    return Prior(
+        settings=legal,
+        features=settings_features(legal, question.cluster),
+        log_seconds=np.array(seconds),
+        log_need=np.array([mean for mean, _ in needs]),
+        need_error=np.array([error for _, error in needs]),
+        runs=np.full(len(legal), RUNS),
+        simplicity=np.array([-complexity(settings) for settings in legal], dtype=float),
+        log_limit=0.0,
+        workload=workload_features(question.workload, question.cluster),
+    )
+
+
+def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profile]) -> Prior:
+    """The prior of a question with what dry runs of some layouts say that these need."""
+    if not profiles:
+        return prior
+    log_need, need_error = prior.log_need.copy(), prior.need_error.copy()
+    for place, settings in enumerate(prior.settings):
+        profile = profiles.get(settings.settings_class)
+        if profile is not None:
+            (mean, error), _ = predicted(asked.question, settings, asked.calibration, profile)
+            log_need[place], need_error[place] = mean, max(error, LEAST_ERROR)
+    return replace(prior, log_need=log_need, need_error=need_error)
+
+
+def predicted(
+    question: Question,
+    settings: Settings,
+    calibration: Calibration | None,
+    profile: Profile | None = None,
+) -> tuple[tuple[float, float], Quantity]:
+    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be.
+
+    Args:
+        question: whose.
+        settings: a legal configuration of it.
+        calibration: rates measured on such devices.
+        profile: dry runs of its layout, in the place of arithmetic.
+    """
+    if not is_named(question.workload.model):
+        return need_by_rule(question, settings), step_by_rule(settings)
+    found = predict(
+        question.workload,
+        question.cluster,
+        question.framework,
+        settings,
+        limit_bytes=2**62,  # what fits is the search's own question
+        profile=profile,
+        calibration=calibration,
+    )
+    step = found.step_time_s
+    if step.value is None:
+        where = _assumed(question.cluster)
+        name = question.framework.name
+        step, _ = step_time(question.workload, settings, where, name, default_costs())
+    need = found.needed_bytes
+    if not need.value or not need.low or not need.high:
+        bound = memory_bound(question.workload, settings, question.cluster)
+        return (log(bound.total_bytes), CANDIDATES_UNSURE), step
+    return (log(need.value), log(need.high / need.low) / (2 * QUANTILE)), step
+
+
+def _assumed(cluster: Cluster) -> Cluster:
+    """The cluster with rates for all that is not known of it."""
+    gpu, device = cluster.gpu, cluster.gpu.device
+    rates = ASSUMED_CPU if device is Device.CPU else ASSUMED_GPU
+    missing: dict[str, Any] = {n: rate for n, rate in rates.items() if getattr(gpu, n) is None}
+    links: dict[str, Any] = {
+        name: ASSUMED_LINK[device]
+        for name in ("intra_node", "inter_node")
+        if getattr(cluster, name).bytes_per_s is None
+    }
+    gpu = replace(gpu, device=Device.CUDA, processor="", cores=0, **missing)
+    return replace(cluster, gpu=gpu, **links)
