@@ -143,6 +143,7 @@ def believed(prior: Prior, truth: np.ndarray, probed: Sequence[int], noise: floa
     return np.delete(inside, list(probed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stretch", [0.35, 1.0, 3.0])
 @pytest.mark.parametrize("noise", [0.01, 0.1])
 def test_beliefs_cover_on_machines_that_are_off_as_assumed(
@@ -162,6 +163,7 @@ def test_beliefs_cover_on_machines_that_are_off_as_assumed(
     assert 0.65 <= mean(shares) <= 0.95, mean(shares)
 
 
+@pytest.mark.long
 def test_beliefs_cover_on_a_machine_with_reasons_of_its_own(lab: SimpleNamespace) -> None:
     """Arithmetic that the cost model knows nothing of, in the middle of many sets of probes."""
     question = lab.question("cpu:4", 96)
@@ -181,6 +183,7 @@ def test_beliefs_cover_on_a_machine_with_reasons_of_its_own(lab: SimpleNamespace
 # -- whole studies ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_findings_of_studies_that_were_played_through_cover(lab: SimpleNamespace) -> None:
     """On 16 machines of any luck, about 150 settings that were probed once or twice."""
     question, inside = lab.question("cpu:2", 96), []
@@ -288,6 +291,7 @@ def told(study: Probed) -> tuple[bool, bool, list[bool], float]:
     )
 
 
+@pytest.mark.long
 def test_the_answer_covers_though_it_was_chosen_for_its_speed(lab: SimpleNamespace) -> None:
     """384 studies of 1 to 20 settings; also the ratios of all others' times to the answer's.
 
