@@ -14,8 +14,8 @@ from api.inputs import known_query, single_headers
 from api.limits import Bounds, WholeBody
 from api.middleware import SECURITY_HEADERS, AccessLog, Heads, SecurityHeaders
 from api.ops import Metrics, operations_router
+from api.pages import assets, routes
 from api.pages.people import ForPeople
-from api.pages.routes import page_routers
 from api.problems import add_problems
 from api.security import OPEN_PATHS, Gate, keys_needed
 from api.settings import Settings
@@ -67,7 +67,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         studies.router,
         openapi.router,
         operations_router(store, metrics),
-        *page_routers(keys),
+        routes.router,
+        routes.sign_in_router(keys),
+        assets.router,
     ):
         app.include_router(router)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]

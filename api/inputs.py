@@ -5,7 +5,7 @@ import base64
 import json
 import re
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 
@@ -63,23 +63,35 @@ async def known_query(request: Request) -> None:
             raise ProblemError(422, f"{name}: is there twice", field=name, allowed=allowed)
 
 
-async def unique_names(request: Request) -> None:
-    """Refuses a JSON body with an object that has a name twice; readers of JSON take the last one.
+async def _json_body(request: Request) -> Any:
+    """The JSON value of a body, read strictly: of a name that is there twice none is taken.
 
     Raises:
-        ProblemError: 422, with the path of the name.
+        ProblemError: 415 of another media type, 400 of what is no JSON, 422 of a name that is
+            there twice in an object; with its path.
     """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not re.fullmatch(r"application/([\w.-]+\+)?json", media_type):
+        raise ProblemError(415, "the body must be application/json")
     body = await request.body()
+    if not body:
+        raise UsageError("body", None, "is required")
     try:
-        read_json(body.decode(json.detect_encoding(body), "surrogatepass"))
+        return read_json(body.decode(json.detect_encoding(body), "surrogatepass"))
     except DoubledNameError as error:
         # JSON can escape halves of characters, which no answer can hold.
         path = error.path[:LONGEST_SHOWN].encode("utf-8", "replace").decode()
         detail = f"{path}: is there twice in one object of the body"
         allowed = "may be there once in an object"
         raise ProblemError(422, detail, field=path, allowed=allowed) from error
-    except (ValueError, RecursionError):
-        pass  # no JSON, or of another media type: refused where it is read
+    except json.JSONDecodeError as error:
+        raise ProblemError(400, f"the body is not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        detail = "the body is JSON too deep, or with a number too long, to be read"
+        raise ProblemError(400, detail) from error
+
+
+JsonBody = Annotated[Any, Depends(_json_body)]
 
 
 def unknown_study(study_id: str) -> ProblemError:

@@ -11,6 +11,7 @@ from api import examples
 from api.events import EventSent
 from api.problems import CODES, MEDIA_TYPE, TYPE, Problem, title_of
 from api.security import Reader
+from tuner.client.request import TuneRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -119,9 +120,10 @@ def document(app: FastAPI) -> dict[str, Any]:
             title=app.title, summary=app.summary, version=app.version, routes=app.routes
         )
         kept = found["components"]["schemas"]
-        for model in (Problem, EventSent):
+        for model in (Problem, EventSent, TuneRequest):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             kept |= {**schema.pop("$defs", {}), model.__name__: schema}
+        kept[TuneRequest.__name__]["examples"] = examples.REQUESTS
         for unused in ("HTTPValidationError", "ValidationError"):
             kept.pop(unused, None)
         app.openapi_schema = found

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from api import examples
+from tuner.client.request import errors_of
 from tuner.errors import (
     NothingFitsError,
     OtherTermsError,
@@ -29,6 +30,7 @@ from tuner.errors import (
     UnknownNameError,
     UnreadableStudyError,
     UsageError,
+    all_of,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -42,20 +44,6 @@ TITLES: Mapping[int, str] = {
     413: "Content Too Large",
     414: "URI Too Long",
     422: "Unprocessable Content",
-}
-
-# Values that a path, a query or a header takes, by pydantic's kind of error.
-ALLOWED: Mapping[str, str] = {
-    "missing": "is required",
-    "int_parsing": "must be an integer",
-    "int_parsing_size": "must be an integer of 64 bits",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "less_than": "must be below {lt}",
-    "string_too_short": "must have {min_length} characters or more",
-    "string_too_long": "must have {max_length} characters or fewer",
-    "string_pattern_mismatch": "must match {pattern}",
-    "enum": "must be {expected}",
 }
 
 log = logging.getLogger("api")
@@ -124,6 +112,14 @@ OF_ERRORS: Mapping[type[TunerError], tuple[int, ProblemCode]] = {
 }
 
 
+class FieldError(BaseModel):
+    """A field that is wrong."""
+
+    field: str = Field(description="Its path.")
+    value: Any = Field(description="What was given.")
+    allowed: str = Field(description="What would have been accepted.")
+
+
 class Problem(BaseModel):
     """What went wrong, as RFC 9457 has it."""
 
@@ -136,6 +132,9 @@ class Problem(BaseModel):
     detail: str = Field(description="The problem in a sentence, for people.")
     field: str | None = Field(default=None, description="Path of the field that is wrong.")
     allowed: str | None = Field(default=None, description="What would have been accepted.")
+    errors: list[FieldError] | None = Field(
+        default=None, description="All fields that are wrong; the first is told above too."
+    )
     study_id: str | None = Field(
         default=None, description="The study that is on other terms than were asked for."
     )
@@ -226,11 +225,15 @@ def problem_of(error: TunerError) -> JSONResponse:
     members: dict[str, Any] = {}
     if isinstance(error, TrainsWronglyError):
         members["reason"] = "trains_wrongly"
+    detail = str(error)
     if isinstance(error, UsageError):
-        members |= {"field": error.field, "allowed": error.allowed}
-    if isinstance(error, UnknownNameError):
-        members["nearest"] = error.nearest
-    return problem(status, str(error), code=code, **members)
+        first = error.errors[0]
+        detail = str(first)
+        members |= {"field": first.field, "allowed": first.allowed}
+        members["errors"] = [FieldError(**one.as_dict()) for one in error.errors]
+        if isinstance(first, UnknownNameError):
+            members["nearest"] = first.nearest
+    return problem(status, detail, code=code, **members)
 
 
 def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None:
@@ -282,12 +285,6 @@ def _methods(request: Request) -> list[str]:
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where, *path = (str(part) for part in first["loc"])
-    field = where if where == "body" else ".".join(path) or where
-    bounds = first.get("ctx", {})
-    if first["type"] == "json_invalid":
-        return problem(400, f"the body is not JSON: {bounds.get('error', '')}")
-    known = ALLOWED.get(first["type"])
-    allowed = first["msg"] if known is None else known.format_map(bounds)
-    return problem_of(UsageError(field, first.get("input"), allowed))
+    # Of a parameter's path the first part says where it is: in the path, the query or a header.
+    lines = ({**line, "loc": line["loc"][1:] or line["loc"]} for line in error.errors())
+    return problem_of(all_of(errors_of(lines)))

@@ -15,17 +15,17 @@ from api.context import Context, InContext
 from api.events import Feed, server_sent
 from api.inputs import (
     PRINTABLE,
+    JsonBody,
     StudyId,
     cursor_of,
     read_cursor,
-    unique_names,
     unknown_study,
 )
 from api.openapi import EVENT_ITEM, answer, links, problems, text_answer
 from api.problems import ProblemCode, ProblemError
-from api.questions import TuneRequest
 from api.security import Caller, Reader, Submitter
 from tuner.client.launch import exported
+from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState, Terms
 from tuner.errors import UnknownNameError
@@ -60,13 +60,14 @@ OfTerms = Annotated[
     ),
 ]
 STUDY_HEADERS = {"ETag": "Of this answer."}
+BODY = {"application/json": {"schema": {"$ref": f"#/components/schemas/{TuneRequest.__name__}"}}}
 
 router = APIRouter(tags=["studies"])
 
 
 @router.post(
     "/tune",
-    dependencies=[Depends(unique_names)],
+    openapi_extra={"requestBody": {"required": True, "content": BODY}},
     status_code=202,
     summary="Ask for the fastest settings that fit",
     responses={
@@ -87,7 +88,7 @@ router = APIRouter(tags=["studies"])
 async def submit_question(
     context: InContext,
     caller: Submitter,
-    body: TuneRequest,
+    body: JsonBody,
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -105,12 +106,8 @@ async def submit_question(
     Versions that are not stated are those of the living workers. Where nothing is known yet,
     ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs.
     """
-    given: object = body  # as it came in
-    if isinstance(given, bytes):  # what FastAPI hands on where the media type is not JSON
-        raise ProblemError(415, "the body must be application/json")
-
     submit = context.submissions.submit
-    asking = partial(submit, given, owner=caller.owner, key=idempotency_key, address=caller.address)
+    asking = partial(submit, body, owner=caller.owner, key=idempotency_key, address=caller.address)
     done = await context.turns.run(caller.owner, asking)
     return Response(
         done.body.with_notes(done.notes),

@@ -11,8 +11,8 @@ from threading import Lock
 from api.answers import OLDEST_S, Answers, Body
 from api.problems import ProblemCode, ProblemError
 from tuner.client.advance import closed_as_probed, conclude, foresee
-from tuner.client.matching import Placed, place
-from tuner.client.tune_request import TuneRequest, read_request
+from tuner.client.place import Placed, place
+from tuner.client.request import TuneRequest, read_request
 from tuner.core.measurement import Fidelity
 from tuner.core.study import OPEN, Question, StudyState, Terms
 from tuner.cost.calibration import Calibration
@@ -158,7 +158,7 @@ class Submissions:
     def _sent_again(self, request: TuneRequest, known: str) -> Body:
         """The study that a request asked when it came first, if it still is on its terms."""
         standing = self._standing(known)
-        terms = request.terms_at(request.fidelity or Fidelity(standing.terms["fidelity"]))
+        terms = request.limits_at(request.fidelity or Fidelity(standing.terms["fidelity"]))
         return self._on_terms(standing, terms)
 
     def _on_terms(self, standing: StudyStatus, terms: Terms) -> Body:
@@ -273,4 +273,4 @@ def _joining(request: TuneRequest, placed: Placed, standing: StudyStatus | None)
         return placed
     note = f"fidelity {fidelity}: the study is open on it; asked again at its end it is chosen anew"
     # Where the fidelity is left open, the last note is of how it was chosen.
-    return replace(placed, terms=request.terms_at(fidelity), notes=(*placed.notes[:-1], note))
+    return replace(placed, terms=request.limits_at(fidelity), notes=(*placed.notes[:-1], note))

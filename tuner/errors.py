@@ -3,6 +3,7 @@
 TunerError                  something the user can act on; shown as one line
 ├── UsageError              a field of the question is wrong: field, given, allowed (exit 2)
 │   ├── RefusedError        the same, found by a service: what it says of the field
+│   ├── SeveralFieldsError       several fields are wrong: ``errors`` has each
 │   ├── UnknownNameError    a catalogue name that does not exist, with the nearest names
 │   └── ModelConfigError    a config.json that cannot be read as data
 ├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
@@ -20,12 +21,18 @@ Programming mistakes of our own are ``AssertionError``; they are never caught.
 """
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from difflib import get_close_matches
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.core.answer import Suggestion
+
+
+# Characters of a value that an error repeats.
+LONGEST_GIVEN = 120
 
 
 class TunerError(Exception):
@@ -61,6 +68,51 @@ class UsageError(TunerError):
     def detail(self) -> str:
         """Message without the field, for those who show the field beside it."""
         return f"got {_shown(self.given)}; {self.allowed}"
+
+    @property
+    def errors(self) -> tuple["UsageError", ...]:
+        """All errors of one input; one unless several fields are wrong."""
+        return (self,)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values of one error."""
+        given = self.given
+        is_plain = isinstance(given, str | int) or (isinstance(given, float) and isfinite(given))
+        value = given if is_plain and len(str(given)) <= LONGEST_GIVEN else None
+        if given is not None and value is None:
+            value = _shown(given)
+        return {"field": self.field, "value": value, "allowed": self.allowed}
+
+    def at(self, field: str) -> "UsageError":
+        """The same error of a field's path."""
+        found = copy(self)
+        found.field = field
+        found.args = (f"{field}: {found.detail}",)
+        return found
+
+
+class SeveralFieldsError(UsageError):
+    """Several fields of one input are wrong; its own field is the first one's."""
+
+    def __init__(self, errors: Sequence[UsageError]) -> None:
+        super().__init__(errors[0].field, errors[0].given, errors[0].allowed)
+        self._all = tuple(errors)
+        self.args = ("; ".join(map(str, errors)),)
+
+    @property
+    def errors(self) -> tuple[UsageError, ...]:
+        """All errors, in the order of the fields."""
+        return self._all
+
+
+def all_of(errors: Iterable[UsageError]) -> UsageError:
+    """One error for several; each field is told of once."""
+    first: dict[str, UsageError] = {}
+    for error in errors:
+        for one in error.errors:
+            first.setdefault(one.field, one)
+    found = list(first.values())
+    return found[0] if len(found) == 1 else SeveralFieldsError(found)
 
 
 class RefusedError(UsageError):
@@ -178,7 +230,7 @@ def _plain(value: object) -> str:
     return "none" if value is None else str(value) or "any"
 
 
-def _shown(given: object, most: int = 120) -> str:
+def _shown(given: object, most: int = LONGEST_GIVEN) -> str:
     if given is None:
         return "nothing"
     if isinstance(given, bool):

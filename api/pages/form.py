@@ -1,6 +1,6 @@
 """The form that starts a study: read into the JSON of ``POST /tune``, and shown again as typed.
 
-:mod:`tuner.client.tune_request` alone decides what is right. Text that cannot be what a field
+:mod:`tuner.client.request` alone decides what is right. Text that cannot be what a field
 wants is handed on as text, so that it is refused there, in the same words as anywhere.
 """
 
@@ -29,40 +29,19 @@ from api.pages.form_fields import (
 )
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
-from tuner.client.cases.reading import as_mapping, renamed
-from tuner.client.tune_request import MOST_PROBES, read_request
+from tuner.client.request import read_request
 from tuner.core.cluster import Cluster, Device, parse_cluster
-from tuner.core.configuration import knob_value
-from tuner.core.framework import FrameworkName, parse_stated_versions
-from tuner.core.study import HEADROOM, Question, SamplerName, Study, Terms
-from tuner.core.workload import LARGEST_SEQUENCE, choice
+from tuner.core.framework import parse_stated_versions
+from tuner.core.study import HEADROOM, MOST_PROBES, Question, SamplerName, Study, Terms
 from tuner.errors import UsageError
 from tuner.model import published_model
 from tuner.space.inactive import show
-from tuner.text import read_duration
+from tuner.text import DoubledNameError, read_duration, read_json
 
 # What was typed, by field; a field of flags may have several values.
 Texts = Mapping[str, Sequence[str]]
 # Fields whose names are no paths of the request.
 WHOLE_PATHS = {CONFIG, CLUSTER, FRAMEWORK, VERSIONS}
-# Values that are right, of the fields that a request must have.
-STAND_INS: Mapping[str, Any] = {
-    CONFIG: {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-        "vocab_size": 128,
-        "max_position_embeddings": LARGEST_SEQUENCE,
-    },
-    GPU: next(iter(gpu_kinds())),
-    NODES: 1,
-    GPUS_PER_NODE: 1,
-    "workload.sequence_length": 2,
-    "workload.global_batch_size": 1,
-    FRAMEWORK: str(FrameworkName.TORCH),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,54 +158,15 @@ def read_form(texts: Texts) -> TypedForm:
 
 
 def all_wrong(form: TypedForm) -> tuple[Wrong, ...]:
-    """Everything that the reader of requests finds wrong with a form, in one pass over its fields.
-
-    It stops at the first error; so each field is given to it beside those before that are right,
-    and with what stands in for the others.
-    """
-    whole = _error_in(form.values)
-    if whole is None:
-        return form.wrong
-    wrong = list(form.wrong)
-    right = dict(STAND_INS)
-    # The one field says what the others would say.
-    passed = {CONFIG} if form.fills(MODEL) or not form.fills(CONFIG) else {MODEL}
-    passed |= {GPU, NODES, GPUS_PER_NODE} if CLUSTER in form.values else set()
-    passed |= {one.name for one in wrong}
-    for name in specs():
-        if name in passed or (name not in form.values and name not in (*STAND_INS, MODEL)):
-            continue
-        tried = {key: value for key, value in right.items() if key != name}
-        if name == MODEL:
-            del tried[CONFIG]
-        if name in form.values:
-            tried[name] = form.values[name]
-        if (error := _error_in(tried)) is None:
-            right = tried
-        else:
-            wrong.append(place_of(form, error))
-    return tuple(dict.fromkeys(wrong)) or (place_of(form, whole),)
-
-
-def _error_in(values: Mapping[str, Any]) -> UsageError | None:
-    """The first error of a request, as far as it is seen before it is known who answers it."""
+    """Everything that is wrong with a form, as far as it is seen before it is known who answers."""
+    wrong = {one.name: one for one in form.wrong}
     try:
-        asked = read_request(_request_of(values))
-        stack = asked.framework
-        choice(FRAMEWORK, FrameworkName, stack["name"] if isinstance(stack, Mapping) else stack)
-        for name, allowed in asked.knobs.items():
-            for value in allowed:
-                _check_knob(name, value)
+        read_request({name: value for name, value in form.request.items() if value is not None})
     except UsageError as error:
-        return error
-    return None
-
-
-def _check_knob(name: str, value: object) -> None:
-    try:
-        knob_value(name, value)
-    except UsageError as error:
-        raise renamed(error, f"knobs.{name}") from error
+        for one in error.errors:
+            placed = place_of(form, one)
+            wrong.setdefault(placed.name, placed)
+    return tuple(wrong.values())
 
 
 def place_of(form: TypedForm, error: UsageError) -> Wrong:
@@ -278,7 +218,7 @@ def _request_of(values: Mapping[str, Any]) -> dict[str, Any]:
             request["cluster"] = f"cpu:{ranks}" if nodes == 1 else f"{nodes}x{ranks}xcpu"
         else:
             # The counts are wrong, which is said of any kind.
-            request["cluster"]["gpu"] = STAND_INS[GPU]
+            request["cluster"]["gpu"] = next(iter(gpu_kinds()))
     return request
 
 
@@ -308,7 +248,10 @@ def _value_of(spec: FieldSpec, typed: Sequence[str]) -> Any:
         case Kind.WHOLES:
             return [_whole(one) for one in re.split(r"[\s,]+", text) if one]
         case Kind.OBJECT:
-            return as_mapping(spec.name, _json(spec.name, text))
+            value = _json(spec.name, text)
+            if not isinstance(value, Mapping):
+                raise UsageError(spec.name, value, "must be an object of fields")
+            return value
         case Kind.CLUSTER:
             return _json(spec.name, text) if text.startswith("{") else text
         case Kind.VERSIONS:
@@ -327,31 +270,15 @@ def _number(text: str) -> float | str:
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
+        return read_json(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise UsageError(name, text, f"is not JSON: {error.msg.lower()} ({place})") from error
+    except DoubledNameError as error:
+        raise UsageError(name, text, f"{error.path[:80]} is there twice") from error
     except (ValueError, RecursionError) as error:
-        own = isinstance(error, _JsonError)
-        why = str(error) if own else "it is too deep, or has a number too long"
+        why = str(error)[:80] or "it is too deep"
         raise UsageError(name, text, f"is not JSON that can be read: {why}") from error
-
-
-class _JsonError(ValueError):
-    """Something that the reader of JSON lets pass, and we do not."""
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _JsonError(f"{twice[:80]} is there twice")
-    return values
-
-
-def _no_constant(text: str) -> Any:
-    raise _JsonError(f"{text} is no number")
 
 
 # -- the form, shown ----------------------------------------------------------------------------
@@ -419,7 +346,7 @@ def _texts_of_cluster(cluster: Cluster) -> dict[str, str]:
     if cluster.gpu.device is Device.CPU:
         return {GPU: CPU, **counts}
     is_known = cluster.gpu.name in gpu_kinds()
-    if is_known and parse_cluster(cluster.name, allow_files=False) == cluster:
+    if is_known and parse_cluster(cluster.name) == cluster:
         return {GPU: cluster.gpu.name, **counts}
     return {CLUSTER: json.dumps(cluster.as_dict(), indent=2)}
 

@@ -1,4 +1,7 @@
-"""The form's fields: their names are the paths of the JSON request that ``POST /tune`` takes."""
+"""The form's fields: their names are the paths of the JSON request that ``POST /tune`` takes.
+
+Their kinds and choices come from the request's own JSON schema, and from the table of knobs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +11,12 @@ from typing import Any
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
-from tuner.client.tune_request import AUTO, MOST_PROBES
+from tuner.client.request import AUTO, TuneRequest
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName
 from tuner.core.measurement import Fidelity
-from tuner.core.study import HEADROOM, SamplerName
-from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName
+from tuner.core.workload import Optimizer, Precision
 
 # What is chosen as GPU kind for ranks on the workers' processors.
 CPU = "cpu"
@@ -99,38 +102,81 @@ class FieldGroup:
     """What is to be known of all of them."""
 
 
-OPTIMIZERS: Mapping[Optimizer, str] = {
-    Optimizer.ADAMW: "AdamW",
-    Optimizer.ADAMW_8BIT: "AdamW, state in 8 bits",
-    Optimizer.SGD: "SGD without momentum",
+# Words for values that do not say by themselves what they are.
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "workload.optimizer": {
+        Optimizer.ADAMW: "AdamW",
+        Optimizer.ADAMW_8BIT: "AdamW, state in 8 bits",
+        Optimizer.SGD: "SGD without momentum",
+    },
+    "workload.precision": {Precision.BF16_MIXED: "bf16 mixed, weights in fp32"},
+    "workload.reduce_dtype": {"": "the precision's own format"},
+    FRAMEWORK: {
+        FrameworkName.TORCH: "torch, with a script of yours",
+        FrameworkName.TRAINER: "transformers' Trainer",
+    },
+    "fidelity": {
+        AUTO: "as strongly as workers can",
+        Fidelity.MEASURED: "measured: real steps on the cluster",
+        Fidelity.EMULATED: "emulated: real steps of one rank",
+        Fidelity.PREDICTED: "predicted: no device needed",
+    },
+    "sampler": {"": "cost model"},
 }
-PRECISIONS: Mapping[Precision, str] = {
-    Precision.BF16: "bf16",
-    Precision.BF16_MIXED: "bf16 mixed, weights in fp32",
-    Precision.FP32: "fp32",
-}
-FRAMEWORKS: Mapping[FrameworkName, str] = {
-    FrameworkName.TORCH: "torch, with a script of yours",
-    FrameworkName.ACCELERATE: "accelerate",
-    FrameworkName.TRAINER: "transformers' Trainer",
-    FrameworkName.NANOTRON: "nanotron",
-}
-FIDELITIES: Mapping[str, str] = {
-    AUTO: "as strongly as workers can",
-    Fidelity.MEASURED: "measured: real steps on the cluster",
-    Fidelity.EMULATED: "emulated: real steps of one rank",
-    Fidelity.PREDICTED: "predicted: no device needed",
-}
-
-
-def _options(labels: Mapping[Any, str]) -> tuple[Choice, ...]:
-    return tuple(Choice(str(value), label) for value, label in labels.items())
+# Choices that are the default, and sent as nothing.
+UNSAID = {"sampler": (SamplerName.COST_MODEL,)}
 
 
 @cache
-def groups() -> tuple[FieldGroup, ...]:
-    """The whole form. The catalogues are read once."""
-    return (_model(), _cluster(), _training(), _looking(), _knobs())
+def _schema() -> Mapping[str, Any]:
+    return TuneRequest.model_json_schema()
+
+
+def _at(path: str) -> Mapping[str, Any]:
+    """The schema of what is at a path of the request: of several forms that of an object, or the
+    first that is not null."""
+    kinds, found = _schema()["$defs"], _schema()
+    for name in (*path.split("."), None):
+        while "$ref" in found or "anyOf" in found:
+            forms = [
+                kinds[one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+                for one in found.get("anyOf", [found])
+            ]
+            forms = [one for one in forms if one.get("type") != "null"]
+            found = next((one for one in forms if "properties" in one), forms[0])
+        if name is not None:
+            found = found["properties"][name]
+    return found
+
+
+def _field(path: str, label: str, hint: str = "", **more: Any) -> FieldSpec:
+    """A field of the request; its kind follows from the request's schema."""
+    found = _at(path)
+    if "enum" in found:
+        words = WORDS.get(path, {})
+        values = [one for one in found["enum"] if one not in UNSAID.get(path, ())]
+        values = ["", *values] if "" in words else values
+        options = tuple(Choice(one, words.get(one, one)) for one in values)
+        return FieldSpec(name=path, label=label, kind=Kind.CHOICE, hint=hint, options=options)
+    kind = {"integer": Kind.WHOLE, "number": Kind.NUMBER}.get(found.get("type", ""), Kind.TEXT)
+    kind = Kind.DURATION if path.endswith("_s") else kind
+    return FieldSpec(name=path, label=label, kind=kind, hint=hint, **more)
+
+
+def _knob(name: str) -> FieldSpec:
+    knob, path = KNOBS[name], f"knobs.{name}"
+    options = tuple(Choice(str(value), label) for value, label in knob.values.items())
+    if knob.kind is bool:
+        options = (Choice("true", "on"), Choice("false", "off"))
+    if options:
+        return FieldSpec(name=path, label=knob.label, kind=Kind.FLAGS, options=options)
+    example = "any, or such as 1, 2, 4"
+    return FieldSpec(name=path, label=knob.label, kind=Kind.WHOLES, example=example)
+
+
+def _parameters(name: str) -> str:
+    count = models.entry(name)["parameters"]
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
 @cache
@@ -139,207 +185,147 @@ def specs() -> Mapping[str, FieldSpec]:
     return {spec.name: spec for group in groups() for spec in (*group.fields, *group.folded)}
 
 
-def _model() -> FieldGroup:
-    name = FieldSpec(
-        name=MODEL,
-        label="Model",
-        hint="A name of the catalogue, or a repository such as meta-llama/Llama-3.1-8B.",
-        options=_model_options(),
-        example="such as llama-3.1-8b",
-    )
-    config = FieldSpec(
-        name=CONFIG,
-        label="config.json",
-        kind=Kind.OBJECT,
-        hint="Paste the file of any supported model. It is read as data; nothing is downloaded.",
-        example='{"model_type": "llama", "hidden_size": 4096, ...}',
-    )
-    called = FieldSpec(
-        name=MODEL_NAME,
-        label="What to call it",
-        hint="Optional; of a pasted configuration.",
-        example="such as our-7b",
-    )
-    fold = "Or paste its config.json"
-    return FieldGroup(title="Model", fields=(name,), folded=(config, called), fold=fold)
-
-
-def _model_options() -> tuple[Choice, ...]:
-    sizes = ((name, models.entry(name)["parameters"]) for name in models.names())
-    return tuple(Choice(name, f"{_parameters(count)} parameters") for name, count in sizes)
-
-
-def _parameters(count: int) -> str:
-    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
-
-
-def _cluster() -> FieldGroup:
-    kinds = (
+@cache
+def groups() -> tuple[FieldGroup, ...]:
+    """The whole form. The catalogues are read once."""
+    most = MOST_PROBES[Fidelity.MEASURED]
+    named = tuple(Choice(name, f"{_parameters(name)} parameters") for name in models.names())
+    gpus = (
         Choice(name, f"{kind.title}, {kind.memory_bytes / 2**30:.1f} GiB")
         for name, kind in gpu_kinds().items()
     )
-    gpu = FieldSpec(
-        name=GPU,
-        label="GPU",
-        hint="A kind of the catalogue, or cpu for ranks on processors. Others: under More.",
-        options=(*kinds, Choice(CPU, "CPU ranks")),
-        example="such as h100-80gb",
-    )
-    per_node = FieldSpec(name=GPUS_PER_NODE, label="GPUs per node", kind=Kind.WHOLE, initial="8")
-    nodes = FieldSpec(name=NODES, label="Nodes", kind=Kind.WHOLE, initial="1")
-    return FieldGroup(title="Cluster", fields=(gpu, nodes, per_node))
-
-
-def _training() -> FieldGroup:
-    fields = (
-        FieldSpec(
-            name="workload.sequence_length",
-            label="Sequence length",
-            kind=Kind.WHOLE,
-            hint="Tokens of one sequence.",
-            example="such as 4096",
-        ),
-        FieldSpec(
-            name="workload.global_batch_size",
-            label="Global batch size",
-            kind=Kind.WHOLE,
-            hint="Sequences of one optimizer step, over all GPUs. No answer changes it.",
-            example="such as 256",
-        ),
-        FieldSpec(
-            name="workload.optimizer",
-            label="Optimizer",
-            kind=Kind.CHOICE,
-            options=_options(OPTIMIZERS),
-        ),
-        FieldSpec(
-            name="workload.precision",
-            label="Precision",
-            kind=Kind.CHOICE,
-            options=_options(PRECISIONS),
-        ),
-        FieldSpec(
-            name=FRAMEWORK,
-            label="Framework",
-            kind=Kind.CHOICE,
-            options=_options(FRAMEWORKS),
-        ),
-    )
-    return FieldGroup(title="Training", fields=fields)
-
-
-def _looking() -> FieldGroup:
-    most = MOST_PROBES[Fidelity.MEASURED]
-    fields = (
-        FieldSpec(
-            name="fidelity",
-            label="How probes are run",
-            kind=Kind.CHOICE,
-            options=_options(FIDELITIES),
-        ),
-        FieldSpec(
-            name="budget.max_probes",
-            label="Probes at most",
-            kind=Kind.WHOLE,
-            hint=f"By default {most}; of predicted ones {MOST_PROBES[Fidelity.PREDICTED]}.",
-            example=str(most),
-        ),
-        FieldSpec(
-            name="budget.wall_s",
-            label="Time at most",
-            kind=Kind.DURATION,
-            hint="Such as 10m, 1.5h or 90s.",
-            example="no limit",
-        ),
-        FieldSpec(
-            name="budget.gpu_s",
-            label="GPU time at most",
-            kind=Kind.DURATION,
-            hint="Over all GPUs together.",
-            example="no limit",
-        ),
-    )
-    return FieldGroup(title="How long to look", fields=fields)
-
-
-def _knobs() -> FieldGroup:
-    return FieldGroup(
-        title="More",
-        note="Leave all of this empty to let every legal setting compete.",
-        folded=(*map(_knob, KNOBS), *_further()),
-        fold="Restrict knobs, limits and versions",
-    )
-
-
-def _knob(name: str) -> FieldSpec:
-    knob = KNOBS[name]
-    path, label = f"knobs.{name}", knob.label
-    if knob.values:
-        return FieldSpec(name=path, label=label, kind=Kind.FLAGS, options=_options(knob.values))
-    if knob.kind is bool:
-        options = (Choice("true", "on"), Choice("false", "off"))
-        return FieldSpec(name=path, label=label, kind=Kind.FLAGS, options=options)
-    return FieldSpec(name=path, label=label, kind=Kind.WHOLES, example="any, or such as 1, 2, 4")
-
-
-def _further() -> tuple[FieldSpec, ...]:
     return (
-        FieldSpec(
-            name="headroom",
-            label="Headroom",
-            kind=Kind.NUMBER,
-            hint=f"Share of a GPU's memory to leave free; by default {HEADROOM:g}.",
-            example=f"{HEADROOM:g}",
+        FieldGroup(
+            title="Model",
+            fields=(
+                FieldSpec(
+                    name=MODEL,
+                    label="Model",
+                    hint="A name of the catalogue, or a repository such as"
+                    " meta-llama/Llama-3.1-8B.",
+                    options=named,
+                    example="such as llama-3.1-8b",
+                ),
+            ),
+            folded=(
+                FieldSpec(
+                    name=CONFIG,
+                    label="config.json",
+                    kind=Kind.OBJECT,
+                    hint="Paste the file of any supported model. It is read as data; nothing is"
+                    " downloaded.",
+                    example='{"model_type": "llama", "hidden_size": 4096, ...}',
+                ),
+                _field(
+                    MODEL_NAME,
+                    "What to call it",
+                    "Optional; of a pasted configuration.",
+                    example="such as our-7b",
+                ),
+            ),
+            fold="Or paste its config.json",
         ),
-        FieldSpec(
-            name="memory_limit_gib",
-            label="Memory limit in GiB",
-            kind=Kind.NUMBER,
-            hint="What one GPU may use, taken as it is: headroom is not applied then.",
-        ),
-        FieldSpec(
-            name="tolerance",
-            label="Tolerance",
-            kind=Kind.NUMBER,
-            hint="Gain in speed that is not worth another probe; by default 0.01.",
-            example="0.01",
-        ),
-        FieldSpec(
-            name="workload.reduce_dtype",
-            label="Gradients are reduced in",
-            kind=Kind.CHOICE,
-            options=(
-                Choice("", "the precision's own format"),
-                *(Choice(str(value), str(value)) for value in ReduceDtype),
+        FieldGroup(
+            title="Cluster",
+            fields=(
+                FieldSpec(
+                    name=GPU,
+                    label="GPU",
+                    hint="A kind of the catalogue, or cpu for ranks on processors. Others: under"
+                    " More.",
+                    options=(*gpus, Choice(CPU, "CPU ranks")),
+                    example="such as h100-80gb",
+                ),
+                _field(NODES, "Nodes", initial="1"),
+                _field(GPUS_PER_NODE, "GPUs per node", initial="8"),
             ),
         ),
-        FieldSpec(
-            name=VERSIONS,
-            label="Versions",
-            kind=Kind.VERSIONS,
-            hint="By default those of the workers.",
-            example="such as torch=2.13.0",
-        ),
-        FieldSpec(
-            name="pool",
-            label="Pool of workers",
-            hint="Empty for any.",
-        ),
-        FieldSpec(
-            name="sampler",
-            label="Sampler",
-            kind=Kind.CHOICE,
-            options=(
-                Choice("", "cost model"),
-                *(Choice(str(one), str(one)) for one in SamplerName if one != "cost-model"),
+        FieldGroup(
+            title="Training",
+            fields=(
+                _field(
+                    "workload.sequence_length",
+                    "Sequence length",
+                    "Tokens of one sequence.",
+                    example="such as 4096",
+                ),
+                _field(
+                    "workload.global_batch_size",
+                    "Global batch size",
+                    "Sequences of one optimizer step, over all GPUs. No answer changes it.",
+                    example="such as 256",
+                ),
+                _field("workload.optimizer", "Optimizer"),
+                _field("workload.precision", "Precision"),
+                _field(FRAMEWORK, "Framework"),
             ),
         ),
-        FieldSpec(
-            name=CLUSTER,
-            label="Another cluster",
-            kind=Kind.CLUSTER,
-            hint="In place of the above: its fields as JSON, for GPUs that are not in the"
-            " catalogue or links of your own; or its spelling, such as 4x8xh100-80gb.",
-            example='{"nodes": 4, "gpus_per_node": 8, "gpu": {"name": ..., "memory_bytes": ...}}',
+        FieldGroup(
+            title="How long to look",
+            fields=(
+                _field("fidelity", "How probes are run"),
+                _field(
+                    "budget.max_probes",
+                    "Probes at most",
+                    f"By default {most}; of predicted ones {MOST_PROBES[Fidelity.PREDICTED]}.",
+                    example=str(most),
+                ),
+                _field(
+                    "budget.wall_s",
+                    "Time at most",
+                    "Such as 10m, 1.5h or 90s.",
+                    example="no limit",
+                ),
+                _field(
+                    "budget.gpu_s",
+                    "GPU time at most",
+                    "Over all GPUs together.",
+                    example="no limit",
+                ),
+            ),
+        ),
+        FieldGroup(
+            title="More",
+            note="Leave all of this empty to let every legal setting compete.",
+            fold="Restrict knobs, limits and versions",
+            folded=(
+                *map(_knob, KNOBS),
+                _field(
+                    "headroom",
+                    "Headroom",
+                    f"Share of a GPU's memory to leave free; by default {HEADROOM:g}.",
+                    example=f"{HEADROOM:g}",
+                ),
+                _field(
+                    "memory_limit_gib",
+                    "Memory limit in GiB",
+                    "What one GPU may use, taken as it is: headroom is not applied then.",
+                ),
+                _field(
+                    "tolerance",
+                    "Tolerance",
+                    "Gain in speed that is not worth another probe; by default 0.01.",
+                    example="0.01",
+                ),
+                _field("workload.reduce_dtype", "Gradients are reduced in"),
+                FieldSpec(
+                    name=VERSIONS,
+                    label="Versions",
+                    kind=Kind.VERSIONS,
+                    hint="By default those of the workers.",
+                    example="such as torch=2.13.0",
+                ),
+                _field("pool", "Pool of workers", "Empty for any."),
+                _field("sampler", "Sampler"),
+                FieldSpec(
+                    name=CLUSTER,
+                    label="Another cluster",
+                    kind=Kind.CLUSTER,
+                    hint="In place of the above: its fields as JSON, for GPUs that are not in the"
+                    " catalogue or links of your own; or its spelling, such as 4x8xh100-80gb.",
+                    example='{"nodes": 4, "gpus_per_node": 8, "gpu": {"name": ...,'
+                    ' "memory_bytes": ...}}',
+                ),
+            ),
         ),
     )

@@ -14,7 +14,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
 from tuner.cost.time.step import sharded_step_s
-from workers.calibrate.run import Options, calibrate
+from workers.calibrate import Options, calibrate
 from workers.stop import StopRequest
 
 

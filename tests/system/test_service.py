@@ -98,7 +98,7 @@ def done(process: subprocess.Popen[str]) -> str:
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("postgresql")
 def test_a_question_is_answered_and_exported(start: Start, tmp_path: Path) -> None:
     done(start("migrate", *SERVICES["migrate"]["command"]))

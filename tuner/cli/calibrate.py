@@ -10,10 +10,11 @@ from rich.text import Text
 
 from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
-from tuner.client.inquiry import check_here
 from tuner.client.local import failure_text
+from tuner.client.place import check_here
+from tuner.client.request import read_cluster
 from tuner.client.worker_process import Signals, Worker
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration
@@ -30,7 +31,7 @@ DISTURBED = 1.25
 
 def run(cluster: str, *, as_json: bool, db: str | None) -> int:
     """Calibrate; the exit code."""
-    asked = parse_cluster(cluster)
+    asked = read_cluster(cluster)
     check_here(asked)
     with open_store(db) as store:
         typer.echo(f"calibrating {asked.name}: this takes up to two minutes", err=True)

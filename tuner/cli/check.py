@@ -11,19 +11,18 @@ from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.predict import why_not
 from tuner.cli.tables import rate_text, seconds_text, sizes_text
+from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
-from tuner.client.cases.reading import read_settings
 from tuner.client.check import Beside, Checked, case_of, check
-from tuner.core.framework import parse_stated_versions
+from tuner.client.request import read_settings
+from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word
-from tuner.core.workload import choice
-from tuner.errors import ProbeError
+from tuner.errors import ProbeError, all_of
 from tuner.launchfiles.files import read_file
 from tuner.results.points import question_text
 from tuner.store import open_store
-from tuner.text import read_share, read_size, read_whole
 
 
 def run(asked: CheckAsked) -> int:
@@ -35,7 +34,7 @@ def run(asked: CheckAsked) -> int:
     try:
         case = case_of(found, _beside(asked))
     except NotCoveredError as error:
-        raise ProbeError(f"nothing is known of it: {error}") from error
+        raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     with (
         open_store(asked.db) as store,
         watch_of(as_json=asked.json) as watch,
@@ -53,26 +52,12 @@ def run(asked: CheckAsked) -> int:
 
 def _beside(asked: CheckAsked) -> Beside:
     """The options as values."""
-    memory, headroom = asked.memory_limit, asked.headroom
-    knobs: dict[str, Any] = {}
-    if asked.settings is not None:
-        written, given = read_settings(asked.settings)
-        knobs = {name: getattr(written, name) for name in given}
-    sequence, batch = asked.sequence_length, asked.global_batch_size
-    return Beside(
-        cluster=asked.cluster,
-        model=asked.model,
-        sequence_length=None if sequence is None else read_whole("sequence_length", sequence),
-        global_batch_size=None if batch is None else read_whole("global_batch_size", batch),
-        optimizer=asked.optimizer,
-        precision=asked.precision,
-        reduce_dtype=asked.reduce_dtype,
-        framework=asked.framework,
-        framework_versions=parse_stated_versions(asked.framework_version or ()),
-        settings=knobs,
-        headroom=None if headroom is None else read_share("headroom", headroom),
-        memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
-    )
+    texts = Texts()
+    given: dict[str, Any] = texts.limits(asked)
+    written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
+    if texts.wrong:
+        raise all_of(texts.wrong)
+    return Beside(**given, settings={name: getattr(written, name) for name in names})
 
 
 def _show(console: Console, path: str, checked: Checked) -> None:

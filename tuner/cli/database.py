@@ -1,8 +1,6 @@
 """``tuner db``: bring a database to this version's schema, check it, and copy it."""
 
-import typer
-
-from tuner.cli.errors import print_json
+from tuner.cli.errors import tell
 from tuner.store import default_url, migrate
 from tuner.store.engine import parse_url, shown_url
 from tuner.text import size_text
@@ -13,12 +11,8 @@ def upgrade(*, as_json: bool, db: str | None) -> int:
     url = db or default_url()
     applied = migrate.upgrade(url)
     shown = shown_url(parse_url(url))
-    if as_json:
-        print_json({"db": shown, "applied": applied})
-    else:
-        done = f"applied {', '.join(applied)}" if applied else "is up to date"
-        typer.echo(f"{shown}: {done}")
-    return 0
+    done = f"applied {', '.join(applied)}" if applied else "is up to date"
+    return tell({"db": shown, "applied": applied}, f"{shown}: {done}", as_json=as_json)
 
 
 def check(*, as_json: bool, db: str | None) -> int:
@@ -26,11 +20,8 @@ def check(*, as_json: bool, db: str | None) -> int:
     url = db or default_url()
     problems = migrate.check(url)
     shown = shown_url(parse_url(url))
-    if as_json:
-        print_json({"db": shown, "problems": problems})
-    else:
-        for line in problems or ["in order"]:
-            typer.echo(f"{shown}: {line}")
+    lines = "\n".join(f"{shown}: {line}" for line in problems or ["in order"])
+    tell({"db": shown, "problems": problems}, lines, as_json=as_json)
     return 1 if problems else 0
 
 
@@ -41,8 +32,5 @@ def backup(path: str, *, as_json: bool, db: str | None) -> int:
     url = db or default_url()
     size_bytes = copy(url, path)
     shown = shown_url(parse_url(url))
-    if as_json:
-        print_json({"db": shown, "path": path, "size_bytes": size_bytes})
-    else:
-        typer.echo(f"{shown}: copied to {path}, {size_text(size_bytes)}")
-    return 0
+    found = {"db": shown, "path": path, "size_bytes": size_bytes}
+    return tell(found, f"{shown}: copied to {path}, {size_text(size_bytes)}", as_json=as_json)

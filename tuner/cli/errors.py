@@ -18,14 +18,20 @@ SHOWN = (TunerError, typer.TyperException)
 def report(error: Exception, *, as_json: bool) -> int:
     """Show an error of :data:`SHOWN`; the exit code.
 
-    stderr gets ``tuner: error: ...`` in one line. With ``as_json``, stdout gets
-    ``{"error": {"field", "message", "exit_code"}}``, so that it always holds one JSON object.
+    stderr gets ``tuner: error: ...`` in one line for each field that is wrong. With ``as_json``,
+    stdout gets ``{"error": {"field", "message", "exit_code", "errors"}}``, so that it always holds
+    one JSON object; ``errors`` has ``field``, ``value`` and ``allowed`` of each field.
     """
-    message, code = _one_line(error), exit_code(error)
+    each = error.errors if isinstance(error, UsageError) else (error,)
+    messages, code = [_one_line(one) for one in each], exit_code(error)
     if as_json:
-        found = {"field": field_of(error), "message": message, "exit_code": code}
+        found: dict[str, Any] = {"field": field_of(error), "message": messages[0]}
+        found["exit_code"] = code
+        if isinstance(error, UsageError):
+            found["errors"] = [one.as_dict() for one in error.errors]
         print_json({"error": found})
-    typer.echo(f"tuner: error: {message}", err=True)
+    for message in messages:
+        typer.echo(f"tuner: error: {message}", err=True)
     return code
 
 
@@ -47,6 +53,15 @@ def field_of(error: Exception) -> str | None:
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on stdout."""
     typer.echo(json_text(value, indent=2))
+
+
+def tell(value: Mapping[str, Any], text: str, *, as_json: bool) -> int:
+    """One JSON object, or lines for people, on stdout; the exit code of what went well."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(text)
+    return 0
 
 
 def _all_missing(context: Any) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from tuner.cli.errors import print_json
+from tuner.cli.errors import print_json, tell
 from tuner.client.answered import check_replaceable, read_into, read_path, write_text
 from tuner.client.launch import exported, with_launch
 from tuner.errors import UnknownNameError, UsageError
@@ -34,49 +34,62 @@ def run(
 
     ``into_text`` is a file of the user's own that the answer is merged into, and is not written.
     """
-    path = None if path_text is None else read_path("write", path_text)
-    if format_name == TEMPLATE:
-        return _export_template(study_id, path, into_text, as_json=as_json, db=db)
     if format_name == OPTUNA:
         return _export_optuna(study_id, path_text, into_text, as_json=as_json, db=db)
-    if format_name not in FORMATS:
+    if format_name not in (*FORMATS, TEMPLATE):
         raise UnknownNameError("format", format_name, (*FORMATS, TEMPLATE, OPTUNA))
-    into = None if into_text is None else read_into(into_text, format_name)
-    if path is not None and into is None:
-        check_replaceable("write", format_name, path)
+    path = None if path_text is None else read_path("write", path_text)
+    is_template = format_name == TEMPLATE
+    into = _checked(format_name, path, into_text)
     with open_store(db, create=False) as store:
         study = store.study(study_id)
-    best = require_best(study, answer(study))
-    text = exported(format_name, study.question, best, study.id)
-    found = FORMATS[format_name]
-    if into is not None and found.merge is not None:
-        text = found.merge(text, into)
-    if path is not None:
-        write_text(path, text)
-    beside = found.beside(study.question, best.settings)
-    _tell(study.id, format_name, path, text, beside, as_json=as_json)
-    return 0
-
-
-def _export_template(
-    study_id: str, path: Path | None, into_text: str | None, *, as_json: bool, db: str | None
-) -> int:
-    """The same of a script's template, which is anybody's file: none that is there is replaced."""
-    if into_text is not None:
-        raise UsageError("into", into_text, f"is not applied with {TEMPLATE}")
-    if path is not None and path.exists():
-        raise UsageError("write", str(path), "is there; name another file")
-    with open_store(db, create=False) as store:
-        study = store.study(study_id)
-    if not (name := tuned_name(study.question.script)):
+    name = tuned_name(study.question.script)
+    if is_template and not name:
         raise UsageError("format", TEMPLATE, "is for studies of a --script with a --template")
     suggestion = answer(study)
-    require_best(study, suggestion)
-    text = with_launch(suggestion, study.question).launch["files"][name]
+    best = require_best(study, suggestion)
+    beside: tuple[str, ...] = ()
+    if is_template:
+        text = with_launch(suggestion, study.question).launch["files"][name]
+    else:
+        text = exported(format_name, study.question, best, study.id)
+        found = FORMATS[format_name]
+        beside = found.beside(study.question, best.settings)
+        if into is not None and found.merge is not None:
+            text = found.merge(text, into)
     if path is not None:
         write_text(path, text)
-    _tell(study.id, TEMPLATE, path, text, (), as_json=as_json)
+    if as_json:
+        shown = {"study_id": study.id, "format": format_name, "path": str(path) if path else None}
+        print_json({**shown, "text": text, "beside": list(beside)})
+    else:
+        _show(text, path, beside)
     return 0
+
+
+def _checked(format_name: str, path: Path | None, into_text: str | None) -> str | None:
+    """The text of the user's own file; what may be written over is checked before anything else."""
+    if format_name == TEMPLATE:
+        if into_text is not None:
+            raise UsageError("into", into_text, f"is not applied with {TEMPLATE}")
+        if path is not None and path.exists():  # it is anybody's file
+            raise UsageError("write", str(path), "is there; name another file")
+        return None
+    if into_text is not None:
+        return read_into(into_text, format_name)
+    if path is not None:
+        check_replaceable("write", format_name, path)
+    return None
+
+
+def _show(text: str, path: Path | None, beside: Sequence[str]) -> None:
+    """The text on stdout, or where it went, and what the file cannot say."""
+    if path is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(f"wrote {path}", err=True)
+    for sentence in beside:
+        typer.echo(f"beside it: {sentence}", err=True)
 
 
 def _export_optuna(
@@ -93,31 +106,7 @@ def _export_optuna(
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     count = write_storage(study, path)
-    if as_json:
-        wrote = {"study_id": study.id, "format": OPTUNA, "path": str(path), "trials": count}
-        print_json(wrote)
-    else:
-        trials = count_text(count, "trial")
-        typer.echo(f"wrote {trials} into {path}; see them: optuna-dashboard sqlite:///{path}")
-    return 0
-
-
-def _tell(
-    study_id: str,
-    format_name: str,
-    path: Path | None,
-    text: str,
-    beside: Sequence[str],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        shown = {"study_id": study_id, "format": format_name, "path": str(path) if path else None}
-        print_json({**shown, "text": text, "beside": list(beside)})
-        return
-    if path is None:
-        typer.echo(text, nl=False)
-    else:
-        typer.echo(f"wrote {path}", err=True)
-    for sentence in beside:  # what the file cannot say
-        typer.echo(f"beside it: {sentence}", err=True)
+    wrote = {"study_id": study.id, "format": OPTUNA, "path": str(path), "trials": count}
+    trials = count_text(count, "trial")
+    text = f"wrote {trials} into {path}; see them: optuna-dashboard sqlite:///{path}"
+    return tell(wrote, text, as_json=as_json)

@@ -1,20 +1,18 @@
 """``tuner keys``: who may use the service, and what they did."""
 
 import getpass
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
-from tuner.cli.errors import print_json
+from tuner.cli.errors import print_json, tell
 from tuner.errors import UsageError
 from tuner.store import open_store
 from tuner.store.access import Keys
 from tuner.store.audit import Audit
-from tuner.store.engine import Transactions
 from tuner.store.tables import Scope
 from tuner.text import count_text, moment_text, read_whole
 
@@ -41,8 +39,8 @@ def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
 
 def show_keys(*, as_json: bool, db: str | None) -> int:
     """List the keys; the exit code."""
-    with _opened(db) as transactions:
-        found = Keys(transactions).list()
+    with open_store(db, create=False) as store:
+        found = Keys(store.transactions).list()
     if as_json:
         print_json({"keys": [asdict(key) for key in found]})
     elif not found:
@@ -62,13 +60,10 @@ def show_keys(*, as_json: bool, db: str | None) -> int:
 
 def revoke(key: str, *, as_json: bool, db: str | None) -> int:
     """Revoke a key; the exit code."""
-    with _opened(db) as transactions:
-        revoked = Keys(transactions).revoke(key, by=_user())
-    if as_json:
-        print_json(asdict(revoked))
-    else:
-        typer.echo(f"key {revoked.id} ({revoked.name}) is revoked: no request with it is answered")
-    return 0
+    with open_store(db, create=False) as store:
+        revoked = Keys(store.transactions).revoke(key, by=_user())
+    text = f"key {revoked.id} ({revoked.name}) is revoked: no request with it is answered"
+    return tell(asdict(revoked), text, as_json=as_json)
 
 
 def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
@@ -76,8 +71,8 @@ def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
     most = read_whole("limit", limit)
     if most > MOST:
         raise UsageError("limit", limit, f"must be at most {MOST}")
-    with _opened(db) as transactions:
-        found = Audit(transactions).newest(most)
+    with open_store(db, create=False) as store:
+        found = Audit(store.transactions).newest(most)
     if as_json:
         print_json({"audit": [entry.as_dict() for entry in found]})
     elif not found:
@@ -104,20 +99,10 @@ def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
     except (ValueError, OverflowError) as error:
         allowed = "must be a day or a moment, such as 2026-01-31 or 2026-01-31T12:00"
         raise UsageError("prune_before", before, allowed) from error
-    with _opened(db) as transactions:
-        deleted = Audit(transactions).prune(moment, by=_user())
-    if as_json:
-        print_json({"deleted": deleted, "before": moment.isoformat()})
-    else:
-        at = f"{moment:%Y-%m-%d %H:%M} UTC"
-        typer.echo(f"{count_text(deleted, 'row')} from before {at} deleted")
-    return 0
-
-
-@contextmanager
-def _opened(db: str | None) -> Iterator[Transactions]:
     with open_store(db, create=False) as store:
-        yield store.transactions
+        deleted = Audit(store.transactions).prune(moment, by=_user())
+    text = f"{count_text(deleted, 'row')} from before {moment:%Y-%m-%d %H:%M} UTC deleted"
+    return tell({"deleted": deleted, "before": moment.isoformat()}, text, as_json=as_json)
 
 
 def _user() -> str:

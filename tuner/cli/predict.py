@@ -14,12 +14,12 @@ import typer
 from tuner.cli.case_options import PredictAsked
 from tuner.cli.console import stdout_console, watch_of
 from tuner.cli.errors import print_json, report
-from tuner.client.cases import Policy, answer_cases, answer_of
+from tuner.cli.values import Texts
+from tuner.client.cases import Case, Policy, answer_cases, answer_of
 from tuner.client.cases.lines import Stream
-from tuner.client.predict import case_values, dry_runs_of, read_single_case
+from tuner.client.predict import dry_runs_of, read_single_case
 from tuner.client.values import model_note
-from tuner.core.framework import parse_stated_versions
-from tuner.core.workload import choice
+from tuner.core.bounds import choice
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -28,7 +28,7 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.explain.memory import compared_classes
-from tuner.text import count_text, read_share, read_size, read_whole
+from tuner.text import count_text
 
 # Exit code when nobody reads stdout any more, as of other programs in a pipe.
 CLOSED = 128 + signal.SIGPIPE
@@ -93,8 +93,7 @@ def _opened(path: str) -> Iterator[Stream]:
 
 
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
-    values = _values(asked)
-    case = read_single_case(values)
+    case = _single(asked)
     with (
         watch_of(as_json=asked.json) as watch,
         dry_runs_of(asked.db, policy, watch) as dry_runs,
@@ -105,7 +104,7 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
         profiles = dry_runs.kept(case, classes)
     answer = answer_of(case, finding)
     if asked.json:
-        print_json({**values, "framework": case.question.framework.as_dict(), **answer})
+        print_json({**_as_written(asked, case), **answer})
     elif answer["fits"] is not None:
         from tuner.cli.predictions import show_prediction  # files of cases need none of it
 
@@ -127,26 +126,28 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
     return None
 
 
-def _values(asked: PredictAsked) -> dict[str, Any]:
-    """The options as a case of a file would have them."""
-    for name in NEEDED:
-        if getattr(asked, name) is None:
-            raise UsageError(name, None, "is required, unless --cases names a file of cases")
-    model, headroom, memory = str(asked.model), asked.headroom, asked.memory_limit
-    values = case_values(
-        model=model,
-        cluster=str(asked.cluster),
-        global_batch_size=read_whole("global_batch_size", str(asked.global_batch_size)),
-        sequence_length=read_whole("sequence_length", str(asked.sequence_length)),
-        settings=str(asked.settings),
-        optimizer=asked.optimizer,
-        precision=asked.precision,
-        reduce_dtype=asked.reduce_dtype,
-        framework=asked.framework,
-        framework_versions=parse_stated_versions(asked.framework_version or ()),
-        headroom=None if headroom is None else read_share("headroom", headroom),
-        memory_limit_gib=None if memory is None else read_size("memory_limit", memory) / 2**30,
-    )
-    if note := model_note(model):
+def _single(asked: PredictAsked) -> Case:
+    """The case of the options."""
+    texts, allowed = Texts(), "is required, unless --cases names a file of cases"
+    texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
+    given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
+    case = read_single_case(**given, beside=texts.wrong)
+    if note := model_note(str(asked.model)):
         typer.echo(note, err=True)
-    return values
+    return case
+
+
+def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
+    """The case as a line of a file would have it, with what was written and no more."""
+    question, workload = case.question, case.question.workload.as_dict()
+    optional = ("optimizer", "precision", "reduce_dtype")
+    left_out = [name for name in optional if getattr(asked, name) is None]
+    limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}
+    written = {"headroom": asked.headroom, "memory_limit_gib": asked.memory_limit}
+    return {
+        "workload": {name: v for name, v in workload.items() if name not in left_out},
+        "cluster": question.cluster.as_dict(),
+        "framework": question.framework.as_dict(),
+        "settings": asked.settings,
+        **{name: limits[name] for name, text in written.items() if text is not None},
+    }

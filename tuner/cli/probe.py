@@ -14,10 +14,10 @@ from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.render import show_logs
 from tuner.cli.tables import rate_text
-from tuner.cli.values import read_inquiry
+from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
-from tuner.client.inquiry import Inquiry
 from tuner.client.local import follow, standing_text
+from tuner.client.place import Placed, place_here
 from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
@@ -50,15 +50,17 @@ _FIDELITIES = {
 
 def run(asked: ProbeAsked) -> int:
     """Run the probe; the exit code: 0 it ran and fits, 1 it failed, 3 it does not fit."""
-    inquiry = read_inquiry(asked, max_probes=1)
+    placed = place_here(read_options(asked), asked.db)
+    for note in placed.notes:
+        typer.echo(note, err=True)
     written = parse_settings(asked.settings)
     given = {part.partition("=")[0].strip() for part in asked.settings.split(",")}
-    settings = check_settings(inquiry.question, written, given=given)
-    for note in settings_notes(inquiry.question, written, given=given):
-        typer.echo(f"note: {note.why}", err=True)
+    settings = check_settings(placed.question, written, given=given)
+    for inactive in settings_notes(placed.question, written, given=given):
+        typer.echo(f"note: {inactive.why}", err=True)
     with open_store(asked.db) as store:
-        study, probe = _probed(store, inquiry, settings)
-    study, measurement = replace(study, terms=inquiry.terms), probe.measurement
+        study, probe = _probed(store, placed, settings)
+    study, measurement = replace(study, terms=placed.terms), probe.measurement
     if measurement is None:
         raise ProbeError(f"the probe was not run: study {study.id} is {study.state} {study.reason}")
     if asked.json:
@@ -74,9 +76,9 @@ def run(asked: ProbeAsked) -> int:
     return 0
 
 
-def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, Probe]:
+def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Probe]:
     """The study, and its probe of the settings, which is run now unless it is known already."""
-    fidelity, known = inquiry.terms.fidelity, store.find(inquiry.question)
+    fidelity, known = placed.terms.fidelity, store.find(placed.question)
     if fidelity is Fidelity.PREDICTED:
         # Made again, a dry run of the same configuration would show the same.
         for probe in known.at(fidelity).probes if known else ():
@@ -84,19 +86,19 @@ def _probed(store: Store, inquiry: Inquiry, settings: Settings) -> tuple[Study, 
             if known and probe.request.settings == settings and found and found.memory:
                 typer.echo(standing_text(known, answered=True), err=True)
                 return known, probe
-        if why := why_not_here(inquiry.question, settings):
+        if why := why_not_here(placed.question, settings):
             raise ProbeError(f"these settings cannot be dry-run: {why}")
     # A study that is there keeps its terms: one probe under a limit of its own must not
     # change the study's answer, nor end the search of another command.
-    study = store.ask(inquiry.question, known.terms if known else inquiry.terms)
+    study = store.ask(placed.question, known.terms if known else placed.terms)
     typer.echo(standing_text(study, answered=False), err=True)
-    limit_bytes = inquiry.terms.limit_bytes(inquiry.question.cluster)
+    limit_bytes = placed.terms.limit_bytes(placed.question.cluster)
     entered = _enter(store, study, settings, fidelity, limit_bytes)
     if entered.state is ProbeState.DONE:
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
         store.move(study.id, StudyState.DONE, reason, expect=queued)
         return store.study(study.id), entered
-    deadline_s = inquiry.probe_deadline_s
+    deadline_s = placed.probe_deadline_s
     argv = worker_argv(study.id, queued_only=str(fidelity), probe_deadline_s=deadline_s)
     study = follow(store, study, Terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)

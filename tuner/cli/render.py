@@ -7,14 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import (
-    TEXT_WIDTH,
-    Column,
-    facts_grid,
-    paragraphs,
-    stdout_console,
-    table_of,
-)
+from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, print_rows, stdout_console
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
@@ -29,7 +22,7 @@ from tuner.cli.tables import (
     sizes_text,
     spare_text,
 )
-from tuner.cli.values import read_budget, read_wanted
+from tuner.cli.values import read_options
 from tuner.client.answered import Answered
 from tuner.client.launch import with_launch
 from tuner.client.suggest import AnswerPlace, answer_at
@@ -58,8 +51,7 @@ LOG_LINES = 12
 def run(asked: SuggestAsked) -> int:
     """Answer the question; the exit code."""
     place = AnswerPlace(server=asked.server, replaces=asked.replace, db=asked.db)
-    wanted = read_wanted(asked, **read_budget(asked))
-    answered = answer_at(place, wanted, Terminal(), asked.write or ())
+    answered = answer_at(place, read_options(asked), Terminal(), asked.write or ())
     return show_answered(answered, as_json=asked.json)
 
 
@@ -198,10 +190,8 @@ def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
     sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
     paragraphs(console, sentences, "Why" if best else "No answer")
     if rows := knob_rows(suggestion.facts):
-        cells = zip(*rows, strict=True)
-        columns = [Column(*column) for column in zip(KNOB_HEADS, cells, strict=True)]
         console.print()
-        console.print(table_of(columns, console.width))
+        print_rows(KNOB_HEADS, rows)
     paragraphs(console, [one.why for one in suggestion.dead_knobs], "Knobs without effect here")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from tuner.cli.errors import print_json
+from tuner.cli.errors import print_json, tell
 from tuner.core.study import StudyState
 from tuner.errors import TunerError, UsageError
 from tuner.store import StudySummary, default_url, open_store
@@ -95,11 +95,8 @@ def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | No
             raise UsageError("study", study_id, "must be a whole id, such as st-0123456789ab")
         with Service(server) as service:
             cancelled = str(service.cancel(study_id)["study_id"])
-    if as_json:
-        print_json({"study_id": cancelled, "state": str(StudyState.CANCELLED)})
-    else:
-        typer.echo(f"study {cancelled} is cancelled")
-    return 0
+    found = {"study_id": cancelled, "state": str(StudyState.CANCELLED)}
+    return tell(found, f"study {cancelled} is cancelled", as_json=as_json)
 
 
 def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:

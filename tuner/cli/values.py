@@ -1,91 +1,88 @@
-"""Reads what was written on the command line into values: numbers, shares, sizes, durations."""
+"""Reads what was written on the command line into a request: numbers, sizes, durations, knobs."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-import typer
-
+from tuner.cli.case_options import CaseAsked
 from tuner.cli.options import Asked, SuggestAsked
-from tuner.client.inquiry import Inquiry, inquiry_of
-from tuner.client.request import Wanted
+from tuner.client.request import RequestHere, read_here
+from tuner.core.bounds import choice
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName, parse_stated_versions
 from tuner.core.script import Launch, Script, read_script
-from tuner.core.workload import choice
 from tuner.errors import UsageError
-from tuner.text import (
-    read_duration,
-    read_seconds,
-    read_share,
-    read_size,
-    read_whole,
-)
-
-
-def read_inquiry(asked: Asked, **budget: Any) -> Inquiry:
-    """The inquiry that was written; what its reader should know of it is told on stderr.
-
-    Args:
-        asked: the options.
-        budget: further fields of :class:`Wanted`, already read.
-
-    Raises:
-        UsageError: some of it cannot be read, is contradictory, or cannot be measured here.
-    """
-    inquiry = inquiry_of(read_wanted(asked, **budget), asked.db)
-    for note in inquiry.notes:
-        typer.echo(note, err=True)
-    return inquiry
-
-
-def read_wanted(asked: Asked, **budget: Any) -> Wanted:
-    """Reads the options into values.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
-    return Wanted(
-        model=asked.model,
-        global_batch_size=read_whole("global_batch_size", asked.global_batch_size),
-        sequence_length=read_whole("sequence_length", asked.sequence_length),
-        cluster=asked.cluster,
-        optimizer=asked.optimizer,
-        precision=asked.precision,
-        reduce_dtype=asked.reduce_dtype,
-        framework=asked.framework,
-        framework_versions=parse_stated_versions(asked.framework_version or ()),
-        knobs=_knobs(asked.knob or ()),
-        headroom=if_given(read_share, "headroom", asked.headroom),
-        memory_limit_bytes=if_given(read_size, "memory_limit", asked.memory_limit),
-        fidelity=asked.fidelity,
-        probe_deadline_s=if_given(read_duration, "probe_deadline", asked.probe_deadline),
-        script=_script(asked),
-        **budget,
-    )
-
-
-def read_budget(asked: SuggestAsked) -> dict[str, Any]:
-    """The fields of :class:`Wanted` that say how long to look, and who may.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
-    return {
-        "max_probes": if_given(read_whole, "max_probes", asked.max_probes),
-        "wall_s": if_given(read_duration, "budget", asked.budget),
-        "gpu_s": if_given(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
-        "tolerance": read_share("tolerance", asked.tolerance),
-        "pool": asked.pool,
-        "sampler": asked.sampler,
-    }
-
+from tuner.text import read_duration, read_seconds, read_share, read_size, read_whole
 
 T = TypeVar("T")
+G = TypeVar("G")
 
 
-def if_given(read: Callable[[str, str], T], field: str, text: str | None) -> T | None:
-    """``None`` for an option that was left out, else what ``read`` makes of it."""
-    return None if text is None else read(field, text)
+class Texts:
+    """Reads texts of options one by one; what cannot be read is kept, to be told with the rest."""
+
+    def __init__(self) -> None:
+        self.wrong: list[UsageError] = []
+
+    def read(self, read: Callable[[str, G], T], field: str, given: G | None) -> T | None:
+        """What ``read`` makes of an option; ``None`` of one that is left out, or is wrong."""
+        return None if given is None else self.made(lambda: read(field, given))
+
+    def made(self, make: Callable[[], T]) -> T | None:
+        """The same of what is made of several."""
+        try:
+            return make()
+        except UsageError as error:
+            self.wrong += error.errors
+            return None
+
+    def limits(self, asked: Asked | CaseAsked) -> dict[str, object]:
+        """The options that ``suggest``, ``probe``, ``predict`` and ``check`` have in common."""
+        memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
+        return {
+            "global_batch_size": self.read(
+                read_whole, "global_batch_size", asked.global_batch_size
+            ),
+            "sequence_length": self.read(read_whole, "sequence_length", asked.sequence_length),
+            "model": asked.model,
+            "cluster": asked.cluster,
+            "optimizer": asked.optimizer,
+            "precision": asked.precision,
+            "reduce_dtype": asked.reduce_dtype,
+            "framework": asked.framework,
+            "framework_versions": self.made(
+                lambda: parse_stated_versions(asked.framework_version or ())
+            ),
+            "headroom": self.read(read_share, "headroom", asked.headroom),
+            "memory_limit_gib": None if memory_bytes is None else memory_bytes / 2**30,
+        }
+
+
+def read_options(asked: Asked) -> RequestHere:
+    """The request of ``suggest`` or ``probe``.
+
+    Raises:
+        UsageError: options are wrong; with all that are.
+    """
+    texts = Texts()
+    given = {
+        **texts.limits(asked),
+        "knobs": texts.made(lambda: _knobs(asked.knob or ())),
+        "fidelity": asked.fidelity,
+        "probe_deadline_s": texts.read(read_duration, "probe_deadline", asked.probe_deadline),
+        "script": texts.made(lambda: _script(asked)),
+    }
+    if isinstance(asked, SuggestAsked):
+        given |= {
+            "max_probes": texts.read(read_whole, "max_probes", asked.max_probes),
+            "wall_s": texts.read(read_duration, "budget", asked.budget),
+            "gpu_s": texts.read(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
+            "tolerance": texts.read(read_share, "tolerance", asked.tolerance),
+            "pool": asked.pool,
+            "sampler": asked.sampler,
+        }
+    else:
+        given["max_probes"] = 1
+    return read_here(given, texts.wrong)
 
 
 def _script(asked: Asked) -> Script | None:
@@ -110,9 +107,9 @@ def _script(asked: Asked) -> Script | None:
     )
 
 
-def _knobs(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Allowed values by knob; the question checks them."""
-    found: dict[str, tuple[str, ...]] = {}
+def _knobs(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Allowed values by knob; the request checks them."""
+    found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not name:
@@ -120,5 +117,5 @@ def _knobs(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise UsageError("knob", text, f"must look like tp_size=1,2; the knobs are {known}")
         if name in found:
             raise UsageError("knob", text, f"{name} is given twice; write all its values in one")
-        found[name] = tuple(filter(None, (value.strip() for value in values.split(","))))
+        found[name] = [value for part in values.split(",") if (value := part.strip())]
     return found

@@ -1,12 +1,13 @@
-"""Whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
+"""Tells whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.client.cases import Case, Finding, answer_of
-from tuner.client.predict import Prediction, case_values, read_single_case
-from tuner.client.values import ClusterLike, ModelLike, read_cluster, read_model
+from tuner.client.predict import Prediction, read_single_case
+from tuner.client.request import read_cluster
+from tuner.client.values import ClusterLike, ModelLike, read_model
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, knob_value
 from tuner.core.evaluation import Evaluation
@@ -230,7 +231,7 @@ def case_of(found: Found, beside: Beside) -> Case:
     _check_decided(found, knobs, batch, ranks)
     model = read_model(_model(found, beside))
     _check_layers(found, model.model_type)
-    values = case_values(
+    case = read_single_case(
         model=model,
         cluster=cluster,
         global_batch_size=batch,
@@ -244,7 +245,6 @@ def case_of(found: Found, beside: Beside) -> Case:
         headroom=beside.headroom,
         memory_limit_gib=beside.memory_limit_gib,
     )
-    case = read_single_case(values)
     return replace(case, notes=(*found.notes, *case.notes))
 
 

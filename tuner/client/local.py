@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tuner.client.advance import answered_before, closed_without_probes
 from tuner.client.answered import PlainLines, Progress
-from tuner.client.inquiry import Inquiry
+from tuner.client.place import Placed
 from tuner.client.values import Say
 from tuner.client.worker_process import NoSignals, Signals, Worker, worker_argv
 from tuner.core.measurement import Fidelity
@@ -146,7 +146,7 @@ def failure_text(code: int, words: str) -> str:
     return f"the worker {how}{f': {said}' if said else ''}"
 
 
-def answer_here(store: Store, inquiry: Inquiry, caller: Caller) -> Study:
+def answer_here(store: Store, placed: Placed, caller: Caller) -> Study:
     """The question's study, with all probes that are worth it on these terms.
 
     Raises:
@@ -154,18 +154,18 @@ def answer_here(store: Store, inquiry: Inquiry, caller: Caller) -> Study:
         StoreError: the database fails.
         StoppedError: the caller was asked to end; the study is kept.
     """
-    if stored := answered_before(store, inquiry.question, inquiry.terms):
+    if stored := answered_before(store, placed.question, placed.terms):
         caller.note(standing_text(stored, answered=True))
         caller.note("to probe further, ask with another --max-probes or --budget")
         return stored
-    study = store.ask(inquiry.question, inquiry.terms)
+    study = store.ask(placed.question, placed.terms)
     if closed := closed_without_probes(store, study):
         caller.note(standing_text(closed, answered=True))
         return closed
     caller.note(standing_text(study, answered=False))
-    argv = worker_argv(study.id, probe_deadline_s=inquiry.probe_deadline_s)
+    argv = worker_argv(study.id, probe_deadline_s=placed.probe_deadline_s)
     study = follow(store, study, caller, argv)
-    check_terms(study, inquiry.terms)
+    check_terms(study, placed.terms)
     return study
 
 

@@ -16,22 +16,20 @@ from tuner.client.cases import (
 )
 from tuner.client.cases.answers import unknown
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.cases.reading import renamed
+from tuner.client.request import as_argument, nested
 from tuner.client.values import (
     ClusterLike,
     ModelLike,
     Say,
-    check_mapping,
     plain,
-    read_cluster,
-    read_model,
+    plain_arguments,
     silent,
 )
+from tuner.core.bounds import choice
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Provenance, Quantity
-from tuner.core.workload import choice
-from tuner.errors import UsageError
+from tuner.errors import UsageError, all_of
 from tuner.store import open_store
 
 # Settings: as ``sharding=ddp,micro_batch_size=2``, as knobs by name, or as they were read.
@@ -223,7 +221,7 @@ def _predictions(
     with dry_runs_of(db, policy, watch) as dry_runs:
         dry_runs.prepare([case for case in read if isinstance(case, Case)])
         answers = [
-            unknown(str(one))
+            unknown(one.allowed)
             if isinstance(one, NotCoveredError)
             else answer_of(one, dry_runs.of(one))
             for one in read
@@ -232,9 +230,9 @@ def _predictions(
 
 
 def _single(values: Mapping[str, Any]) -> Case | NotCoveredError:
-    signature(case_values).bind(**values)  # what is missing is said without its name
+    signature(read_single_case).bind(**values)  # what is missing is said without its name
     try:
-        return read_single_case(case_values(**{name: plain(one) for name, one in values.items()}))
+        return read_single_case(**values)
     except NotCoveredError as error:
         return error
 
@@ -248,10 +246,10 @@ def _read(values: Mapping[str, Any], path: str) -> Case | NotCoveredError:
     except NotCoveredError as error:
         return error
     except UsageError as error:
-        raise renamed(error, f"{path}{error.field}") from error
+        raise all_of(one.at(f"{path}{one.field}") for one in error.errors) from error
 
 
-def case_values(
+def read_single_case(
     *,
     model: ModelLike,
     cluster: ClusterLike,
@@ -265,45 +263,29 @@ def case_values(
     framework_versions: Mapping[str, str] | None = None,
     headroom: float | None = None,
     memory_limit_gib: float | None = None,
-) -> dict[str, Any]:
-    """A case as a line of ``tuner predict --cases`` has it; what is ``None`` is left out.
+    beside: Sequence[UsageError] = (),
+) -> Case:
+    """The case of arguments or options; what is wrong is named as these are.
 
     Raises:
-        UsageError: the model or the cluster cannot be read. The rest is read with the case.
-    """
-    found = read_model(model)
-    versions = check_mapping("framework_versions", framework_versions or {})
-    workload = {
-        "model": found.as_config(),
-        "model_name": found.name,
-        "sequence_length": sequence_length,
-        "global_batch_size": global_batch_size,
-        "optimizer": optimizer,
-        "precision": precision,
-        "reduce_dtype": reduce_dtype,
-    }
-    values = {
-        "workload": {name: value for name, value in workload.items() if value is not None},
-        "cluster": read_cluster(cluster).as_dict(),
-        "framework": {"name": framework or "torch", "versions": dict(versions)},
-        "settings": settings.as_dict() if isinstance(settings, Settings) else settings,
-        "headroom": headroom,
-        "memory_limit_gib": memory_limit_gib,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def read_single_case(values: Mapping[str, Any]) -> Case:
-    """The case; a wrong field is named without its path, as an option or argument.
-
-    Raises:
-        UsageError: a field is wrong.
+        UsageError: one is wrong; with all others that are.
         NotCoveredError: nothing is known of it.
     """
-    try:
-        return read_case(values)
-    except UsageError as error:
-        raise renamed(error, error.field.rpartition(".")[2]) from error
+    given = plain_arguments(
+        model=model,
+        cluster=cluster,
+        global_batch_size=global_batch_size,
+        sequence_length=sequence_length,
+        settings=settings,
+        optimizer=optimizer,
+        precision=precision,
+        reduce_dtype=reduce_dtype,
+        framework=framework,
+        framework_versions=framework_versions,
+        headroom=headroom,
+        memory_limit_gib=memory_limit_gib,
+    )
+    return read_case(nested(given), here=True, beside=beside, named=as_argument)
 
 
 @contextmanager

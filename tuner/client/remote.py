@@ -9,10 +9,8 @@ from tuner.catalog.versions import version_table
 from tuner.client.answered import Answered, Target, check_targets, read_targets
 from tuner.client.launch import launch_of
 from tuner.client.local import Caller, watch
-from tuner.client.request import Wanted, given_terms, question_of, read_fidelity
+from tuner.client.request import AUTO, RequestHere
 from tuner.client.service import Service
-from tuner.client.tune_request import AUTO
-from tuner.client.values import model_note
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
 from tuner.core.framework import installed_versions
@@ -52,7 +50,7 @@ KINDS: Mapping[str, type[TunerError]] = {
 
 def answer_there(
     url: str,
-    wanted: Wanted,
+    request: RequestHere,
     caller: Caller,
     *,
     write: Sequence[str] = (),
@@ -63,7 +61,7 @@ def answer_there(
 
     Args:
         url: the service.
-        wanted: what is asked for.
+        request: what is asked for.
         caller: is shown how it goes, and may stop waiting.
         write: files that are wanted, as ``FORMAT=PATH``; they are not written yet.
         replaces: whether a study that is open there on other terms is put on these.
@@ -74,18 +72,19 @@ def answer_there(
         ServiceError: the service cannot be reached, or refused.
         StoppedError: the caller was asked to end. The study goes on.
     """
-    if wanted.script is not None:
+    if request.script is not None:
         allowed = "is run on this machine alone: services take no scripts"
-        raise UsageError("script", wanted.script.path, allowed)
-    if wanted.probe_deadline_s is not None:
+        raise UsageError("script", request.script.path, allowed)
+    if request.probe_deadline_s is not None:
         allowed = "is for the service's workers to say: tuner worker --probe-deadline"
-        raise UsageError("probe_deadline", wanted.probe_deadline_s, allowed)
-    question = question_of(wanted, _versions())
+        raise UsageError("probe_deadline", request.probe_deadline_s, allowed)
+    # The service has versions of its own, and names them: here packages need not be installed.
+    newest = {name: package.newest for name, package in version_table().packages.items()}
+    question = request.question({**newest, **installed_versions()})
     targets = read_targets(write, question, enumerate_space(question))
-    request = request_of(wanted, question, replaces=replaces)
     with Service(url, key) as service:
-        body = service.submit(request)
-        for note in filter(None, (_model_note(wanted), *body.get("notes", ()))):
+        body = service.submit(body_of(request, question, replaces=replaces))
+        for note in filter(None, (request.workload.note, *body.get("notes", ()))):
             caller.note(note)
         study = study_of(body, service.probes(_field(body, "study_id")))
         check_targets(targets, study.question, enumerate_space(study.question))
@@ -98,51 +97,33 @@ def answer_there(
         return _answered(service, study, body, targets)
 
 
-def _model_note(wanted: Wanted) -> str:
-    return "" if wanted.model is None else model_note(wanted.model)
-
-
-def request_of(wanted: Wanted, question: Question, *, replaces: bool = False) -> dict[str, Any]:
+def body_of(request: RequestHere, question: Question, *, replaces: bool = False) -> dict[str, Any]:
     """The body of ``POST /tune``.
 
     Args:
-        wanted: what is asked for.
-        question: the same, checked.
+        request: what is asked for.
+        question: the same, in versions.
         replaces: whether a study that is open there on other terms is put on these.
-
-    Raises:
-        UsageError: a value is impossible.
     """
-    terms, values, spelled = given_terms(wanted), question.as_dict(), _spelled(wanted)
-    limit_bytes = terms["memory_limit_bytes"]
-    request = {
+    values, cluster = question.as_dict(), request.cluster
+    given, budget = request.model_fields_set, request.budget
+    is_spelled = isinstance(cluster, str) and cluster.lower() != "local"
+    stack, sampler = request.framework, request.sampler
+    body = {
         "workload": values["workload"],
-        "cluster": spelled or values["cluster"],
-        "framework": {"name": wanted.framework, "versions": dict(wanted.framework_versions)},
+        "cluster": cluster if is_spelled else values["cluster"],
+        "framework": {"name": stack.name, "versions": dict(stack.versions)},
         "knobs": values["knobs"],
-        "fidelity": str(read_fidelity(wanted, AUTO) or AUTO),
-        "budget": {
-            "max_probes": wanted.max_probes,
-            "wall_s": terms["wall_s"],
-            "gpu_s": terms["device_s"],
-        },
-        "tolerance": terms["tolerance"],
-        "headroom": wanted.headroom,
-        "memory_limit_gib": None if limit_bytes is None else limit_bytes / 2**30,
-        "pool": terms["pool"],
-        "sampler": None if terms["sampler"] is SamplerName.COST_MODEL else str(terms["sampler"]),
+        "fidelity": request.fidelity or AUTO,
+        "budget": {"max_probes": budget.max_probes, "wall_s": budget.wall_s, "gpu_s": budget.gpu_s},
+        "tolerance": request.tolerance,
+        "headroom": request.headroom if "headroom" in given else None,
+        "memory_limit_gib": request.memory_limit_gib,
+        "pool": request.pool,
+        "sampler": None if sampler is SamplerName.COST_MODEL else sampler,
         "replace": replaces or None,
     }
-    return {name: value for name, value in request.items() if value is not None}
-
-
-def _spelled(wanted: Wanted) -> str:
-    """The cluster as a service reads it too; empty for what only this machine knows."""
-    if not isinstance(wanted.cluster, str):
-        return ""
-    spelled = wanted.cluster.strip()
-    is_here = spelled.lower() == "local" or spelled.lower().endswith((".toml", ".json"))
-    return "" if is_here else spelled
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
@@ -286,9 +267,3 @@ def _field(body: Mapping[str, Any], name: str) -> Any:
 def _unreadable(error: Exception) -> ServiceError:
     what = f"{type(error).__name__}: {error}"
     return ServiceError(f"this is no tuner service, or one of another version: {what}")
-
-
-def _versions() -> dict[str, str]:
-    """Reads versions of packages that need not be here: the service has its own, and names them."""
-    newest = {name: package.newest for name, package in version_table().packages.items()}
-    return {**newest, **installed_versions()}

@@ -1,188 +1,884 @@
-"""Values of a request, read into workload, cluster, framework and limits."""
+"""A request as it is written, read strictly into a question and its limits.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+The command line, Python, REST, the form and files of cases all come through here: one model says
+what may be written, and all that is wrong is told at once, each with its path, such as
+``workload.sequence_length``.
+"""
 
-from tuner.client.cases.reading import check_whole, is_number, read_share
-from tuner.client.tune_request import AUTO, LONGEST_S, MOST_PROBES
-from tuner.client.values import ClusterLike, ModelLike, check_mapping, read_cluster, read_model
-from tuner.core.framework import framework
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from tuner.catalog import models
+from tuner.catalog.gpus import gpu_kinds
+from tuner.client.values import (
+    ClusterLike,
+    NotCoveredError,
+    default_sizes,
+    model_note,
+    read_model,
+    uncovered_gpu,
+    uncovered_model_type,
+)
+from tuner.core.bounds import Number, Whole
+from tuner.core.cluster import (
+    MOST_GPUS_PER_NODE,
+    MOST_NODES,
+    SPELLINGS,
+    Cluster,
+    Device,
+    Gpu,
+    Link,
+    catalogue_gpu,
+    on_machine,
+    parse_cluster,
+)
+from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings
+from tuner.core.framework import (
+    FrameworkName,
+    check_stated,
+    framework,
+    framework_name,
+)
 from tuner.core.measurement import Fidelity
-from tuner.core.study import HEADROOM, POOL_SPELLING, Question, SamplerName, Terms
-from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload, choice
-from tuner.errors import UsageError
-from tuner.model import ModelConfig
+from tuner.core.script import Script
+from tuner.core.study import (
+    HEADROOM,
+    MOST_DRY_RUNS,
+    MOST_PROBES,
+    Headroom,
+    Pool,
+    ProbeCount,
+    Question,
+    SamplerName,
+    Seconds,
+    Terms,
+    Tolerance,
+)
+from tuner.core.workload import (
+    BatchSize,
+    Optimizer,
+    Precision,
+    ReduceDtype,
+    SequenceLength,
+    Workload,
+)
+from tuner.cost.script import Script as LoopFacts
+from tuner.errors import UnknownNameError, UsageError, all_of
+from tuner.machine import Machine
+from tuner.model import ModelConfig, published_model, read_model_config
+from tuner.model.checks import check_json
 from tuner.model.shape import unnamed_model
-from tuner.planner.dry_runs import MOST_DRY_RUNS
-from tuner.script import Script
+from tuner.space import count_settings, divisors, enumerate_space
+
+# The word for the strongest fidelity that there is for a question.
+AUTO = "auto"
+# Legal settings of a question that may be asked over a network. Each takes up to a millisecond of
+# the service's time; batches with the usual divisors leave a few hundred, those with the most that
+# were thought of 2,300.
+MOST_SETTINGS = 2500
+# Micro-batch sizes, the smallest ones, that are proposed where there are too many settings.
+FEW = 8
+# Characters of a name or of settings written as text.
+LONGEST_TEXT = 1000
+# Of a memory limit; more is a mistake in units.
+LARGEST_GIB = 2**20
+# Values of a knob that may be allowed.
+MOST_VALUES = 100
+LARGEST_FILE_BYTES = 64 * 1024
+# How a cluster may be written that is not here.
+NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of its fields"
+# What a model is called whose configuration is given without ``model_name``.
+INLINE_MODEL = "the model"
+# Parts of cases that are kept once read, and the characters of the largest.
+MOST_KEPT, LONGEST_KEPT = 4096, 16 * 1024
+
+T = TypeVar("T", bound=BaseModel)
+Read = Callable[[Any, ValidationInfo], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Values of a request. They are checked where they are used, by the functions below."""
-
-    model: ModelLike | None
-    """What is trained; ``None`` for that of a script of the user's own, which is not named."""
-    global_batch_size: int
-    """Sequences of one optimizer step, over all GPUs."""
-    sequence_length: int
-    """Tokens of one sequence."""
-    cluster: ClusterLike = "local"
-    """Where."""
-    optimizer: str = "adamw"
-    """One of :class:`tuner.core.workload.Optimizer`."""
-    precision: str = "bf16"
-    """One of :class:`tuner.core.workload.Precision`."""
-    reduce_dtype: str | None = None
-    """One of :class:`tuner.core.workload.ReduceDtype`; ``None`` for the precision's own."""
-    framework: str = "torch"
-    """One of :class:`tuner.core.framework.FrameworkName`."""
-    framework_versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions that are stated, by package; the others are those installed."""
-    knobs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Knobs restricted to some values."""
-    headroom: float | None = None
-    """Share of each GPU's usable memory to leave free."""
-    memory_limit_bytes: int | None = None
-    """Memory that a step may use of one GPU, taken as it is."""
-    fidelity: str | None = None
-    """One of :class:`tuner.core.measurement.Fidelity`, or ``auto``; ``None`` for the usual."""
-    max_probes: int | None = None
-    """Probes to run at most."""
-    wall_s: float | None = None
-    """Seconds to look at most."""
-    gpu_s: float | None = None
-    """GPU-seconds to spend at most."""
-    probe_deadline_s: float | None = None
-    """Seconds that one probe may take; ``None`` for the worker's own limit."""
-    tolerance: float = 0.01
-    """Gain in speed that is not worth another probe."""
-    pool: str = ""
-    """Label of the service workers that may be at it; empty for any."""
-    sampler: str = SamplerName.COST_MODEL
-    """One of :class:`tuner.core.study.SamplerName`."""
-    script: Script | None = None
-    """The user's own script, which is run in the place of the probe program's step."""
+def is_here(info: ValidationInfo) -> bool:
+    """True of what is written on this machine, where files may be read."""
+    return bool(info.context)
 
 
-def question_of(wanted: Wanted, installed: Mapping[str, str] | None = None) -> Question:
-    """The question.
+def wrong(field: str, given: object, allowed: str) -> PydanticCustomError:
+    """An error in the form in which it passes through pydantic."""
+    return told(UsageError(field, given, allowed))
 
-    Args:
-        wanted: what is asked for.
-        installed: versions of packages for which none is stated; by default those here.
 
-    Raises:
-        UsageError: some of it is wrong; with the field's name.
-    """
-    return Question(
-        workload=_workload(wanted),
-        cluster=read_cluster(wanted.cluster),
-        framework=framework(wanted.framework, wanted.framework_versions, installed),
-        knobs=_knobs(wanted.knobs),
-        script=wanted.script,
+def told(error: UsageError) -> PydanticCustomError:
+    """The same of one that was raised."""
+    return PydanticCustomError("usage", "wrong", {"error": error})
+
+
+def telling(read: Read) -> Read:
+    """``read`` with its usage errors told of the field that is read."""
+
+    def reading(value: Any, info: ValidationInfo) -> Any:
+        try:
+            return read(value, info)
+        except UsageError as error:
+            raise told(error) from error
+
+    return reading
+
+
+class Kept:
+    """Reads a part once for each JSON value: cases come in thousands with the same few."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+
+    def __call__(
+        self, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
+        try:
+            text = "" if is_here(info) else json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            text = ""
+        if not 0 < len(text) <= LONGEST_KEPT:
+            return handler(value)
+        if (found := self._found.get(text)) is None:
+            found = handler(value)
+            if len(self._found) >= MOST_KEPT:
+                self._found.clear()
+            self._found[text] = found
+        return found
+
+
+class Part(BaseModel):
+    """Part of a request; what is null is left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: one for name, one in value.items() if one is not None}
+        return value
+
+
+def _short(text: str, field: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        raise UsageError(field, text, f"must have {LONGEST_TEXT} characters at most")
+    return text
+
+
+# -- what is trained ------------------------------------------------------------------------------
+
+
+def _read_model(value: Any, info: ValidationInfo) -> ModelConfig:
+    if is_here(info):
+        return read_model(value)
+    if isinstance(value, str):
+        if models.find(value) is None:
+            also = "(or give the fields of its config.json)"
+            raise UnknownNameError("model", value[:100], models.names(), also)
+        return published_model(value)
+    if not isinstance(value, Mapping):
+        raise UsageError("model", value, "must be a name, or the fields of a config.json")
+    if reason := uncovered_model_type(value.get("model_type")):
+        raise NotCoveredError("model_type", value.get("model_type"), reason)
+    return read_model_config(value, name=info.data.get("model_name") or INLINE_MODEL)
+
+
+Short = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
+
+
+class WorkloadGiven(Part):
+    """What is trained."""
+
+    model_name: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        default=None, description="What a configuration is called in answers."
+    )
+    model: Annotated[
+        ModelConfig,
+        PlainValidator(telling(_read_model), json_schema_input_type=Short | dict[str, Any]),
+    ] = Field(
+        description="A name of the catalogue, or the fields of a Hugging Face config.json. Nothing"
+        " is downloaded, no path is read, and weights are random."
+    )
+    sequence_length: SequenceLength = Field(description="Tokens of one sequence.")
+    global_batch_size: BatchSize = Field(
+        description="Sequences of one optimizer step, over all GPUs. No answer changes it."
+    )
+    optimizer: Optimizer = Optimizer.ADAMW
+    precision: Precision = Precision.BF16
+    reduce_dtype: ReduceDtype | None = Field(
+        default=None,
+        description="Number format in which gradients are summed; by default the precision's own.",
     )
 
+    _whole: Workload = PrivateAttr()
+    _note: str = PrivateAttr(default="")
 
-def terms_of(wanted: Wanted, fidelity: Fidelity) -> Terms:
-    """The terms of an answer at this fidelity.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _held_together(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "WorkloadGiven":
+        made: WorkloadGiven = handler(value)
+        written = value["model"]
+        try:
+            made._whole = Workload(
+                **{name: getattr(made, name) for name in cls.model_fields if name != "model_name"}
+            )
+        except UsageError as error:
+            longest = default_sizes(written).get("max_position_embeddings")
+            if error.field != "sequence_length" or longest is None:
+                raise told(error) from error
+            also = f"without max_position_embeddings it has transformers' default, {longest}"
+            raise wrong(error.field, error.given, f"{error.allowed}: {also}") from error
+        made._note = model_note(written)
+        return made
 
-    Raises:
-        UsageError: some of them are impossible.
-    """
-    given = given_terms(wanted)
-    if fidelity is Fidelity.PREDICTED and "max_probes" not in given:
-        given["max_dry_runs"] = MOST_DRY_RUNS
-    return Terms(fidelity=fidelity, **{"max_probes": MOST_PROBES[fidelity], **given})
+    @property
+    def workload(self) -> Workload:
+        """The workload that it makes."""
+        return self._whole
 
-
-def given_terms(wanted: Wanted) -> dict[str, Any]:
-    """The fields of :class:`tuner.core.study.Terms` that were given, but for the fidelity.
-
-    Raises:
-        UsageError: one is no such value.
-    """
-    given: dict[str, Any] = {
-        "headroom": HEADROOM if wanted.headroom is None else _share("headroom", wanted.headroom),
-        "memory_limit_bytes": wanted.memory_limit_bytes,
-        "tolerance": _share("tolerance", wanted.tolerance),
-        "wall_s": seconds_of("wall_s", wanted.wall_s),
-        "device_s": seconds_of("gpu_s", wanted.gpu_s),
-        "pool": _pool(wanted.pool),
-        "sampler": choice("sampler", SamplerName, wanted.sampler),
-    }
-    if wanted.max_probes is not None:
-        check_whole("max_probes", wanted.max_probes, 1, 10_000)
-        given["max_probes"] = wanted.max_probes
-    return given
+    @property
+    def note(self) -> str:
+        """A sentence on sizes that a configuration leaves out; empty where none is."""
+        return self._note
 
 
-def read_fidelity(wanted: Wanted, usual: str) -> Fidelity | None:
-    """How probes are to be run; ``None`` for the strongest way that there is.
-
-    Args:
-        wanted: what is asked for.
-        usual: what is meant where nothing is said.
-
-    Raises:
-        UsageError: there is no such fidelity.
-    """
-    word = usual if wanted.fidelity is None else wanted.fidelity
-    if word == AUTO:
-        return None
-    if word not in list(Fidelity):
-        raise UsageError("fidelity", word, f"must be one of {', '.join((AUTO, *Fidelity))}")
-    return Fidelity(word)
+# -- where ----------------------------------------------------------------------------------------
 
 
-def _workload(wanted: Wanted) -> Workload:
-    reduced = wanted.reduce_dtype
-    return Workload(
-        model=_model(wanted),
-        sequence_length=wanted.sequence_length,
-        global_batch_size=wanted.global_batch_size,
-        optimizer=choice("optimizer", Optimizer, wanted.optimizer),
-        precision=choice("precision", Precision, wanted.precision),
-        reduce_dtype=None if reduced is None else choice("reduce_dtype", ReduceDtype, reduced),
-    )
+def _gpu_name(value: Any) -> str:
+    """A GPU's name where it comes without figures; otherwise empty."""
+    if isinstance(value, Mapping) and set(value) == {"name"}:
+        value = value["name"]
+    return value if isinstance(value, str) else ""
 
 
-def _model(wanted: Wanted) -> ModelConfig:
-    if wanted.model is not None:
-        return read_model(wanted.model)
-    if wanted.script is None:
-        raise UsageError("model", None, "must be named; only a --script is probed without")
-    return unnamed_model()
+def _read_gpu(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Gpu:
+    try:
+        name = _short(_gpu_name(value), "gpu")
+        if name == Device.CPU:
+            allowed = 'for CPU ranks, a table with name, device = "cpu" and memory_bytes'
+            raise UsageError("gpu", name, allowed)
+        if name:
+            return catalogue_gpu(name, "gpu")[0]
+        if not isinstance(value, Mapping | Gpu):
+            raise UsageError("gpu", value, "must be a catalogue name or a table of fields")
+        found: Gpu = handler(value)
+    except UsageError as error:
+        raise told(_maybe_uncovered(error, info)) from error
+    return found
 
 
-def _knobs(values: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Allowed values by knob; the question checks them."""
-    for name, allowed in check_mapping("knobs", values).items():
-        if isinstance(allowed, str) or not isinstance(allowed, Sequence):
-            raise UsageError(name, allowed, "must be a list of the values that are allowed")
-    return {name: tuple(allowed) for name, allowed in values.items()}
+def _read_link(value: Any, handler: ValidatorFunctionWrapHandler) -> Link:
+    try:
+        found: Link = handler(value)
+    except UsageError as error:
+        raise told(error) from error
+    return found
 
 
-def _share(field: str, value: object) -> float:
-    return read_share(field, value, 0.05)
+def _maybe_uncovered(error: UsageError, info: ValidationInfo) -> UsageError:
+    """A name that is no mistake of spelling is of a GPU that nothing is known of."""
+    is_unknown = isinstance(error, UnknownNameError) and not is_here(info)
+    reason = uncovered_gpu(str(error.given), gpu_kinds()) if is_unknown else ""
+    return NotCoveredError(error.field, error.given, reason) if reason else error
 
 
-def seconds_of(field: str, value: object) -> float | None:
-    """A duration, if one is given.
+class ClusterGiven(Part):
+    """Where training runs; links that are left out are the catalogue's, or unknown."""
 
-    Raises:
-        UsageError: it is no number of seconds that anybody waits.
-    """
-    if value is None:
-        return None
-    if not is_number(value) or not 0 < value <= LONGEST_S:
-        allowed = f"must be a number of seconds above 0 and up to {LONGEST_S}"
-        raise UsageError(field, value, allowed)
-    return float(value)
+    nodes: Annotated[int, Whole(1, MOST_NODES)]
+    gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
+    gpu: Annotated[Gpu, WrapValidator(_read_gpu, json_schema_input_type=Short | Gpu)]
+    intra_node: Annotated[Link, WrapValidator(_read_link)] | None = None
+    inter_node: Annotated[Link, WrapValidator(_read_link)] | None = None
 
 
-def _pool(value: object) -> str:
+def _read_fields(value: Mapping[str, Any], info: ValidationInfo) -> Cluster:
+    """The cluster of its fields; a pydantic error inside is told with its path."""
+    given = ClusterGiven.model_validate(value, context=info.context)
+    links = {"intra_node": Link(), "inter_node": Link()}
+    if name := _gpu_name(value["gpu"]):
+        links = catalogue_gpu(name, "gpu")[1]
+    links |= {name: link for name in links if (link := getattr(given, name)) is not None}
+    return Cluster(nodes=given.nodes, gpus_per_node=given.gpus_per_node, gpu=given.gpu, **links)
+
+
+def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
+    """A cluster's spelling, which means what it does on one machine or another; or its fields."""
+    if isinstance(value, Cluster):
+        return value
+    if isinstance(value, Mapping):
+        return _read_fields(value, info)
     if not isinstance(value, str):
-        raise UsageError("pool", value, POOL_SPELLING)
+        allowed = "must be a spelling such as 8xa100-80gb, or an object of fields"
+        raise UsageError("cluster", value, allowed)
+    spelled = _short(value, "cluster").strip()
+    if spelled.lower().endswith((".toml", ".json")):
+        if not is_here(info):
+            allowed = "no file is read here: give the cluster's fields"
+            raise UsageError("cluster", value, allowed)
+        found = read_cluster_file(Path(spelled))
+        if not isinstance(found, Mapping):
+            raise UsageError("cluster", found, "must be a table of fields")
+        return on_machine(_read_fields(found, info))
+    if spelled.lower() == "local" and not is_here(info):
+        allowed = "is the machine that asks: name what it has, such as 8xa100-80gb"
+        raise UsageError("cluster", value, allowed)
+    try:
+        parse_cluster(spelled)
+    except UsageError as error:
+        if error.allowed == SPELLINGS and not is_here(info):
+            raise UsageError("cluster", value, NETWORK_SPELLINGS) from error
+        raise _maybe_uncovered(error, info) from error
+    return spelled
+
+
+def _read_cluster(value: Any, info: ValidationInfo) -> Cluster:
+    found = _read_place(value, info)
+    return parse_cluster(found) if isinstance(found, str) else found
+
+
+def read_cluster_file(path: Path) -> Any:
+    """Reads a TOML or JSON file, by the ending of its name; its fields are not looked at.
+
+    Raises:
+        UsageError: it cannot be read, is too large, or is not what its name says.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # a ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError("cluster", str(path), f"cannot be read: {reason}") from error
+    if len(data) > LARGEST_FILE_BYTES:
+        raise UsageError("cluster", str(path), f"must be at most {LARGEST_FILE_BYTES} bytes")
+    loads = tomllib.loads if path.suffix.lower() == ".toml" else json.loads
+    try:
+        return loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+        raise UsageError("cluster", str(path), f"is not {path.suffix[1:]}: {reason}") from error
+
+
+# -- with what ------------------------------------------------------------------------------------
+
+
+def _read_name(value: Any, info: ValidationInfo) -> FrameworkName:
+    return framework_name(_short(value, "name") if isinstance(value, str) else value)
+
+
+def _read_versions(value: Any, info: ValidationInfo) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise UsageError("versions", value, "must be an object of versions by package")
+    return check_stated(dict(value))
+
+
+class FrameworkGiven(Part):
+    """The stack that is launched."""
+
+    name: Annotated[
+        FrameworkName, PlainValidator(telling(_read_name), json_schema_input_type=FrameworkName)
+    ]
+    versions: Annotated[
+        Mapping[str, str],
+        PlainValidator(telling(_read_versions), json_schema_input_type=dict[str, str]),
+    ] = Field(
+        default_factory=dict,
+        description="Releases by package; those left out are the workers'.",
+        examples=[{"accelerate": "1.15.0"}],
+    )
+
+    def __hash__(self) -> int:
+        return hash((self.name, *self.versions.items()))
+
+
+def _read_framework(value: Any, handler: ValidatorFunctionWrapHandler) -> FrameworkGiven:
+    if not isinstance(value, Mapping | FrameworkGiven):
+        try:
+            value = {"name": framework_name(value)}
+        except UsageError as error:
+            raise told(error) from error
+    found: FrameworkGiven = handler(value)
+    return found
+
+
+FrameworkField = Annotated[
+    FrameworkGiven,
+    WrapValidator(_read_framework, json_schema_input_type=FrameworkName | FrameworkGiven),
+]
+TORCH = FrameworkGiven(name=FrameworkName.TORCH)
+
+
+# -- what may be chosen, and for how long ---------------------------------------------------------
+
+
+def _json_knob(name: str, value: Any) -> Any:
+    """A knob's value; what the text form may have and JSON may not is refused."""
+    kind = KNOBS[name].kind
+    if kind is bool and not isinstance(value, bool):
+        raise UsageError(name, value, "must be true or false")
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UsageError(name, value, "must be a positive integer")
+    return knob_value(name, value)
+
+
+def _knob_field(name: str) -> Any:
+    """The type of a knob's list of allowed values, and its description."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        return knob_value(name, value) if is_here(info) else _json_knob(name, value)
+
+    knob = KNOBS[name]
+    one = Annotated[knob.kind, BeforeValidator(telling(read))]  # type: ignore[name-defined]
+    bounds = Field(min_length=1, max_length=MOST_VALUES)
+    listed = Annotated[tuple[one, ...], bounds]
+    return listed | None, Field(default=None, description=f"{knob.label}; active: {knob.live_when}")
+
+
+if TYPE_CHECKING:
+    KnobsGiven = Part
+else:
+    KnobsGiven = create_model(
+        "KnobsGiven",
+        __base__=Part,
+        __doc__="Allows only these values of a knob.",
+        **{name: _knob_field(name) for name in KNOBS},
+    )
+
+
+class BudgetGiven(Part):
+    """How long to look at most."""
+
+    max_probes: ProbeCount | None = None
+    wall_s: Seconds | None = None
+    gpu_s: Seconds | None = Field(default=None, description="GPU-seconds.")
+
+
+def _read_fidelity(value: Any, info: ValidationInfo) -> Fidelity | None:
+    if value == AUTO:
+        return None
+    if value not in list(Fidelity):
+        raise UsageError("fidelity", value, f"must be one of {', '.join((AUTO, *Fidelity))}")
+    return Fidelity(value)
+
+
+MemoryLimit = Annotated[
+    float,
+    Number(2**-30, LARGEST_GIB, f"must be a number of GiB above 0 and up to {LARGEST_GIB}"),
+]
+
+
+class TuneRequest(Part):
+    """A question: which settings are the fastest that fit?"""
+
+    workload: Annotated[WorkloadGiven, WrapValidator(Kept())]
+    cluster: Annotated[
+        str | Cluster,
+        PlainValidator(telling(_read_place), json_schema_input_type=Short | ClusterGiven),
+    ] = Field(
+        description="8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields.",
+        examples=["8xh100-80gb"],
+    )
+    framework: FrameworkField = Field(
+        default_factory=lambda: TORCH, json_schema_extra={"default": str(FrameworkName.TORCH)}
+    )
+    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
+    fidelity: Annotated[
+        Fidelity | None,
+        PlainValidator(
+            telling(_read_fidelity),
+            json_schema_input_type=Literal["auto", "measured", "emulated", "predicted"],
+        ),
+    ] = Field(
+        default=None,
+        description="How probes are run; auto is the strongest that the living workers have.",
+        json_schema_extra={"default": AUTO},
+    )
+    budget: BudgetGiven = BudgetGiven()
+    tolerance: Tolerance = Field(default=0.01, description="Gain that is not worth another probe.")
+    headroom: Headroom = Field(
+        default=HEADROOM, description="Share of a GPU's memory to leave free."
+    )
+    memory_limit_gib: MemoryLimit | None = None
+    pool: Pool = Field(default="", description="Workers that may be at it.")
+    sampler: SamplerName = Field(
+        default=SamplerName.COST_MODEL,
+        description="Proposes the next configuration: ours, or one of Optuna's.",
+    )
+    replace: StrictBool = Field(
+        default=False,
+        description="Whether a study of this question that is open on other terms is put on these:"
+        " whoever waits for it gets no answer on their own terms then. Otherwise this is 409.",
+    )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was written and is not used, or was left out and matters."""
+        both = {"headroom", "memory_limit_gib"} <= self.model_fields_set
+        why = "the headroom is not applied: the memory limit is taken as it is" if both else ""
+        return tuple(filter(None, (why, self.workload.note)))
+
+    def cluster_on(self, there: Machine | None) -> Cluster:
+        """The cluster; CPU ranks are of a machine, by default this one, unless it names another."""
+        if isinstance(self.cluster, str):
+            return parse_cluster(self.cluster, there)
+        return on_machine(self.cluster, there)
+
+    def question(
+        self,
+        installed: Mapping[str, str],
+        cluster: Cluster | None = None,
+    ) -> Question:
+        """The question, with ``installed`` versions where none are stated.
+
+        Args:
+            installed: versions by package.
+            cluster: where, as :meth:`cluster_on` has it; by default as it was written.
+
+        Raises:
+            UsageError: a version that there is not, or no legal settings, or too many of them.
+        """
+        if cluster is None:
+            here = self.cluster
+            cluster = parse_cluster(here) if isinstance(here, str) else here
+        allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
+        try:
+            stack = framework(self.framework.name, self.framework.versions, installed)
+            question = Question(
+                workload=self.workload.workload,
+                cluster=cluster,
+                framework=stack,
+                knobs=allowed,
+                script=getattr(self, "script", None),
+            )
+            self._check_space(question)
+        except UsageError as error:
+            raise error.at(self._path(error.field)) from error
+        return question
+
+    def _path(self, field: str) -> str:
+        """The path in a request of what a rule names."""
+        first = field.partition(" x ")[0]  # of a product of sizes
+        if first in KNOBS:
+            return f"knobs.{first}"
+        versions = "framework.versions" if self.framework.versions else "framework_version"
+        return {
+            "knob": "knobs",
+            "model": "workload.model",
+            "global_batch_size": "workload.global_batch_size",
+            "framework_version": versions,
+        }.get(field, field)
+
+    def limits_at(self, fidelity: Fidelity) -> Terms:
+        """The limits, with a fidelity's defaults."""
+        budget, limit_gib = self.budget, self.memory_limit_gib
+        few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
+        return Terms(
+            fidelity=fidelity,
+            headroom=self.headroom,
+            memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
+            tolerance=self.tolerance,
+            max_probes=budget.max_probes or MOST_PROBES[fidelity],
+            max_dry_runs=MOST_DRY_RUNS if few else None,
+            wall_s=budget.wall_s,
+            device_s=budget.gpu_s,
+            pool=self.pool,
+            sampler=self.sampler,
+        )
+
+    def _check_space(self, question: Question) -> None:
+        """Refuses a question without legal settings, or of too many; with what would help."""
+        if count_settings(question, MOST_SETTINGS) <= MOST_SETTINGS:
+            enumerate_space(question)
+            return
+        batch = question.workload.global_batch_size
+        sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
+        fewer = replaced(question, knobs={**question.knobs, "micro_batch_size": sizes})
+        less = f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
+        if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
+            less = f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
+        how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {less}"
+        raise UsageError("knobs", question.as_dict()["knobs"], how)
+
+
+def _read_script(value: Any, info: ValidationInfo) -> Script:
+    if not isinstance(value, Script):
+        raise UsageError("script", value, "must be what tuner.read_script returns")
     return value
+
+
+class RequestHere(TuneRequest):
+    """A request that this machine answers, or sends on: files and a script may be named."""
+
+    script: Annotated[Script, PlainValidator(telling(_read_script))] | None = None
+    """The user's own, which is run in the place of the probe program's step."""
+    probe_deadline_s: Seconds | None = None
+    """Seconds that one probe may take; by default the worker's own limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unnamed(cls, value: Any) -> Any:
+        workload = value["workload"]
+        if value.get("script") is None or workload.get("model") is not None:
+            return value
+        return {**value, "workload": {**workload, "model": unnamed_model()}}
+
+    def _check_space(self, question: Question) -> None:
+        """Here first the machine is looked at, and a large space takes nobody else's time."""
+
+    def _path(self, field: str) -> str:
+        return field
+
+
+# Arguments of Python, and options, that are parts of an object of the request.
+_WITHIN: Mapping[str, tuple[str, str]] = {
+    **{name: ("workload", name) for name in WorkloadGiven.model_fields},
+    **{name: ("budget", name) for name in BudgetGiven.model_fields},
+    "framework": ("framework", "name"),
+    "framework_versions": ("framework", "versions"),
+}
+
+
+def nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, in the form of a request; ``None`` is left out."""
+    stack = {"name": given.get("framework") or str(FrameworkName.TORCH)}
+    values: dict[str, Any] = {"workload": {}, "framework": stack}
+    for name, value in given.items():
+        if value is not None and name in _WITHIN:
+            table, inner = _WITHIN[name]
+            values.setdefault(table, {})[inner] = value
+        elif value is not None:
+            values[name] = value
+    return values
+
+
+def as_argument(error: UsageError) -> UsageError:
+    """The same error, named as arguments and options are."""
+    table, _, name = error.field.partition(".")
+    if table == "knobs" and name and name not in KNOBS:
+        known = f"no such knob; the knobs are {', '.join(KNOBS)}"
+        return UsageError("knob", name, known)
+    if table == "framework":
+        return error.at("framework_version" if name == "versions" else "framework")
+    return error if table == "cluster" else error.at(error.field.rpartition(".")[2])
+
+
+# -- a configuration of a question, to be predicted -----------------------------------------------
+
+
+def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
+    """Settings from an object of knobs, or from text such as ``sharding=ddp``; and the
+    names of the knobs that were given.
+
+    Raises:
+        UsageError: no such knob, or a value that it cannot have.
+    """
+    if isinstance(value, str):
+        text = _short(value, "settings")
+        names = {part.partition("=")[0].strip() for part in text.split(",")}
+        return parse_settings(text), frozenset(names & KNOBS.keys())
+    if not isinstance(value, Mapping):
+        raise UsageError("settings", value, "must be an object of fields")
+    found: dict[str, Any] = {}
+    wrong_ones = []
+    for name, one in value.items():
+        try:
+            if name not in KNOBS:
+                raise UsageError(name, one, f"no such knob; there are {', '.join(KNOBS)}")
+            found[name] = _json_knob(name, one)
+        except UsageError as error:
+            wrong_ones.append(error)
+    if wrong_ones:
+        raise all_of(wrong_ones)
+    return Settings(**found), frozenset(found)
+
+
+def _read_settings(value: Any, info: ValidationInfo) -> tuple[Settings, frozenset[str]]:
+    if isinstance(value, Settings):
+        return value, frozenset(KNOBS)
+    return read_settings(value)
+
+
+def _read_loop(value: Any, info: ValidationInfo) -> LoopFacts:
+    return LoopFacts.from_dict(value)
+
+
+class CaseGiven(Part):
+    """One configuration of one question, as a line of a file of cases has it."""
+
+    id: Any = None
+    """Anything; it is only echoed."""
+    workload: Annotated[WorkloadGiven, WrapValidator(Kept())]
+    cluster: Annotated[Cluster, PlainValidator(telling(_read_cluster)), WrapValidator(Kept())]
+    framework: Annotated[FrameworkField, WrapValidator(Kept())] = TORCH
+    settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(telling(_read_settings))]
+    headroom: Headroom = HEADROOM
+    memory_limit_gib: MemoryLimit | None = None
+    script: Annotated[LoopFacts, PlainValidator(telling(_read_loop))] = LoopFacts()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was written and is not used, or was left out and matters."""
+        both = {"headroom", "memory_limit_gib"} <= self.model_fields_set
+        why = "the headroom is not applied: the memory limit is taken as it is" if both else ""
+        return tuple(filter(None, (why, self.workload.note)))
+
+
+# -- reading, and what is wrong -------------------------------------------------------------------
+
+
+def read_request(values: Any, beside: Iterable[UsageError] = ()) -> TuneRequest:
+    """The request in a JSON value, as ``POST /tune`` takes it.
+
+    Args:
+        values: the value.
+        beside: errors of texts that could not be made values; they are told in the place of what
+            is said of the fields.
+
+    Raises:
+        UsageError: a field is wrong, missing or not covered; with all others that are.
+    """
+    _check_plain(values)
+    return read(TuneRequest, values, beside=beside)
+
+
+def read_here(given: Mapping[str, Any], beside: Iterable[UsageError] = ()) -> RequestHere:
+    """The request of arguments or options, with errors that are named as these are.
+
+    Raises:
+        UsageError: one is wrong or missing; with all others that are.
+    """
+    return read(RequestHere, nested(given), here=True, beside=beside, named=as_argument)
+
+
+def read_cluster(value: ClusterLike) -> Cluster:
+    """The cluster of a spelling, a file's path, or its fields.
+
+    Raises:
+        UsageError: it is none; with its path.
+    """
+    return read(_Place, {"cluster": value}, here=True).cluster
+
+
+def read(
+    kind: type[T],
+    values: Any,
+    *,
+    here: bool = False,
+    beside: Iterable[UsageError] = (),
+    named: Callable[[UsageError], UsageError] = lambda error: error,
+) -> T:
+    """The same for any model of this module; ``named`` puts other names to the fields."""
+    errors, made = [*beside], None
+    try:
+        made = kind.model_validate(values, context=here)
+    except ValidationError as error:
+        errors += map(named, errors_of(error.errors(include_url=False)))
+    if errors:
+        raise all_of(errors)
+    assert made is not None
+    return made
+
+
+class _Place(Part):
+    cluster: Annotated[Cluster, PlainValidator(telling(_read_cluster))]
+
+
+def _check_plain(values: Any) -> None:
+    """Refuses what is no shallow JSON of finite numbers and whole characters."""
+    if not isinstance(values, Mapping):
+        raise UsageError("body", values, "must be an object of fields")
+    check_json(values, depth=-2)
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("body", "half a character", "must be of Unicode characters") from error
+
+
+# Words for pydantic's kinds of errors; others have words of their own.
+ALLOWED: Mapping[str, str] = {
+    "missing": "is required",
+    "model_type": "must be an object of fields",
+    "model_attributes_type": "must be an object of fields",
+    "dataclass_type": "must be a table of fields",
+    "bool_type": "must be true or false",
+    "enum": "must be one of {expected}",
+    "tuple_type": f"must be a list of 1 to {MOST_VALUES} values that are allowed",
+    "too_short": f"must be a list of 1 to {MOST_VALUES} values that are allowed",
+    "too_long": f"must be a list of 1 to {MOST_VALUES} values that are allowed",
+    "string_type": "must be a text",
+    "string_too_short": "must have {min_length} characters or more",
+    "string_too_long": "must have {max_length} characters or fewer",
+    "string_pattern_mismatch": "must match {pattern}",
+    "int_parsing": "must be an integer",
+    "int_parsing_size": "must be an integer of 64 bits",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+}
+# Objects by their paths, for those who name a field that there is not.
+_MODELS: Mapping[str, type[Any]] = {
+    "": TuneRequest,
+    "workload": WorkloadGiven,
+    "cluster": ClusterGiven,
+    "cluster.gpu": Gpu,
+    "cluster.intra_node": Link,
+    "cluster.inter_node": Link,
+    "framework": FrameworkGiven,
+    "budget": BudgetGiven,
+    "knobs": KnobsGiven,
+}
+
+
+def errors_of(lines: Iterable[Mapping[str, Any]]) -> Iterator[UsageError]:
+    """pydantic's errors as ours, each with its path."""
+    for line in lines:
+        names = [one for one in line["loc"] if isinstance(one, str)]
+        context, kind = line.get("ctx", {}), line["type"]
+        if isinstance(error := context.get("error"), UsageError):
+            for one in error.errors:
+                yield one.at(_placed(names, one.field))
+            continue
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            path, name = ".".join(names[:-1]), names[-1][:80]
+            fields = sorted(_MODELS[path].__annotations__) if path in _MODELS else ()
+            known = ", ".join(name for name in fields if not name.startswith("_"))
+            field = f"{path}.{name}" if path else name
+            yield UsageError(field, line["input"], f"no such field; there are {known}")
+            continue
+        if "expected" in context:
+            context = {"expected": context["expected"].replace("'", "").replace(" or ", ", ")}
+        allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
+        given = None if kind == "missing" else line.get("input")
+        yield UsageError(".".join(names) or "body", given, allowed)
+
+
+def _placed(names: Sequence[str], field: str) -> str:
+    """The path of what a reader of the part at ``names`` calls ``field``."""
+    path = ".".join(names)
+    if field == "model name":
+        return f"{'.'.join(names[:-1])}.model_name"
+    if not path or field in (path, "", "framework", "framework_version", names[-1]):
+        return path or field or "body"
+    return field if field.startswith(f"{path}.") else f"{path}.{field}"

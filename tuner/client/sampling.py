@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.client.cases.reading import read_limit_gib
-from tuner.client.request import Wanted, question_of, terms_of
-from tuner.client.suggest import stated_versions
-from tuner.client.values import ClusterLike, ModelLike, plain
+from tuner.client.request import read_here
+from tuner.client.values import ClusterLike, ModelLike, plain_arguments
+from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 
 if TYPE_CHECKING:
@@ -57,21 +56,22 @@ def cost_model_sampler(
     from tuner.planner.prior import prior_of  # imports NumPy, as the next does Optuna
     from tuner.search.sampler import CostModelSampler
 
-    limit_gib = read_limit_gib(plain(memory_limit_gib))
-    wanted = Wanted(
-        model=model,
-        global_batch_size=plain(global_batch_size),
-        sequence_length=plain(sequence_length),
-        cluster=cluster,
-        optimizer=optimizer,
-        precision=precision,
-        reduce_dtype=reduce_dtype,
-        framework=framework,
-        framework_versions=stated_versions(framework_versions),
-        knobs=plain(knobs or {}),
-        headroom=plain(headroom),
-        memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
+    request = read_here(
+        plain_arguments(
+            model=model,
+            global_batch_size=global_batch_size,
+            sequence_length=sequence_length,
+            cluster=cluster,
+            optimizer=optimizer,
+            precision=precision,
+            reduce_dtype=reduce_dtype,
+            framework=framework,
+            framework_versions=framework_versions,
+            knobs=knobs,
+            headroom=headroom,
+            memory_limit_gib=memory_limit_gib,
+        )
     )
-    question = question_of(wanted)
-    limit_bytes = terms_of(wanted, Fidelity.MEASURED).limit_bytes(question.cluster)
+    question = request.question(installed_versions())
+    limit_bytes = request.limits_at(Fidelity.MEASURED).limit_bytes(question.cluster)
     return CostModelSampler(prior_of(question, None, limit_bytes), seed=seed)

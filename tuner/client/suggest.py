@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
-from tuner.client.cases.reading import read_limit_gib
-from tuner.client.inquiry import check_covered, inquiry_of
 from tuner.client.local import Caller, PythonCaller, answer_here
-from tuner.client.request import Wanted
-from tuner.client.values import ClusterLike, ModelLike, Say, check_mapping, plain, silent
-from tuner.core.framework import parse_stated_versions
+from tuner.client.place import check_covered, place_here
+from tuner.client.request import RequestHere, read_here
+from tuner.client.values import (
+    ClusterLike,
+    ModelLike,
+    Say,
+    check_mapping,
+    plain_arguments,
+    silent,
+)
 from tuner.core.measurement import Fidelity
 from tuner.errors import UsageError
 from tuner.script import Script
@@ -102,32 +107,39 @@ def suggest(
         ServiceError: the service cannot be reached, or refused.
         StoreError: the database cannot be used.
     """
-    wanted = Wanted(
-        model=model,
-        global_batch_size=plain(global_batch_size),
-        sequence_length=plain(sequence_length),
-        cluster=cluster,
-        optimizer=optimizer,
-        precision=precision,
-        reduce_dtype=reduce_dtype,
-        framework=framework,
-        framework_versions=stated_versions(framework_versions),
-        knobs=plain(knobs or {}),
-        headroom=plain(headroom),
-        memory_limit_bytes=_limit_bytes(headroom, plain(memory_limit_gib)),
-        fidelity=fidelity,
-        max_probes=plain(max_probes),
-        wall_s=plain(wall_s),
-        gpu_s=plain(gpu_s),
-        probe_deadline_s=plain(probe_deadline_s),
-        tolerance=plain(tolerance),
-        pool=pool,
-        sampler=sampler,
-        script=_script(script),
+    beside = []
+    if headroom is not None and memory_limit_gib is not None:  # nobody may see a note here
+        allowed = "is not applied with memory_limit_gib: give one"
+        beside.append(UsageError("headroom", headroom, allowed))
+    request = read_here(
+        plain_arguments(
+            model=model,
+            global_batch_size=global_batch_size,
+            sequence_length=sequence_length,
+            cluster=cluster,
+            optimizer=optimizer,
+            precision=precision,
+            reduce_dtype=reduce_dtype,
+            framework=framework,
+            framework_versions=framework_versions,
+            knobs=knobs,
+            headroom=headroom,
+            memory_limit_gib=memory_limit_gib,
+            fidelity=fidelity,
+            max_probes=max_probes,
+            wall_s=wall_s,
+            gpu_s=gpu_s,
+            probe_deadline_s=probe_deadline_s,
+            tolerance=tolerance,
+            pool=pool,
+            sampler=sampler,
+            script=script,
+        ),
+        beside,
     )
     files = [f"{name}={os.fspath(path)}" for name, path in _files(write).items()]
     place = AnswerPlace(server=server, key=key, replaces=replace, db=db)
-    answered = answer_at(place, wanted, PythonCaller(progress or silent), files)
+    answered = answer_at(place, request, PythonCaller(progress or silent), files)
     found = answered.require()
     answered.write()
     return found
@@ -156,12 +168,14 @@ class AnswerPlace:
             raise UsageError("key", "one", "needs a server that it is for")
 
 
-def answer_at(place: AnswerPlace, wanted: Wanted, caller: Caller, write: Sequence[str]) -> Answered:
+def answer_at(
+    place: AnswerPlace, request: RequestHere, caller: Caller, write: Sequence[str]
+) -> Answered:
     """The answer, wherever it is to be found.
 
     Args:
         place: where.
-        wanted: what is asked for.
+        request: what is asked for.
         caller: is shown how it goes, and may stop it.
         write: files that are wanted, as ``FORMAT=PATH``; they are not written yet.
 
@@ -169,41 +183,21 @@ def answer_at(place: AnswerPlace, wanted: Wanted, caller: Caller, write: Sequenc
         UsageError: something about the question is wrong; nothing was written then.
         TunerError: it could not be answered.
     """
-    if place.server is None:
-        return _answer_here(place.db, wanted, caller, write)
-    from tuner.client.remote import answer_there  # it needs an HTTP client, and no probe does
+    if place.server is not None:
+        from tuner.client.remote import answer_there  # it needs an HTTP client, and no probe does
 
-    return answer_there(
-        place.server, wanted, caller, write=write, replaces=place.replaces, key=place.key
-    )
-
-
-def _answer_here(db: str | None, wanted: Wanted, caller: Caller, write: Sequence[str]) -> Answered:
-    inquiry = inquiry_of(wanted, db)
-    for note in inquiry.notes:
+        return answer_there(
+            place.server, request, caller, write=write, replaces=place.replaces, key=place.key
+        )
+    placed = place_here(request, place.db)
+    for note in placed.notes:
         caller.note(note)
-    if inquiry.terms.fidelity is Fidelity.PREDICTED:
-        check_covered(inquiry.question)
-    targets = read_targets(write, inquiry.question, inquiry.space)
-    with open_store(db) as store:
-        study = answer_here(store, inquiry, caller)
+    if placed.terms.fidelity is Fidelity.PREDICTED:
+        check_covered(placed.question)
+    targets = read_targets(write, placed.question, placed.space)
+    with open_store(place.db) as store:
+        study = answer_here(store, placed, caller)
     return answered_of(study, targets)
-
-
-def stated_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
-    """Releases by package.
-
-    Raises:
-        UsageError: there is no such package, or it is no version.
-    """
-    given = check_mapping("framework_versions", versions or {})
-    return parse_stated_versions(f"{name}={version}" for name, version in given.items())
-
-
-def _script(script: object) -> Script | None:
-    if script is None or isinstance(script, Script):
-        return script
-    raise UsageError("script", script, "must be what tuner.read_script returns")
 
 
 def _files(write: object) -> Mapping[str, str | os.PathLike[str]]:
@@ -213,11 +207,3 @@ def _files(write: object) -> Mapping[str, str | os.PathLike[str]]:
         if not isinstance(path, str | os.PathLike):
             raise UsageError("write", path, "must be the path of a file")
     return files
-
-
-def _limit_bytes(headroom: float | None, memory_limit_gib: float | None) -> int | None:
-    """The limit, of which only one may be given here: nobody may see a note."""
-    if headroom is not None and memory_limit_gib is not None:
-        raise UsageError("headroom", headroom, "is not applied with memory_limit_gib: give one")
-    limit_gib = read_limit_gib(memory_limit_gib)
-    return None if limit_gib is None else round(limit_gib * 2**30)

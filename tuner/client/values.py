@@ -1,20 +1,22 @@
-"""Models and clusters as people and programs name them.
+"""Values as people and programs write them, and what nothing is known of.
 
 Nothing of the planner is imported here: answering a file of cases needs none of it.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import SequenceMatcher, get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from tuner.catalog import models
-from tuner.client.cases.reading import default_note
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, load_model, read_model_config
+from tuner.model.fields import ARCHITECTURES
 
 # Is given a line to show; what it returns is not looked at.
 Say = Callable[[str], object]
@@ -57,21 +59,6 @@ def model_note(value: ModelLike) -> str:
     return note and f"{load_model(spec).name}: {note}"
 
 
-def read_cluster(value: ClusterLike) -> Cluster:
-    """The cluster of a spelling, a file's path, or its fields.
-
-    Raises:
-        UsageError: as :func:`tuner.core.cluster.parse_cluster`.
-    """
-    if isinstance(value, Cluster):
-        return value
-    if isinstance(value, Mapping):
-        return Cluster.from_dict(value)
-    if not isinstance(value, str):
-        raise UsageError("cluster", value, "must be a spelling such as 8xa100-80gb, or its fields")
-    return parse_cluster(value)
-
-
 def plain(value: object) -> Any:
     """The value with numbers as Python has them: a notebook's are often NumPy's."""
     if value is None or isinstance(value, str | bool | int | float):
@@ -83,6 +70,11 @@ def plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def plain_arguments(**given: Any) -> dict[str, Any]:
+    """The arguments that are given, with numbers as Python has them."""
+    return {name: plain(value) for name, value in given.items() if value is not None}
 
 
 def check_mapping(field: str, value: object) -> Mapping[str, Any]:
@@ -98,3 +90,86 @@ def check_mapping(field: str, value: object) -> Mapping[str, Any]:
 
 def silent(text: str) -> None:
     """Shows nothing."""
+
+
+# Fields that decide what a model needs, and that hardly anybody leaves to their default.
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
+
+
+def default_sizes(model: object) -> Mapping[str, Any]:
+    """The sizes that a configuration leaves out, with what transformers takes.
+
+    Args:
+        model: as it is written: a name of the catalogue, or the fields of a ``config.json``.
+    """
+    kind = model.get("model_type") if isinstance(model, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(kind, str) or kind not in ARCHITECTURES:
+        return {}
+    fields = ARCHITECTURES[kind].fields
+    return {
+        name: fields[name].default
+        for name in SIZES
+        if name in fields
+        and fields[name].default is not None
+        and all(model.get(spelling) is None for spelling in (name, *fields[name].also))
+    }
+
+
+def default_note(model: object) -> str:
+    """A sentence on these sizes; empty where none is left out."""
+    listed = ", ".join(f"{name} {value}" for name, value in default_sizes(model).items())
+    if not listed:
+        return ""
+    return f"not in the model's configuration, so taken as transformers does: {listed}"
+
+
+# Similarity from which a name is taken for a misspelled one.
+TYPO = 0.8
+
+
+class NotCoveredError(UsageError):
+    """A model type or a GPU that nothing is known of: its ``allowed`` says why.
+
+    A prediction answers it with that reason; a question is refused for it.
+    """
+
+
+def uncovered_model_type(model_type: object) -> str:
+    """Why a type is not covered; empty for one that is, or that is no type at all."""
+    if not isinstance(model_type, str) or not model_type or model_type in ARCHITECTURES:
+        return ""
+    shown = model_type[:80]
+    near = get_close_matches(shown, ARCHITECTURES, n=1, cutoff=0.75)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"model type {shown!r} is not covered{hint}; covered are {', '.join(ARCHITECTURES)}"
+
+
+def uncovered_gpu(name: str, known: Iterable[str]) -> str:
+    """Why a GPU that has no figures is not covered; empty for a misspelled name of the catalogue.
+
+    A name is misspelled when it is like a known one and has the same numbers: ``h100-80bg`` is,
+    ``h300`` and ``b300`` are other products.
+    """
+    shown = name[:80]
+    if any(_misspelled(shown.lower(), one) for one in known):
+        return ""
+    return (
+        f"GPU {shown!r} is not in the catalogue and comes without figures; give it as an object"
+        " with name, memory_bytes and rates"
+    )
+
+
+def _misspelled(name: str, known: str) -> bool:
+    same_numbers = re.sub(r"[^0-9]", "", name) == re.sub(r"[^0-9]", "", known)
+    return same_numbers and SequenceMatcher(None, name, known).ratio() >= TYPO

@@ -1,13 +1,10 @@
-"""A file that describes a cluster, read as plain values."""
+"""The cluster: equal nodes of equal GPUs, in its fields or as it is spelled."""
 
-import json
 import re
-import tomllib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from tuner.catalog.gpus import (
     GpuKind,
@@ -16,35 +13,9 @@ from tuner.catalog.gpus import (
     is_published_memory,
     reported_kind,
 )
+from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.errors import UsageError
 from tuner.machine import facts as machine
-
-LARGEST_FILE_BYTES = 64 * 1024
-
-
-def read_cluster_file(path: Path) -> Any:
-    """Reads a TOML or JSON file, by the ending of its name; its fields are not looked at.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is not what its name says.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cluster", str(path), f"cannot be read: {reason}") from error
-    if len(data) > LARGEST_FILE_BYTES:
-        raise UsageError("cluster", str(path), f"must be at most {LARGEST_FILE_BYTES} bytes")
-    loads = tomllib.loads if path.suffix.lower() == ".toml" else json.loads
-    try:
-        return loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        reason = str(error) or "nested too deeply"
-        raise UsageError("cluster", str(path), f"is not {path.suffix[1:]}: {reason}") from error
-
-
-T = TypeVar("T")
 
 MOST_NODES = 65_536
 MOST_GPUS_PER_NODE = 1_024
@@ -56,6 +27,14 @@ LONGEST_NAME = 128
 # Of links, memories and GPUs, per second: what no device is, and arithmetic still bears.
 SLOWEST, FASTEST = 1.0, 1e21
 LONGEST_LATENCY_S = 3600.0
+_UNKNOWN = ", or left out when not known"
+Rate = Annotated[
+    float, Number(SLOWEST, FASTEST, f"must be a number from {SLOWEST:g} to {FASTEST:g}{_UNKNOWN}")
+]
+Latency = Annotated[
+    float,
+    Number(0.0, LONGEST_LATENCY_S, f"must be seconds from 0 to {LONGEST_LATENCY_S:g}{_UNKNOWN}"),
+]
 # CPU ranks that ``local`` uses of a machine without GPUs.
 MOST_LOCAL_CPU_RANKS = 8
 
@@ -76,86 +55,68 @@ class Device(StrEnum):
 class Link:
     """A link between two GPUs, as one of them sees it."""
 
-    bytes_per_s: float | None = None
+    bytes_per_s: Rate | None = None
     """Bytes per second in one direction, at its peak; ``None`` when not known."""
-    latency_s: float | None = None
+    latency_s: Latency | None = None
     """Seconds that one step of a ring takes, however little is sent; ``None`` when not known."""
 
     def __post_init__(self) -> None:
-        _rate(self, "bytes_per_s", SLOWEST, FASTEST)
-        _rate(self, "latency_s", 0.0, LONGEST_LATENCY_S)
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One rank's device: a GPU, or a share of this machine."""
 
-    name: str
+    name: Annotated[str, Spelled(r"\w[\w.+-]{0,63}", "must be a short name without spaces")]
     """Catalogue name, or a name of the user's own."""
     device: Device = Device.CUDA
     """GPU or CPU."""
-    memory_bytes: int
+    memory_bytes: Annotated[int, Whole(2**20, 2**50)]
     """Usable memory: what the driver reports as total; for a CPU rank, its share of the RAM."""
-    dense_bf16_flops_per_s: float | None = None
+    dense_bf16_flops_per_s: Rate | None = None
     """Peak rate of bf16 matrices without sparsity; ``None`` if unknown, or without such units."""
-    memory_bytes_per_s: float | None = None
+    memory_bytes_per_s: Rate | None = None
     """Peak bandwidth of its memory; ``None`` when not known."""
-    dense_fp16_flops_per_s: float | None = None
+    dense_fp16_flops_per_s: Rate | None = None
     """Peak rate of fp16 matrices without sparsity; ``None`` when not known."""
-    fp32_flops_per_s: float | None = None
+    fp32_flops_per_s: Rate | None = None
     """Peak rate in plain fp32, without tensor cores; ``None`` when not known."""
-    processor: str = ""
+    processor: Annotated[
+        str,
+        Spelled(f".{{0,{LONGEST_NAME}}}", f"must be a name of at most {LONGEST_NAME} characters"),
+    ] = ""
     """Of a CPU rank, its machine's processor as the kernel names it; empty when not known."""
-    cores: int = 0
+    cores: Annotated[int, Whole(0, MOST_CORES)] = 0
     """Of a CPU rank, its machine's cores, which all ranks share; 0 when not known."""
-    compute_capability: str = ""
+    compute_capability: Annotated[
+        str, Spelled(r"([1-9][0-9]?\.[0-9])?", 'must look like "8.6"')
+    ] = ""
     """Of a user's own NVIDIA GPU, such as ``8.6``. Empty where it is not known, and for GPUs of the
     catalogue, which has their own (:func:`tuner.cost.memory.attention.capability_of`)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not re.fullmatch(r"[\w][\w.+-]{0,63}", self.name):
-            raise UsageError("name", self.name, "must be a short name without spaces")
+        check_bounds(self)
         if self.device not in list(Device):
             raise UsageError("device", self.device, f"must be {' or '.join(Device)}")
         object.__setattr__(self, "device", Device(self.device))
-        _whole(self, "memory_bytes", 2**20, 2**50)
-        for rate in (
-            "dense_bf16_flops_per_s",
-            "memory_bytes_per_s",
-            "dense_fp16_flops_per_s",
-            "fp32_flops_per_s",
-        ):
-            _rate(self, rate, SLOWEST, FASTEST)
-        self._check_processor()
-        self._check_capability()
-
-    def _check_processor(self) -> None:
-        name = self.processor
-        if not isinstance(name, str) or len(name) > LONGEST_NAME or not name.isprintable():
-            allowed = f"must be a name of at most {LONGEST_NAME} characters, in one line"
-            raise UsageError("processor", name, allowed)
-        _whole(self, "cores", 0, MOST_CORES)
-        if self.device is not Device.CPU and (self.processor or self.cores):
-            given = self.processor or self.cores
-            raise UsageError("processor" if self.processor else "cores", given, "is of CPU ranks")
-
-    def _check_capability(self) -> None:
-        capability = self.compute_capability
-        if capability == "":
-            return
-        if not isinstance(capability, str) or not re.fullmatch(r"[1-9][0-9]?\.[0-9]", capability):
-            raise UsageError("compute_capability", capability, 'must look like "8.6"')
-        if self.device is Device.CPU:
-            raise UsageError("compute_capability", capability, "is of NVIDIA GPUs")
+        if not self.processor.isprintable():
+            raise UsageError("processor", self.processor, "must be printable, in one line")
+        is_cpu = self.device is Device.CPU
+        for name in ("processor", "cores"):
+            if getattr(self, name) and not is_cpu:
+                raise UsageError(name, getattr(self, name), "is of CPU ranks")
+        if self.compute_capability and is_cpu:
+            raise UsageError("compute_capability", self.compute_capability, "is of NVIDIA GPUs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Equal nodes of equal GPUs; one rank on each GPU."""
 
-    nodes: int
+    nodes: Annotated[int, Whole(1, MOST_NODES)]
     """Number of nodes."""
-    gpus_per_node: int
+    gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
     """GPUs, and ranks, of one node."""
     gpu: Gpu
     """Each of them."""
@@ -165,8 +126,7 @@ class Cluster:
     """Link between GPUs of two nodes, as one GPU's share."""
 
     def __post_init__(self) -> None:
-        _whole(self, "nodes", 1, MOST_NODES)
-        _whole(self, "gpus_per_node", 1, MOST_GPUS_PER_NODE)
+        check_bounds(self)
         if self.gpu.device is Device.CPU and self.world_size > MOST_CPU_RANKS:
             raise UsageError(
                 "nodes x gpus_per_node", self.world_size, f"at most {MOST_CPU_RANKS} CPU ranks"
@@ -201,46 +161,30 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Cluster":
-        """The reverse of :meth:`as_dict`; it also reads what a user writes.
-
-        ``gpu`` may be a catalogue name, and then links may be left out: they are the kind's. Links
-        of other GPUs may be left out too, and are unknown then.
-
-        Raises:
-            UsageError: a field is missing, unknown, of a wrong type or out of bounds; named with
-                its path, such as ``cluster.gpu.memory_bytes``.
-        """
-        fields = _table("cluster", values, {"nodes", "gpus_per_node", "gpu"}, _LINKS)
-        gpu, links = _read_gpu(fields["gpu"])
-        for name in _LINKS & fields.keys():
-            links[name] = _read(Link, f"cluster.{name}", fields[name])
-        return _built(cls, "cluster", {**fields, **links, "gpu": gpu})
+        """The reverse of :meth:`as_dict`."""
+        return cls(
+            nodes=values["nodes"],
+            gpus_per_node=values["gpus_per_node"],
+            gpu=Gpu(**values["gpu"]),
+            intra_node=Link(**values["intra_node"]),
+            inter_node=Link(**values["inter_node"]),
+        )
 
 
-_LINKS = {"intra_node", "inter_node"}
-
-
-def parse_cluster(
-    text: str, *, allow_files: bool = True, there: machine.Machine | None = None
-) -> Cluster:
+def parse_cluster(text: str, there: machine.Machine | None = None) -> Cluster:
     """The cluster that a user wrote.
 
     Args:
         text: ``8xa100-80gb``; ``4x8xh100-80gb`` (nodes, GPUs of each, kind); ``a100-80gb`` (one);
             ``cpu:2`` (two CPU ranks on this machine); ``2x2xcpu`` (two groups of two, standing for
-            nodes); ``local`` (this machine); or the path of a file that ends in ``.toml`` or
-            ``.json``, with the fields of :class:`Cluster`.
-        allow_files: whether a path is read. Off for text that comes over a network.
+            nodes); or ``local`` (this machine).
         there: another machine, whose CPU ranks are then meant, and which is ``local``.
 
     Raises:
-        UsageError: none of these, a size that is out of bounds, or a bad file.
+        UsageError: none of these, or a size that is out of bounds.
         UnknownNameError: an unknown GPU; with the nearest names.
     """
-    wanted = text.strip()
-    if allow_files and wanted.lower().endswith((".toml", ".json")):
-        return on_machine(Cluster.from_dict(read_cluster_file(Path(wanted))), there)
-    wanted = wanted.lower()
+    wanted = text.strip().lower()
     if wanted == "local":
         return local_cluster(there)
     if ranks := re.fullmatch(r"cpu:([0-9]{1,18})", wanted):
@@ -378,57 +322,11 @@ def _links(kind: GpuKind) -> dict[str, Link]:
     return {"intra_node": link(kind.intra_node), "inter_node": link(kind.inter_node)}
 
 
-def _read_gpu(value: object) -> tuple[Gpu, dict[str, Link]]:
-    """The GPU of a name or a table, and the links that go with it."""
-    if value == Device.CPU:
-        allowed = 'for CPU ranks, a table with name, device = "cpu" and memory_bytes'
-        raise UsageError("cluster.gpu", value, allowed)
-    if isinstance(value, str):
-        kind = gpu_kind(value, "cluster.gpu")
-        return _gpu(kind, kind.memory_bytes), _links(kind)
-    if not isinstance(value, Mapping):
-        raise UsageError("cluster.gpu", value, "must be a catalogue name or a table of fields")
-    gpu = _read(Gpu, "cluster.gpu", value, frozenset({"name", "memory_bytes"}))
-    return gpu, {name: Link() for name in _LINKS}
+def catalogue_gpu(name: str, field: str) -> tuple[Gpu, dict[str, Link]]:
+    """A GPU of the catalogue, and the links that go with it.
 
-
-def _read(kind: type[T], path: str, value: object, required: frozenset[str] = frozenset()) -> T:
-    optional = set(kind.__annotations__) - required
-    return _built(kind, path, _table(path, value, required, optional))
-
-
-def _table(path: str, value: object, required: Set[str], optional: Set[str]) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(path, value, "must be a table of fields")
-    for name in value:
-        if name not in required | optional:
-            known = ", ".join(sorted(required | optional))
-            raise UsageError(f"{path}.{name}", value[name], f"no such field; there are {known}")
-    for name in sorted(required - value.keys()):
-        raise UsageError(f"{path}.{name}", None, "is required")
-    return dict(value)
-
-
-def _built(kind: type[T], path: str, fields: Mapping[str, Any]) -> T:
-    try:
-        return kind(**fields)
-    except UsageError as error:
-        raise UsageError(f"{path}.{error.field}", error.given, error.allowed) from error
-
-
-def _whole(owner: object, name: str, least: int, most: int) -> None:
-    value = getattr(owner, name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UsageError(name, value, f"must be a whole number from {least} to {most}")
-
-
-def _rate(owner: object, name: str, least: float, most: float) -> None:
-    """A figure that may be unknown; stored as float."""
-    value = getattr(owner, name)
-    if value is None:
-        return
-    is_number = not isinstance(value, bool) and isinstance(value, int | float)
-    if not is_number or not least <= value <= most:
-        allowed = f"must be a number from {least:g} to {most:g}, or left out when not known"
-        raise UsageError(name, value, allowed)
-    object.__setattr__(owner, name, float(value))
+    Raises:
+        UnknownNameError: there is none of this name; told of ``field``.
+    """
+    kind = gpu_kind(name, field)
+    return _gpu(kind, kind.memory_bytes), _links(kind)

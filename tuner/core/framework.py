@@ -104,17 +104,8 @@ class Framework:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Framework":
-        """The reverse of :meth:`as_dict`. Nothing is taken from what is installed.
-
-        Raises:
-            UsageError: an unknown field or framework, or a version as in the class.
-        """
-        if unknown := sorted(set(values) - {"name", "versions"}):
-            raise UsageError(f"framework.{unknown[0]}", values[unknown[0]], "no such field")
-        versions = values.get("versions", {})
-        if not isinstance(versions, Mapping):
-            raise UsageError("framework.versions", versions, "must be a table of versions")
-        return cls(name=_name(values.get("name")), versions=versions)
+        """The reverse of :meth:`as_dict`. Nothing is taken from what is installed."""
+        return cls(name=framework_name(values["name"]), versions=values["versions"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +137,25 @@ def framework(
     Raises:
         UsageError: an unknown name or package, or a version as in :class:`Framework`.
     """
-    known = _name(name)
-    stated = {} if stated is None else stated
-    for package in stated:
-        if package not in version_table().packages:
-            raise UnknownNameError("framework_version", package, version_table().packages)
+    known = framework_name(name)
+    stated = check_stated({} if stated is None else stated)
     found = installed_versions() if installed is None else installed
     needed = version_table().frameworks[known].oldest
     fallback = {package: found[package] for package in needed if package in found}
     return Framework(name=known, versions={**fallback, **stated})
+
+
+def check_stated(versions: Mapping[str, str]) -> Mapping[str, str]:
+    """Versions that a user gave, once each is known to be one.
+
+    Raises:
+        UsageError: there is no such package, or it is no version.
+    """
+    for package, version in versions.items():
+        if package not in version_table().packages:
+            raise UnknownNameError("framework_version", package, version_table().packages)
+        _release(package, version)
+    return versions
 
 
 def installed_versions() -> dict[str, str]:
@@ -280,7 +281,12 @@ def _effect(rules: list[KnobRule]) -> KnobEffect:
     return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
 
 
-def _name(name: object) -> FrameworkName:
+def framework_name(name: object) -> FrameworkName:
+    """The framework of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
     if name not in list(FrameworkName):
         raise UnknownNameError("framework", str(name), FrameworkName)
     return FrameworkName(str(name))

@@ -14,10 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
 from tuner.core.framework import Framework, FrameworkName
-from tuner.core.workload import choice
 from tuner.errors import UsageError
 from tuner.model.shape import ModelConfig
 

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, knob_value
 from tuner.core.framework import Framework
@@ -28,7 +28,34 @@ if TYPE_CHECKING:
 # Share of a GPU's usable memory that an answer leaves free, unless a limit is given.
 HEADROOM = 0.05
 
+# Classes that a request dry-runs unless it says otherwise.
+MOST_CLASSES = 3
+# Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
+# four. At about a second each, an answer is there in some ten seconds.
+MOST_DRY_RUNS = 6
+# Probes to run at most, unless a number is given.
+MOST_PROBES: Mapping[Fidelity, int] = {
+    Fidelity.MEASURED: 20,
+    Fidelity.EMULATED: 20,
+    Fidelity.PREDICTED: MOST_CLASSES,
+}
+
 POOL_SPELLING = "must be up to 64 letters, digits, dots, underscores and hyphens"
+# Seconds of a budget: a year.
+LONGEST_S = 366 * 86_400
+
+Headroom = Annotated[
+    float, Number(0, 1, "must be a number from 0 to below 1, such as 0.05", below=True)
+]
+Tolerance = Annotated[
+    float, Number(0, 1, "must be a number from 0 to below 1, such as 0.01", below=True)
+]
+ProbeCount = Annotated[int, Whole(1, 10_000)]
+Seconds = Annotated[
+    float,
+    Number(0, LONGEST_S, f"must be a number of seconds above 0 and up to {LONGEST_S}", above=True),
+]
+Pool = Annotated[str, Spelled("[A-Za-z0-9._-]{0,64}", POOL_SPELLING)]
 
 
 class StudyState(StrEnum):
@@ -104,7 +131,7 @@ class Question:
     """Where."""
     framework: Framework
     """With which stack, in which versions."""
-    knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """Knobs restricted to some values, such as ``{"micro_batch_size": (1, 2)}``."""
     script: Script | None = None
     """The user's own script, which is run in the place of the probe program's step."""
@@ -191,38 +218,31 @@ class Terms:
 
     fidelity: Fidelity = Fidelity.MEASURED
     """How probes are run."""
-    headroom: float = HEADROOM
+    headroom: Headroom = HEADROOM
     """Share of a GPU's usable memory to leave free; not applied to ``memory_limit_bytes``."""
     memory_limit_bytes: int | None = None
     """Memory that one GPU may use, taken as it is."""
-    tolerance: float = 0.01
+    tolerance: Tolerance = 0.01
     """Gain in speed that is not worth another probe, and a tie (relative)."""
-    max_probes: int = 20
+    max_probes: ProbeCount = 20
     """Probes that this asking may spend."""
     max_dry_runs: int | None = None
     """Dry runs that this asking may spend; a predicted probe is one to four of them."""
-    wall_s: float | None = None
+    wall_s: Seconds | None = None
     """Seconds that this asking may take."""
-    device_s: float | None = None
+    device_s: Seconds | None = None
     """Device-seconds that this asking may take."""
-    pool: str = ""
+    pool: Pool = ""
     """Label of the workers that may be at it; empty for any."""
     sampler: SamplerName = SamplerName.COST_MODEL
     """Proposes the next configuration."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.headroom < 1:
-            raise UsageError("headroom", self.headroom, "must be at least 0 and below 1")
-        if not 0 <= self.tolerance < 1:
-            raise UsageError("tolerance", self.tolerance, "must be at least 0 and below 1")
-        if not 1 <= self.max_probes <= 10_000:
-            raise UsageError("max_probes", self.max_probes, "must be from 1 to 10000")
-        for name in ("memory_limit_bytes", "max_dry_runs", "wall_s", "device_s"):
+        check_bounds(self)
+        for name in ("memory_limit_bytes", "max_dry_runs"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(name, value, "must be positive")
-        if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", self.pool):
-            raise UsageError("pool", self.pool, POOL_SPELLING)
 
     def apart(self, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Compares with limits as :meth:`as_dict` writes them: the fields that differ, theirs and

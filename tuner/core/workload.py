@@ -3,17 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
+from tuner.core.bounds import Whole, check_bounds, choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, read_model_config
-
-E = TypeVar("E", bound=StrEnum)
 
 # Sequences in a global batch; more is a mistake in units.
 LARGEST_BATCH = 2**20
 # Tokens in a sequence; more is a mistake in units.
 LARGEST_SEQUENCE = 2**22
+
+SequenceLength = Annotated[int, Whole(2, LARGEST_SEQUENCE)]
+BatchSize = Annotated[int, Whole(1, LARGEST_BATCH)]
 
 
 class Optimizer(StrEnum):
@@ -45,9 +47,9 @@ class Workload:
 
     model: ModelConfig
     """The model's shape."""
-    sequence_length: int
+    sequence_length: SequenceLength
     """Tokens of one sequence; at least 2, for each is predicted from those before it."""
-    global_batch_size: int
+    global_batch_size: BatchSize
     """Sequences of one optimizer step, over all ranks and micro-batches."""
     optimizer: Optimizer = Optimizer.ADAMW
     """The optimizer."""
@@ -57,8 +59,7 @@ class Workload:
     """Number format of gradient reduction; ``None`` becomes the precision's own."""
 
     def __post_init__(self) -> None:
-        _bounded("sequence_length", self.sequence_length, LARGEST_SEQUENCE, least=2)
-        _bounded("global_batch_size", self.global_batch_size, LARGEST_BATCH)
+        check_bounds(self)
         longest = self.model.max_sequence_length
         if self.sequence_length > longest:
             raise UsageError(
@@ -102,19 +103,3 @@ class Workload:
             precision=choice("precision", Precision, values["precision"]),
             reduce_dtype=choice("reduce_dtype", ReduceDtype, values["reduce_dtype"]),
         )
-
-
-def choice(field: str, kind: type[E], value: object) -> E:
-    """The member of ``kind`` that is written ``value``.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if value not in list(kind):
-        raise UsageError(field, value, f"must be one of {', '.join(kind)}")
-    return kind(str(value))
-
-
-def _bounded(field: str, value: object, most: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UsageError(field, value, f"must be an integer from {least} to {most}")

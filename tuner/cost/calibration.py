@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -46,11 +46,6 @@ class ComputeRates:
     layers_error: float
     """Largest relative error of these figures on the layers that they were fitted to."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name != "flops_per_s"}
-        return {"flops_per_s": self.flops_per_s.as_dict(), **plain}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRates:
@@ -64,11 +59,6 @@ class LinkRates:
     """By operation, such as reduce_scatter: its seconds over those of its ring at these rates."""
     error: float
     """Median relative error of all these on the collectives that they were fitted to."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        plain = {"latency_s": self.latency_s, "factors": dict(self.factors), "error": self.error}
-        return {"bytes_per_s": self.bytes_per_s.as_dict(), **plain}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +100,7 @@ class Calibration:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        return {
-            "format": FORMAT,
-            **plain,
-            "versions": dict(self.versions),
-            "memory_bytes_per_s": self.memory_bytes_per_s.as_dict(),
-            "compute": {dtype: rates.as_dict() for dtype, rates in self.compute.items()},
-            "links": {name: rates.as_dict() for name, rates in self.links.items()},
-            "readings": [dict(reading) for reading in self.readings],
-        }
+        return {"format": FORMAT, **asdict(self), "readings": list(self.readings)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Calibration":
@@ -129,38 +110,23 @@ class Calibration:
             ValueError: it is of another format.
             KeyError, TypeError: it is none.
         """
-        if values["format"] != FORMAT:
-            raise ValueError(f"format {values['format']}")
-        return cls(
-            **{name: values[name] for name in _PLAIN},
-            versions=dict(values["versions"]),
-            memory_bytes_per_s=_quantity(values["memory_bytes_per_s"]),
-            compute={
-                dtype: ComputeRates(**{**rates, "flops_per_s": _quantity(rates["flops_per_s"])})
-                for dtype, rates in values["compute"].items()
-            },
-            links={
-                name: LinkRates(**{**rates, "bytes_per_s": _quantity(rates["bytes_per_s"])})
-                for name, rates in values["links"].items()
-            },
-            readings=tuple(values["readings"]),
-        )
+        known = dict(values)
+        if (form := known.pop("format")) != FORMAT:
+            raise ValueError(f"format {form}")
 
+        def quantity(of: Mapping[str, Any]) -> Quantity:
+            return Quantity(**{**of, "provenance": Provenance(of["provenance"])})
 
-_PLAIN = (
-    "hardware",
-    "cluster",
-    "nodes",
-    "gpus_per_node",
-    "at",
-    "wall_s",
-    "disturbance",
-    "overlap_cost",
-)
-
-
-def _quantity(values: Mapping[str, Any]) -> Quantity:
-    return Quantity(**{**values, "provenance": Provenance(values["provenance"])})
+        known["memory_bytes_per_s"] = quantity(known["memory_bytes_per_s"])
+        known["compute"] = {
+            dtype: ComputeRates(**{**rates, "flops_per_s": quantity(rates["flops_per_s"])})
+            for dtype, rates in known["compute"].items()
+        }
+        known["links"] = {
+            name: LinkRates(**{**rates, "bytes_per_s": quantity(rates["bytes_per_s"])})
+            for name, rates in known["links"].items()
+        }
+        return cls(**{**known, "readings": tuple(known["readings"])})
 
 
 def hardware_key(cluster: Cluster) -> str:
@@ -329,30 +295,25 @@ def merged(cases: Sequence[Mapping[str, Any]], ranks: Iterable[Any]) -> tuple[Re
     rows = [list(rank) for rank in ranks]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) > len(cases):
         raise ValueError(f"ranks timed {[len(row) for row in rows]} of {len(cases)} cases")
-    return tuple(_merged(case, together) for case, *together in zip(cases, *rows, strict=False))
-
-
-def _merged(case: Mapping[str, Any], rows: Sequence[Any]) -> Reading:
-    each = []
-    for row in rows:
-        if {name: value for name, value in row.items() if name != "seconds"} != dict(case):
-            raise ValueError(f"a rank timed {row}, not {dict(case)}")
-        seconds = [float(value) for value in row["seconds"]]
-        if not seconds or not all(0 < value < math.inf for value in seconds):
-            raise ValueError(f"seconds {seconds} of {dict(case)}")
-        each.append(seconds)
-    return Reading(
-        case=dict(case),
-        seconds=max(map(_quarter, each)),
-        median_s=max(map(median, each)),
-        low_s=min(map(min, each)),
-        high_s=max(map(max, each)),
-    )
-
-
-def _quarter(seconds: Sequence[float]) -> float:
-    """Caps a count at a quarter of the readings."""
-    return sorted(seconds)[(len(seconds) - 1) // 4]
+    found = []
+    for case, *together in zip(cases, *rows, strict=False):
+        each = []
+        for row in together:
+            if {name: value for name, value in row.items() if name != "seconds"} != dict(case):
+                raise ValueError(f"a rank timed {row}, not {dict(case)}")
+            seconds = sorted(float(value) for value in row["seconds"])
+            if not seconds or not all(0 < value < math.inf for value in seconds):
+                raise ValueError(f"seconds {seconds} of {dict(case)}")
+            each.append(seconds)
+        reading = Reading(
+            case=dict(case),
+            seconds=max(one[(len(one) - 1) // 4] for one in each),
+            median_s=max(map(median, each)),
+            low_s=min(map(min, each)),
+            high_s=max(map(max, each)),
+        )
+        found.append(reading)
+    return tuple(found)
 
 
 def of_kind(readings: Iterable[Reading], kind: str, **sizes: object) -> tuple[Reading, ...]:

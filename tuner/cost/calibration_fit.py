@@ -108,7 +108,13 @@ def _compute(
 ) -> ComputeRates:
     """Matrices first, then what layers and the model's ends take beside them."""
     flops_per_s, small_dim = _matrix_rate(of_kind(readings, "matrix", dtype=dtype))
-    here = _with_rates(cluster, flops_per_s, copied)
+    gpu = replace(
+        cluster.gpu,
+        dense_bf16_flops_per_s=flops_per_s.value,
+        fp32_flops_per_s=flops_per_s.value,
+        memory_bytes_per_s=copied.value,
+    )
+    here = replace(cluster, gpu=gpu)
     timed = _layers(of_kind(readings, "layers", dtype=dtype))
     usual = default_costs().time
     host_s = min((t.layer_s for t in timed), default=usual.torch_host_s)
@@ -120,12 +126,18 @@ def _compute(
         rows = [_beyond_matrices(t, name, stage, here, small_dim, beside) for t in busy]
         found[name] = _slope(rows) if rows else usual[name]
     costs = _costs(small_dim, **found)
+    update_factor = 1.0
+    if updates := of_kind(readings, "update", dtype=dtype):
+        largest = max(updates, key=lambda r: r.case["elements"])  # its state is in no cache
+        moved = update_bytes(Optimizer.ADAMW, PRECISIONS[dtype], largest.case["elements"])
+        assert copied.value is not None
+        update_factor = largest.seconds * copied.value / moved
     errors = [abs(_stage_s(t, LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
     return ComputeRates(
         flops_per_s=flops_per_s,
         small_dim=small_dim,
         layer_host_s=host_s,
-        update_factor=_update_factor(of_kind(readings, "update", dtype=dtype), dtype, copied),
+        update_factor=update_factor,
         layers_error=max(errors, default=0.0),
         **found,
     )
@@ -192,16 +204,6 @@ def _matrix_rate(products: Sequence[Reading]) -> tuple[Quantity, float]:
 BEYOND = 1.1
 
 
-def _with_rates(cluster: Cluster, flops_per_s: Quantity, copied: Quantity) -> Cluster:
-    gpu = replace(
-        cluster.gpu,
-        dense_bf16_flops_per_s=flops_per_s.value,
-        fp32_flops_per_s=flops_per_s.value,
-        memory_bytes_per_s=copied.value,
-    )
-    return replace(cluster, gpu=gpu)
-
-
 def _costs(small_dim: float, **time: float) -> Costs:
     """Constants of matrices alone, and what is given."""
     usual = default_costs()
@@ -231,16 +233,6 @@ def _slope(rows: Sequence[tuple[float, float, float]]) -> float:
     return max(0.0, over / sum((unit / whole) ** 2 for unit, _, whole in rows))
 
 
-def _update_factor(updates: Sequence[Reading], dtype: str, copied: Quantity) -> float:
-    """Fits the factor of the largest update: an optimizer's state is in no cache."""
-    if not updates:
-        return 1.0
-    largest = max(updates, key=lambda r: r.case["elements"])
-    traffic = update_bytes(Optimizer.ADAMW, PRECISIONS[dtype], largest.case["elements"])
-    assert copied.value is not None
-    return largest.seconds * copied.value / traffic
-
-
 # -- communicating ----------------------------------------------------------------------------
 
 
@@ -253,7 +245,10 @@ def _link(readings: Sequence[Reading], axis: str, cluster: Cluster) -> LinkRates
     if per_byte_s <= 0:  # only latency was seen
         per_byte_s = min(left / unit for _, unit, left in rows)
     fits = [one * latency_s + unit * per_byte_s for one, unit, _ in rows]
-    factors = _by_operation(readings, fits, [left for *_, left in rows])
+    factors = {}  # all sizes of an operation together: the largest count
+    for op in dict.fromkeys(r.case["op"] for r in readings):
+        own = [i for i, r in enumerate(readings) if r.case["op"] == op]
+        factors[op] = sum(rows[i][2] for i in own) / sum(fits[i] for i in own)
     errors = [
         abs(factors[reading.case["op"]] * fit_s - left_s) / left_s
         for reading, fit_s, (*_, left_s) in zip(readings, fits, rows, strict=True)
@@ -267,17 +262,6 @@ def _link(readings: Sequence[Reading], axis: str, cluster: Cluster) -> LinkRates
         factors=factors,
         error=median(errors),
     )
-
-
-def _by_operation(
-    readings: Sequence[Reading], fits: Sequence[float], seen: Sequence[float]
-) -> dict[str, float]:
-    """Seconds of each operation over those of its rings, all sizes together: the largest count."""
-    found = {}
-    for op in dict.fromkeys(r.case["op"] for r in readings):
-        rows = [i for i, r in enumerate(readings) if r.case["op"] == op]
-        found[op] = sum(seen[i] for i in rows) / sum(fits[i] for i in rows)
-    return found
 
 
 def _ring(reading: Reading, group: Group, cluster: Cluster) -> tuple[float, float, float]:

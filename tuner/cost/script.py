@@ -90,9 +90,19 @@ def script_bytes(
     do not keep those in the compute precision beside them. A framework without a stated release
     of transformers means the newest.
     """
-    logits = _logits(workload, settings)
-    cache = _cache_bytes(workload, settings) if script.use_cache else 0.0
-    returned = _returned_logit_bytes(workload, framework) * logits
+    compute = COMPUTE_BYTES[workload.precision]
+    releases = {} if isinstance(framework, FrameworkName) else framework.versions
+    release = releases.get("transformers")
+    wide = release is not None and meets(release, FP32_IN_MODEL)
+    shifted = release is not None and meets(release, SHIFTED_COPY)
+    model, tokens = workload.model, settings.micro_batch_size * workload.sequence_length
+    logits = tokens * model.vocab_size / settings.tp_size
+    # keys and values of all layers, of one micro-batch
+    channels = 2 * model.layers * model.kv_heads * model.head_dim / settings.tp_size
+    cache = compute * channels * tokens if script.use_cache else 0.0
+    returned = (4 if wide else compute) * logits
+    # per logit, what this release's loss needs beyond the newest release's
+    loss = 4 * shifted - (compute if compute < 4 and wide else 0)
     # Without checkpointing, attention keeps the very same keys and values for its backward.
     own_cache = cache if settings.activation_checkpointing is Checkpointing.FULL else 0.0
     kept_cache = cache if script.keeps_outputs else 0.0
@@ -102,7 +112,7 @@ def script_bytes(
         Phase.FORWARD: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits},
         Phase.LOSS: {
             **in_forward,
-            Category.LOGITS_AND_LOSS: kept_logits + _loss_bytes(workload, framework) * logits,
+            Category.LOGITS_AND_LOSS: kept_logits + loss * logits,
         },
         Phase.BACKWARD: {
             Category.ACTIVATIONS: own_cache if script.keeps_outputs else 0.0,
@@ -110,37 +120,3 @@ def script_bytes(
         },
         Phase.OPTIMIZER: {Category.ACTIVATIONS: kept_cache, Category.LOGITS_AND_LOSS: kept_logits},
     }
-
-
-def _cache_bytes(workload: Workload, settings: Settings) -> float:
-    """Bytes of one micro-batch's keys and values of all layers, in the compute precision."""
-    model = workload.model
-    channels = 2 * model.layers * model.kv_heads * model.head_dim / settings.tp_size
-    return COMPUTE_BYTES[workload.precision] * channels * _tokens(workload, settings)
-
-
-def _logits(workload: Workload, settings: Settings) -> float:
-    """Number of logits of one micro-batch on this rank."""
-    return _tokens(workload, settings) * workload.model.vocab_size / settings.tp_size
-
-
-def _returned_logit_bytes(workload: Workload, framework: Framework | FrameworkName) -> int:
-    """Bytes of a logit among the model's outputs."""
-    return 4 if _has(framework, FP32_IN_MODEL) else COMPUTE_BYTES[workload.precision]
-
-
-def _loss_bytes(workload: Workload, framework: Framework | FrameworkName) -> int:
-    """Bytes per logit that this release's loss needs beyond the newest release's."""
-    compute = COMPUTE_BYTES[workload.precision]
-    replaced = compute if compute < 4 and _has(framework, FP32_IN_MODEL) else 0
-    return 4 * _has(framework, SHIFTED_COPY) - replaced
-
-
-def _has(framework: Framework | FrameworkName, requirement: str) -> bool:
-    if isinstance(framework, FrameworkName) or "transformers" not in framework.versions:
-        return False
-    return meets(framework.versions["transformers"], requirement)
-
-
-def _tokens(workload: Workload, settings: Settings) -> int:
-    return settings.micro_batch_size * workload.sequence_length

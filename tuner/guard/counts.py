@@ -140,50 +140,23 @@ def _shown(
     workload: Workload, settings: Settings, cluster: Cluster, found: Measurement
 ) -> dict[str, Acted | None]:
     """The knobs that more than the number of collectives shows; ``None`` where one acts as set."""
-    seen = [
-        *_reductions(settings, found),
-        *_recomputations(workload, settings, found),
-        *_offloading(workload, settings, cluster, found),
-    ]
-    return {one.knob: None if getattr(settings, one.knob) == one.value else one for one in seen}
-
-
-def _reductions(settings: Settings, found: Measurement) -> Iterator[Acted]:
-    """When gradients are reduced, which does not depend on how many buckets there are."""
+    seen = []
     count, reduced = settings.gradient_accumulation_steps, found.reducing_micro_batches
-    if count > 1 and reduced:
-        yield Acted(
-            knob="sync_each_batch",
-            value=reduced > 1,
-            why=f"{reduced} of {count} micro-batches reduced gradients",
-        )
-
-
-def _recomputations(workload: Workload, settings: Settings, found: Measurement) -> Iterator[Acted]:
-    """Lists the layers that backward computes again; without splits no collective shows it."""
-    passes = workload.model.layers * settings.gradient_accumulation_steps
-    again = found.recomputed_layers
-    if again is not None:
-        yield Acted(
-            knob="activation_checkpointing",
-            value=Checkpointing.FULL if 2 * again > passes else Checkpointing.NONE,
-            why=f"backward computed {again} of {passes} layers again",
-        )
-
-
-def _offloading(
-    workload: Workload, settings: Settings, cluster: Cluster, found: Measurement
-) -> Iterator[Acted]:
-    """Says where parameters are between steps, on a device that has memory of its own."""
-    if not settings.cpu_offload or found.memory is None or cluster.gpu.device is Device.CPU:
-        return
-    held_bytes = found.memory.by_category.get("parameters", 0)
-    own_bytes = WEIGHT_BYTES[workload.precision] * shards(workload, settings, cluster).shard
-    yield Acted(
-        knob="cpu_offload",
-        value=2 * held_bytes < own_bytes,  # buffers stay on the device
-        why=f"the device held {size_text(held_bytes)} of parameters between steps",
-    )
+    if count > 1 and reduced:  # whatever the number of buckets
+        why = f"{reduced} of {count} micro-batches reduced gradients"
+        seen.append(Acted(knob="sync_each_batch", value=reduced > 1, why=why))
+    passes, again = workload.model.layers * count, found.recomputed_layers
+    if again is not None:  # without splits no collective shows it
+        value = Checkpointing.FULL if 2 * again > passes else Checkpointing.NONE
+        why = f"backward computed {again} of {passes} layers again"
+        seen.append(Acted(knob="activation_checkpointing", value=value, why=why))
+    if settings.cpu_offload and found.memory and cluster.gpu.device is not Device.CPU:
+        held_bytes = found.memory.by_category.get("parameters", 0)
+        own_bytes = WEIGHT_BYTES[workload.precision] * shards(workload, settings, cluster).shard
+        why = f"the device held {size_text(held_bytes)} of parameters between steps"
+        # buffers stay on the device
+        seen.append(Acted(knob="cpu_offload", value=2 * held_bytes < own_bytes, why=why))
+    return {one.knob: None if getattr(settings, one.knob) == one.value else one for one in seen}
 
 
 def _others(settings: Settings, cluster: Cluster) -> Iterator[tuple[str, object]]:

@@ -63,32 +63,31 @@ def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str,
     if depth > MOST_LAYERS:
         raise NoReplicaError(f"{model.name} has {depth} layers that follow no pattern")
     config = at_depth(model, depth)
-    notes = _leave_out(config)
-    error: TunerError | None = None
-    for fields in _shapes(model, config, parts):
-        try:
-            return read_model_config(fields, name=f"replica of {model.name}"), notes
-        except TunerError as refused:
-            error = refused
-    raise NoReplicaError(f"no small {model.model_type} of its kind is allowed: {error}")
-
-
-def _leave_out(config: dict[str, Any]) -> tuple[str, ...]:
-    """Take out what is random, or not the mean over a batch's tokens: it cannot be compared."""
     notes = []
-    for name in config:
+    for name in config:  # what is random, or not the mean over a batch's tokens, is not compared
         if ("drop" in name or name == "router_jitter_noise") and config[name]:
             config[name] = 0.0
             notes.append(f"{name} was set to 0")
     if config.get("output_router_logits"):
         config["output_router_logits"] = False
         notes.append("the router's auxiliary loss was left out")
-    return tuple(notes)
+    error: TunerError | None = None
+    for fields in _shapes(model, config, parts):
+        try:
+            return read_model_config(fields, name=f"replica of {model.name}"), tuple(notes)
+        except TunerError as refused:
+            error = refused
+    raise NoReplicaError(f"no small {model.model_type} of its kind is allowed: {error}")
 
 
 def _shapes(model: ModelConfig, config: Mapping[str, Any], parts: int) -> Iterator[dict[str, Any]]:
     """Configurations to try, smallest first."""
-    heads, kv_heads = _heads(model, parts)
+    # heads, and key and value heads: divisible by the parts where the model's own are
+    if model.kv_heads == model.heads:
+        heads = kv_heads = model.heads if model.heads < HEADS else _multiple(HEADS, parts)
+    else:
+        kv_heads = 1 if model.kv_heads == 1 else _multiple(KV_HEADS, parts)
+        heads = kv_heads * (model.heads // model.kv_heads)
     for head_dim in HEAD_DIMS:
         hidden = _hidden(model, heads * head_dim)
         if hidden is None:
@@ -104,18 +103,13 @@ def _shapes(model: ModelConfig, config: Mapping[str, Any], parts: int) -> Iterat
             fields["sliding_window"] = WINDOW
         if "query_pre_attn_scalar" in config:
             fields["query_pre_attn_scalar"] = head_dim
-        fields |= _widths(model, config, hidden, parts) | _experts(model, config)
+        for name in (*_WIDTHS, "n_inner"):  # MLPs as wide for the hidden size as the model's
+            if config.get(name):
+                width = config[name] * hidden // model.hidden_size
+                fields[name] = _multiple(width, ROUND * parts)
+        fields |= _experts(model, config)
         fields |= _rope(config, head_dim / model.head_dim)
         yield fields
-
-
-def _heads(model: ModelConfig, parts: int) -> tuple[int, int]:
-    """Heads, and key and value heads: divisible by the parts where the model's own are."""
-    if model.kv_heads == model.heads:
-        heads = model.heads if model.heads < HEADS else _multiple(HEADS, parts)
-        return heads, heads
-    kv_heads = 1 if model.kv_heads == 1 else _multiple(KV_HEADS, parts)
-    return kv_heads * (model.heads // model.kv_heads), kv_heads
 
 
 def _hidden(model: ModelConfig, width: int) -> int | None:
@@ -123,15 +117,6 @@ def _hidden(model: ModelConfig, width: int) -> int | None:
     if model.hidden_size == model.heads * model.head_dim:
         return width if width % ROUND == 0 else None
     return _multiple(width * model.hidden_size // (model.heads * model.head_dim), ROUND)
-
-
-def _widths(
-    model: ModelConfig, config: Mapping[str, Any], hidden: int, parts: int
-) -> dict[str, Any]:
-    """MLPs as wide for the hidden size as the model's."""
-    names = [name for name in (*_WIDTHS, "n_inner") if config.get(name)]
-    scaled = {name: config[name] * hidden // model.hidden_size for name in names}
-    return {name: _multiple(width, ROUND * parts) for name, width in scaled.items()}
 
 
 def _experts(model: ModelConfig, config: Mapping[str, Any]) -> dict[str, Any]:

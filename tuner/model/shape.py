@@ -223,9 +223,21 @@ def load_model(spec: str) -> ModelConfig:
         ModelConfigError: the file cannot be read as a configuration.
     """
     path = Path(os.path.expanduser(spec))  # noqa: PTH111  (Path's own raises for unknown users)
-    if models.find(spec) is None and (_looks_like_path(spec) or _exists(path)):
-        return read_model_config(_read_bounded(path, spec), name=_name_of(path))
-    return published_model(spec)
+    if models.find(spec) is not None:
+        return published_model(spec)
+    if not (spec.endswith(".json") or spec.startswith((".", "~", os.sep))):
+        try:
+            is_there = path != Path() and path.exists()
+        except (OSError, ValueError):  # too long, or with a zero byte
+            is_there = False
+        if not is_there:
+            return published_model(spec)
+    # Named after its folder for ``.../llama/config.json``, else after the file without its ending;
+    # not resolved: a link is named as it was given.
+    whole = Path(os.path.abspath(path))  # noqa: PTH100  (Path's own keeps "..")
+    name = whole.parent.name if whole.name == "config.json" else whole.stem
+    shown = "".join(c if c.isprintable() else "?" for c in name)
+    return read_model_config(_read_bounded(path, spec), name=shown[:LONGEST_NAME] or "model")
 
 
 def published_model(spec: str) -> ModelConfig:
@@ -236,26 +248,6 @@ def published_model(spec: str) -> ModelConfig:
     """
     name, config = models.published(spec)
     return read_model_config(config, name=name)
-
-
-def _looks_like_path(spec: str) -> bool:
-    return spec.endswith(".json") or spec.startswith((".", "~", os.sep))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path != Path() and path.exists()
-    except (OSError, ValueError):  # too long, or with a zero byte
-        return False
-
-
-def _name_of(path: Path) -> str:
-    """The folder's name for ``.../llama/config.json``, else the file's without its ending."""
-    # not resolved: a link is named as it was given
-    whole = Path(os.path.abspath(path))  # noqa: PTH100  (Path's own keeps "..")
-    name = whole.parent.name if whole.name == "config.json" else whole.stem
-    shown = "".join(c if c.isprintable() else "?" for c in name)
-    return shown[:LONGEST_NAME] or "model"
 
 
 def _read_bounded(path: Path, spec: str) -> bytes:
@@ -363,9 +355,13 @@ def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
     ``transformers/models``.
     """
+    step = int(model.fields.get("decoder_sparse_step") or 1)
+    dense = model.fields.get("mlp_only_layers") or ()
     return tuple(
         LayerKind(
-            attention=_attention(model, i), rotates=_rotates(model, i), sparse=_sparse(model, i)
+            attention=_attention(model, i),
+            rotates=_rotates(model, i),
+            sparse=bool(model.experts) and (i + 1) % step == 0 and i not in dense,
         )
         for i in range(model.layers)
     )
@@ -408,13 +404,6 @@ def _rotates(model: ModelConfig, index: int) -> bool:
     if given := model.fields["no_rope_layers"]:  # 1 where there are rotary embeddings
         return bool(given[index])
     return bool((index + 1) % model.fields["no_rope_layer_interval"])
-
-
-def _sparse(model: ModelConfig, index: int) -> bool:
-    if not model.experts:
-        return False
-    step = int(model.fields.get("decoder_sparse_step") or 1)
-    return (index + 1) % step == 0 and index not in (model.fields.get("mlp_only_layers") or ())
 
 
 # What people see in the place of a model's name.

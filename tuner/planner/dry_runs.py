@@ -4,17 +4,11 @@ from dataclasses import replace
 
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
-from tuner.core.study import ProbeRequest, Study
+from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, ProbeRequest, Study
 from tuner.core.words import need_text
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.ranking import choose_predicted
 from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
-
-# Classes that one asking dry-runs unless it says otherwise.
-MOST_CLASSES = 3
-# Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
-# four. At about a second each, an answer is there in some ten seconds.
-MOST_DRY_RUNS = 6
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:

@@ -99,16 +99,13 @@ def _space(asked: _SpaceKey) -> Space:
     legal, ledger = _enumerate(question)
     if not legal:
         raise _nothing_legal(question)
-    _check_asked(question, legal, ledger)
-    return Space(legal=tuple(legal), dead_knobs=tuple(_dead_knobs(question, legal, ledger)))
-
-
-def _check_asked(question: Question, legal: list[Settings], ledger: _Ledger) -> None:
-    """Refuse a restriction of a knob that is inactive everywhere, at another value."""
-    for knob, asked in question.knobs.items():
-        if not any(getattr(settings, knob) in asked for settings in legal):
+    for knob, asked_values in question.knobs.items():
+        # a knob that is inactive everywhere cannot have another value
+        if not any(getattr(settings, knob) in asked_values for settings in legal):
             reasons = dict.fromkeys(fixed.why for fixed in ledger if fixed.knob == knob)
-            raise UsageError(knob, show_all(asked), f"cannot be had here: {'; '.join(reasons)}")
+            why = f"cannot be had here: {'; '.join(reasons)}"
+            raise UsageError(knob, show_all(asked_values), why)
+    return Space(legal=tuple(legal), dead_knobs=tuple(_dead_knobs(question, legal, ledger)))
 
 
 def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
@@ -164,18 +161,14 @@ def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterat
         if not wanted or not enough_micro_batches(one_class, count):
             continue
         one = replace(one_class, micro_batch_size=micro, gradient_accumulation_steps=count)
-        for sync in _sync_values(question, one, ledger):
+        wanted_syncs = question.knobs.get("sync_each_batch", (True, False))
+        fixed = fixed_sync(question, one)
+        if fixed is not None:
+            keep = fixed.value is not None and (not fixed.refused or fixed.value in wanted_syncs)
+            ledger.setdefault(fixed, Counter())[one.sharding] += keep
+            wanted_syncs = (fixed.value,) if keep else ()
+        for sync in wanted_syncs:
             yield replace(one, sync_each_batch=sync)
-
-
-def _sync_values(question: Question, settings: Settings, ledger: _Ledger) -> tuple[bool, ...]:
-    wanted = question.knobs.get("sync_each_batch", (True, False))
-    fixed = fixed_sync(question, settings)
-    if fixed is None:
-        return wanted
-    keep = fixed.value is not None and (not fixed.refused or fixed.value in wanted)
-    ledger.setdefault(fixed, Counter())[settings.sharding] += keep
-    return (fixed.value,) if keep else ()
 
 
 def _dead_knobs(
@@ -193,15 +186,11 @@ def _dead_knobs(
                 only = () if set(where) >= shardings else sorted(where)
                 why = sentence(fixed, asked=asked, only=only, apart=apart)
                 yield InactiveKnob(knob=knob, why=why)
-        if not entries and not asked and knob in ("tp_size", "pp_size"):
-            yield from _without_choice(question, knob)
-
-
-def _without_choice(question: Question, knob: str) -> Iterator[InactiveKnob]:
-    """A parallel size that could act, but has one possible value only."""
-    if _options(question, knob) == (1,):
-        sizes = ", ".join(f"{what} ({size})" for what, size in split_by(question, knob))
-        yield InactiveKnob(knob=knob, why=f"{knob} is 1: no larger number divides all of {sizes}")
+        sized = knob in ("tp_size", "pp_size") and not entries and not asked
+        if sized and _options(question, knob) == (1,):  # it could act, but has one possible value
+            sizes = ", ".join(f"{what} ({size})" for what, size in split_by(question, knob))
+            why = f"{knob} is 1: no larger number divides all of {sizes}"
+            yield InactiveKnob(knob=knob, why=why)
 
 
 def _nothing_legal(question: Question) -> UsageError:

@@ -2,20 +2,18 @@
 
 import http.client
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from api.app import protect
 from api.problems import add_problems
 from api.security import Submitter
 from api.settings import Settings
+from tests.process.api.live import serving
 from tuner.store import Store, open_store
 from tuner.store.access import Keys
 from tuner.store.tables import Scope
@@ -47,17 +45,9 @@ def port(store: Store) -> Iterator[int]:
     add_problems(app)
     settings = Settings(_env_file=None, require_keys=True, max_body_bytes=MOST_BYTES)
     protect(app, settings, Keys(store.transactions))
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield int(bound.getsockname()[1])
-    server.should_exit = True
-    thread.join()
-    bound.close()
+    app.state.stopping = lambda: None
+    with serving(app) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -123,81 +123,54 @@ def wait_until_open(watches: list[Revocation], count: int) -> None:
         time.sleep(0.01)
 
 
-def test_streams_and_long_polls_of_a_revoked_key_end(
+def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(
     store: Store, keys: Keys, service: str, watches: list[Revocation]
 ) -> None:
     study_id = store.ask(question_of(MEASURED), Terms()).id
     (lost, text), (_, other) = keys.create("a", Allows.READ), keys.create("b", Allows.READ)
-    heard, polled, kept = [], [], threading.Event()
+    owner, _ = keys.create("c", Allows.READ)
+    sessions = Sessions(keys.transactions)
+    mine, another = sessions.begin(owner.id), sessions.begin(owner.id)
+    polled: list[httpx.Response] = []
 
-    def listen(key: str) -> list[str]:
-        headers = {"Authorization": f"Bearer {key}"}
+    def listen(**headers: str) -> None:
         path = f"{service}/tune/{study_id}/events"
         with httpx.stream("GET", path, headers=headers, timeout=WITHIN_S) as answer:
-            return list(answer.iter_lines())
+            answer.read()  # it ends as a stream does
 
     def poll() -> None:
         headers = {"Authorization": f"Bearer {text}"}
-        polled.append(
-            httpx.get(f"{service}/tune/{study_id}?wait=60", headers=headers, timeout=WITHIN_S)
-        )
+        path = f"{service}/tune/{study_id}?wait=60"
+        polled.append(httpx.get(path, headers=headers, timeout=WITHIN_S))
 
-    threads = [
-        threading.Thread(target=lambda: heard.append(listen(text))),
-        threading.Thread(target=poll),
-        threading.Thread(target=lambda: listen(other) and kept.set()),
-    ]
-    for thread in threads:
+    def started(work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work)
         thread.start()
-    wait_until_open(watches, 3)
+        return thread
+
+    def ended(*threads: threading.Thread) -> None:
+        for thread in threads:
+            thread.join(timeout=WITHIN_S)
+            assert not thread.is_alive()
+
+    stream = started(lambda: listen(Authorization=f"Bearer {text}"))
+    long_poll = started(poll)
+    by_other_key = started(lambda: listen(Authorization=f"Bearer {other}"))
+    by_session = started(lambda: listen(Cookie=f"{SESSION}={mine}"))
+    by_other_session = started(lambda: listen(Cookie=f"{SESSION}={another}"))
+    wait_until_open(watches, 5)
     keys.revoke(lost.id)
-    for thread in threads[:2]:
-        thread.join(timeout=WITHIN_S)
-        assert not thread.is_alive()
-    assert heard, "it ended as a stream does"
-    assert (polled[0].status_code, polled[0].json()["detail"]) == (
-        401,
-        "this key was revoked, or the session is over",
-    )
-    assert threads[2].is_alive(), "another key's goes on"
-    assert not kept.is_set()
-    store.move(study_id, StudyState.CANCELLED)
-    threads[2].join(timeout=WITHIN_S)
-    assert kept.is_set()
-
-
-def test_a_stream_of_a_session_ends_when_one_signs_out(
-    store: Store, keys: Keys, service: str, watches: list[Revocation]
-) -> None:
-    study_id = store.ask(question_of(MEASURED), Terms()).id
-    key, _ = keys.create("a", Allows.READ)
-    sessions = Sessions(keys.transactions)
-    mine, another = sessions.begin(key.id), sessions.begin(key.id)
-    assert sessions.open_ids() >= {id_of(sessions, mine), id_of(sessions, another)}
-
-    def listen(token: str) -> None:
-        headers = {"Cookie": f"{SESSION}={token}"}
-        path = f"{service}/tune/{study_id}/events"
-        with httpx.stream("GET", path, headers=headers, timeout=WITHIN_S) as answer:
-            answer.read()
-
-    threads = [threading.Thread(target=listen, args=(token,)) for token in (mine, another)]
-    for thread in threads:
-        thread.start()
-    wait_until_open(watches, 2)
+    ended(stream, long_poll)
+    assert (polled[0].status_code, polled[0].json()["code"]) == (401, "key_refused")
+    assert by_session.is_alive()
     sessions.end(mine)
-    threads[0].join(timeout=WITHIN_S)
-    assert not threads[0].is_alive()
-    assert threads[1].is_alive(), "the other browser's goes on"
-    keys.revoke(key.id)
-    threads[1].join(timeout=WITHIN_S)
-    assert not threads[1].is_alive()
-
-
-def id_of(sessions: Sessions, token: str) -> str:
-    found = sessions.check(token)
-    assert found is not None
-    return found.session_id
+    ended(by_session)
+    assert by_other_session.is_alive(), "the other browser's goes on"
+    keys.revoke(owner.id)
+    ended(by_other_session)
+    assert by_other_key.is_alive(), "another key's goes on"
+    store.move(study_id, StudyState.CANCELLED)
+    ended(by_other_key)
 
 
 # -- HEAD

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, event
 from starlette.testclient import TestClient
 
 from api.app import create_app
@@ -18,7 +18,6 @@ from api.settings import Settings
 from tests.system.chaos.databases import PostgresServer, postgresql
 from tests.unit.api.studies import MEASURED, probe
 from tuner.store import Store, open_store
-from tuner.store.engine import PING_AFTER_S
 
 Trouble = Callable[[Store], AbstractContextManager[None]]
 
@@ -195,59 +194,6 @@ def until(is_so: Callable[[], bool]) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("it never was")
-
-
-def test_a_copy_that_is_put_in_the_files_place(store: Store, tmp_path: Path) -> None:
-    """As an administrator does who restores a backup: nothing goes into what was there before."""
-    with calling(store) as client:
-        client.post("/tune", json=asked(1))
-        path = Path(str(store.transactions.engine.url.database))
-        with store.transactions.engine.connect() as connection:
-            connection.connection.driver_connection.execute(  # type: ignore[union-attr]
-                f"VACUUM INTO '{tmp_path}/copy.db'"
-            )
-        (tmp_path / "copy.db").replace(path)
-        for name in ("-wal", "-shm"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
-        assert client.post("/tune", json=asked(2)).status_code == 202
-        assert len(client.get("/tune").json()["studies"]) == 2
-    with open_store(store.url, create=False) as other:
-        assert len(other.studies()) == 2
-
-
-@pytest.mark.xdist_group("postgresql")
-def test_a_server_that_lets_nobody_write(server: PostgresServer) -> None:
-    admin = create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))
-
-    def set_to(value: str) -> None:
-        with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("SET default_transaction_read_only = off"))
-            connection.execute(
-                text(f"ALTER DATABASE tuner SET default_transaction_read_only = {value}")
-            )
-            others = "datname = 'tuner' AND pid <> pg_backend_pid()"
-            connection.execute(
-                text(
-                    f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE {others}"
-                )
-            )
-
-    def wait() -> None:
-        """Connections that were used a moment ago are taken as they are."""
-        time.sleep(PING_AFTER_S)
-
-    with open_store(server.url) as store, calling(store) as client:
-        first = ask(client, 1)
-        set_to("on")
-        wait()
-        try:
-            refused(client.post("/tune", json=asked(2)))
-            assert client.get(f"/tune/{first['study_id']}").json() == first
-        finally:
-            set_to("off")
-        wait()
-        assert client.post("/tune", json=asked(2)).status_code == 202
-    admin.dispose()
 
 
 @pytest.mark.xdist_group("postgresql")

@@ -33,6 +33,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, out, err
 
 
+@pytest.mark.long
 def test_rates_are_measured_shown_and_used(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     predict = ("predict", *CASE, "--dry-runs", "none", "--json", "--db", db)
     code, out, _ = run(capsys, *predict)
@@ -60,7 +61,7 @@ def test_rates_are_measured_shown_and_used(db: str, capsys: pytest.CaptureFixtur
     assert any("calibrated rates" in sentence for sentence in answer["explanation"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_json_has_everything_that_was_timed(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "calibrate", "--cluster", "cpu:1", "--json", "--db", db)
     assert code == 0

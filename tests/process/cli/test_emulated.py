@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 
+
+@pytest.mark.long
 def test_an_emulated_probe_shows_its_parts(cli: Any, tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(

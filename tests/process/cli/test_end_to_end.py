@@ -1,6 +1,5 @@
 """The commands as their users run them: real probes of a tiny model on two CPU processes."""
 
-import contextlib
 import json
 import os
 import signal
@@ -249,31 +248,3 @@ def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(
     cached = run(other, environment)
     assert cached.returncode == 0, cached.stderr
     assert json.loads(cached.stdout)["best"]["memory"]["basis"] == "dry_run"
-
-
-@pytest.mark.long
-def test_a_killed_prediction_leaves_no_process_and_is_continued(
-    command: Command, environment: dict[str, str], tmp_path: Path
-) -> None:
-    process = subprocess.Popen(
-        command("suggest", *PREDICTED), env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        started = until(lambda: dry_programs(process.pid))
-    finally:
-        process.kill()
-        process.wait()
-    until(lambda: not any(alive(one) for one in started))
-    again = run(command("suggest", *PREDICTED, "--json"), environment)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["best"]["memory"]["basis"] == "dry_run"
-
-
-def dry_programs(pid: int) -> list[psutil.Process]:
-    """Processes of the dry-run program that a process, or a child of it, has started."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "workers.probe.dry" in child.cmdline():
-                found.append(child)
-    return found

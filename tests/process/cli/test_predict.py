@@ -76,6 +76,7 @@ def test_ctrl_c_leaves_what_was_answered(case: dict[str, Any], environment: dict
         assert process.wait(120) == 130
 
 
+@pytest.mark.long
 def test_a_real_dry_run_is_made_and_kept(
     case: dict[str, Any], tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,47 +11,35 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted(
-    path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if path.is_file()
-)
-"""Every page of the documentation."""
+PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+# Languages of blocks in which every line is a command.
 SHELLS = ("sh", "bash", "shell", "console")
-"""Languages of blocks in which every line is a command."""
-PROGRAMS = frozenset(
-    (
-        *("tuner", "make", "git", "cd", "pip", "python", "python3", "curl", "docker", "kubectl"),
-        *("accelerate", "torchrun", "sbatch", "srun", "salloc", "squeue", "scancel", "ray"),
-        *("export", "cp", "mkdir", "chmod", "cat"),
-    )
-)
-"""First words of commands in blocks of no language, which may also show what is printed."""
+# First words of commands in blocks of no language, which may also show what is printed.
+PROGRAMS = frozenset({
+    "tuner", "make", "git", "cd", "pip", "python", "python3", "curl", "docker", "kubectl",
+    "accelerate", "torchrun", "sbatch", "srun", "salloc", "squeue", "scancel", "ray", "export",
+    "cp", "mkdir", "chmod", "cat",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block."""
+    """A fenced block: where it begins, from 1, and its language, empty where it says none."""
 
     page: str
-    """Its page, from the repository's root."""
     line: int
-    """Of its first line, from 1."""
     language: str
-    """As it says; empty where it says none."""
     text: str
-    """What is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A shell command that a page shows."""
+    """A shell command that a page shows, in one line if it was continued, without a comment at its
+    end, a prompt before it, and the folder of a program that this project installs."""
 
     page: str
-    """Its page, from the repository's root."""
     line: int
-    """Where its block is."""
     text: str
-    """All of it, in one line if it was continued, without a comment at its end, a prompt before it,
-    and the folder of a program that this project installs."""
 
     @property
     def words(self) -> list[str]:
@@ -103,17 +92,16 @@ def commands(page: str) -> Iterator[Command]:
         if block.language in ("", *SHELLS) and not block.text.startswith("#!"):
             for whole in _whole_lines(block.text):
                 plain = _plain(whole)
-                if plain and (block.language in SHELLS or _is_program(_unset(plain))):
+                if plain and (
+                    block.language in SHELLS
+                    or _unset(plain).split(maxsplit=1)[0] in {"./ask-tuner.sh", *PROGRAMS}
+                ):
                     yield Command(page=page, line=block.line, text=plain)
 
 
 def _unset(line: str) -> str:
     """A command without the variables that are set for it."""
     return re.sub(r"^([A-Z_]+=\S*\s+)+", "", line)
-
-
-def _is_program(line: str) -> bool:
-    return line.startswith("./") or line.split(maxsplit=1)[0] in PROGRAMS
 
 
 def _whole_lines(shown: str) -> Iterator[str]:
@@ -127,19 +115,14 @@ def _whole_lines(shown: str) -> Iterator[str]:
             ends = found[1]
             continue
         ends = ""
-        if not line.endswith("\\") and _is_closed(waiting):
+        with suppress(ValueError):  # of an open quote
+            shlex.split(waiting, comments=True)
+            if line.endswith("\\"):
+                continue
             yield re.sub(r"\s*\\\n\s*", " ", waiting)
             waiting = ""
     if waiting:
         yield waiting
-
-
-def _is_closed(line: str) -> bool:
-    try:
-        shlex.split(line, comments=True)
-    except ValueError:
-        return False
-    return True
 
 
 def _plain(line: str) -> str:

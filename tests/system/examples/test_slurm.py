@@ -63,10 +63,8 @@ def test_a_job_trains_with_its_own_settings_otherwise(by_hand: Ask, tmp_path: Pa
     wrong.write_text("tuner_wrong")
     for why, tries in {
         "has no answer after {TUNER_WAIT_S} s": [{"TUNER_WAIT_S": f"{s}"} for s in LONGER_S],
-        "does not answer": [{"TUNER_URL": "http://127.0.0.1:9", "TUNER_WAIT_S": "3"}],
         "refused the key (status 401)": [{"TUNER_KEY_FILE": str(wrong)}],
         "failed to create file": [{"TMPDIR": str(tmp_path / "nowhere")}],
-        "must be the URL of the service": [{"TUNER_URL": ""}],
     }.items():
         for more in tries:  # until it leaves time to ask
             found = by_hand(**more)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.models import TINY
-from tuner.client.tune_request import read_request
+from tuner.client.request import read_request
 from tuner.core.configuration import Settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome

@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 
 import anyio
-import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from api.app import create_app
@@ -15,7 +13,6 @@ from api.pages.people import PAGE_HEADERS
 from api.problems import ProblemCode
 from api.sessions import MOST_FIELDS, SESSION, VISIT, cookie
 from api.settings import Settings
-from tuner.errors import UsageError
 from tuner.store import Store
 from tuner.store.access import IDLE, LASTS
 from tuner.store.tables import Scope
@@ -54,16 +51,6 @@ def test_requests_worked_at_side_by_side_are_few(store: Store) -> None:
             return anyio.to_thread.current_default_thread_limiter().total_tokens
 
     assert anyio.run(threads) == 3
-
-
-def test_settings_that_contradict_each_other_are_refused(store: Store) -> None:
-    with pytest.raises(UsageError):
-        create_app(store, Settings(_env_file=None, host="192.0.2.1", require_keys=False))
-
-
-def test_stopping_ends_all_waiting(app: FastAPI) -> None:
-    app.state.stopping()
-    assert app.state.context.poller.stopped
 
 
 # -- SECURITY.md and docs/api.md

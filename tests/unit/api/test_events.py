@@ -176,18 +176,6 @@ def test_queries_do_not_grow_with_listeners(
     assert many == one
 
 
-def test_a_look_is_one_transaction(store: Store, study_id: str, statements: list[str]) -> None:
-    probe(store, study_id)
-    statements.clear()
-    [(standing, events)] = store.changes({study_id: 0, "st-000000000000": 0}, 500).values()
-    assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT", "SELECT"]
-    assert standing.newest_event == events[-1].id
-    assert events == store.events(study_id)
-    statements.clear()
-    assert store.changes({study_id: events[-1].id}, 500) == {}
-    assert [one.split()[0] for one in statements] == ["BEGIN", "SELECT"]
-
-
 def test_nobody_listens_and_nothing_is_asked(
     store: Store, study_id: str, statements: list[str]
 ) -> None:
@@ -203,14 +191,6 @@ def test_nobody_listens_and_nothing_is_asked(
     run(work)
     assert statements == []
     assert poller._feeds == {}
-
-
-def test_an_unknown_study_has_no_feed(store: Store) -> None:
-    async def work() -> None:
-        async with Poller(store, 0.01).listen("st-000000000000") as feed:
-            assert feed is None
-
-    run(work)
 
 
 def test_who_comes_is_told_that_the_database_is_away(

@@ -224,21 +224,3 @@ def test_a_question_of_many_settings_ends(guarded: Callable[[Any], Any]) -> None
     assert "must leave at most 2500 legal settings, and leaves more" in body["allowed"]
     proposed = json.loads(body["allowed"].partition("such as ")[2])
     assert guarded({**asked, "knobs": proposed}).status_code == 202
-
-
-def test_no_model_or_cluster_makes_a_question_larger(guarded: Callable[[Any], Any]) -> None:
-    """Heads, layers and GPUs with as many divisors as there can be."""
-    model = {
-        **TINY,
-        "num_hidden_layers": 720,
-        "num_attention_heads": 720,
-        "num_key_value_heads": 720,
-        "hidden_size": 11_520,
-        "intermediate_size": 720_720,
-        "max_position_embeddings": 2**20,
-    }
-    workload = {"model": model, "sequence_length": 720_720, "global_batch_size": 720_720}
-    refused = guarded({"workload": workload, "cluster": "720xh100-80gb", "framework": "nanotron"})
-    check(refused)
-    assert (refused.status_code, refused.json()["field"]) == (422, "knobs")
-    assert "tp_size, pp_size" in refused.json()["allowed"]

@@ -20,7 +20,7 @@ from api.events import EventSent
 from api.problems import Problem
 from api.settings import Settings
 from tests.unit.api.studies import question_of
-from tuner.client.tune_request import read_request
+from tuner.client.request import read_request
 from tuner.store import open_store
 
 KEPT = Path(__file__).with_name("openapi.json")

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from api import ops
 from api.app import create_app
-from api.ops import AUDIT_EXAMPLE, FIGURES_S, READY_S, AuditItem, Metrics, Readiness
+from api.ops import AUDIT_EXAMPLE, FIGURES_S, AuditItem, Metrics, Readiness
 from api.settings import Settings
 from tests.unit.api.conftest import Clock
 from tuner.core.measurement import Outcome
@@ -33,21 +33,6 @@ def test_up_but_not_ready_on_another_versions_database(client: TestClient, store
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert "schema is at 0001" in answer.json()["detail"]
     assert client.get("/healthz").status_code == 200
-
-
-def test_a_database_that_is_gone_is_not_named_to_anybody_and_comes_back(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def gone(_: object) -> str:
-        raise StoreError("the database /private.db cannot be used: it is gone")
-
-    readiness = Readiness(store, clock=clock)
-    with monkeypatch.context() as patch:
-        patch.setattr(ops, "why_not_ready", gone)
-        assert asyncio.run(readiness.why_not()) == "the database cannot be used now"
-    assert "private" in caplog.text
-    clock.now += READY_S
-    assert asyncio.run(readiness.why_not()) == ""
 
 
 def test_one_looks_for_all_that_ask(

@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
         ("/tune?limit=many", "limit: got 'many'; must be an integer"),
         (f"/tune?query={'x' * 101}", "must have 100 characters or fewer"),
         (f"/audit?before={2**63}", f"must be below {2**63}"),
-        ("/tune?state=gone", "state: got 'gone'; must be 'queued', 'running',"),
+        ("/tune?state=gone", "state: got 'gone'; must be one of queued, running,"),
     ],
 )
 def test_what_is_wrong_is_told_with_what_was_given(

@@ -1,8 +1,7 @@
 """Cookies that stand for a key, and forms that only this service's pages can send."""
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -24,18 +23,12 @@ from api.sessions import (
 from api.settings import Settings
 from tests.unit.api.asgi import HOST, connection
 from tests.unit.api.browsers import TOKEN, Browser
-from tuner.store import Store, open_store
+from tuner.store import Store
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope
 
 A, B = "A" * 43, "B" * 43
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path}/studies.db") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -120,14 +113,6 @@ def submitting(keys: Keys, sessions: Sessions, scope: Scope = Scope.SUBMIT) -> s
 # -- what a session's cookie opens
 
 
-def test_on_this_machine_a_session_is_not_asked_for_what_tools_do(
-    browser: Any, keys: Keys, sessions: Sessions
-) -> None:
-    opened = browser(submitting(keys, sessions, Scope.READ), require_keys=None)
-    assert opened.get("/tune").json() != "local"
-    assert opened.delete("/tune").json() == "local", "as without the cookie"
-
-
 def test_a_key_counts_before_a_session(browser: Any, keys: Keys, sessions: Sessions) -> None:
     token = submitting(keys, sessions, Scope.ADMIN)
     key, text = keys.create("a", Scope.READ)
@@ -156,13 +141,6 @@ def test_two_sessions_are_none() -> None:
     assert session_token(connection(headers=apart)) is None
     others = f"a=1; tuner_session={A}; tuner_visit={B}"
     assert session_token(connection(headers=[HOST, ("cookie", others)])) == A
-
-
-def test_each_session_has_the_rate_of_its_key(browser: Any, keys: Keys, sessions: Sessions) -> None:
-    limited = {"rate_burst": 3, "rate_per_s": 0.001}
-    opened = browser(submitting(keys, sessions), **limited)
-    assert opened.get("/compare").status_code == 200  # counts by address, and makes it known
-    assert [opened.get("/compare").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
 
 
 # -- forms
@@ -247,13 +225,6 @@ def test_a_form_needs_a_visit_and_other_pages_do_not(browser: Any) -> None:
     (given,) = opened.get("/new").headers.get_list("set-cookie")
     assert re.fullmatch(r"tuner_visit=[\w-]{43}; Path=/; HttpOnly; SameSite=Lax", given)
     assert "set-cookie" not in opened.get("/new").headers, "it has one"
-
-
-def test_with_a_session_there_is_no_visit(browser: Any, keys: Keys, sessions: Sessions) -> None:
-    opened = browser(submitting(keys, sessions))
-    response = opened.get("/new")
-    assert "set-cookie" not in response.headers
-    assert opened.session() not in response.text, "the token of forms does not tell the cookie"
 
 
 def test_every_form_has_a_token_of_its_own_and_all_are_good(browser: Any) -> None:

@@ -265,7 +265,7 @@ NO_QUESTIONS = (
     (b"\xff", "application/json", 400),
     (b"[" * 50_000, "application/json", 400),
     (b'{"workload": ' + b"9" * 5000 + b"}", "application/json", 400),
-    (b'{"workload": NaN, "cluster": "cpu:2"}', "application/json", 422),
+    (b'{"workload": NaN, "cluster": "cpu:2"}', "application/json", 400),
     (b"", "application/json", 422),
     (b" " * 300_000, "application/json", 413),
 )

@@ -75,14 +75,17 @@ def test_gpus_of_this_machine_are_accepted_and_others_refused(
     cli: Any, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tuner.cli.options import Asked
-    from tuner.cli.values import read_inquiry
-    from tuner.client.inquiry import check_measurable
+    from tuner.cli.values import read_options
+    from tuner.client.place import check_measurable, place_here
 
     here = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
     monkeypatch.setattr("tuner.machine.facts.visible_gpus", lambda: (here,) * 4)
     whole = Asked(model=tiny, global_batch_size="8", sequence_length="32", cluster="4xa100-80gb")
-    check_measurable(read_inquiry(whole).question)
-    assert read_inquiry(replace(whole, cluster="2xa100-80gb")).question.cluster.world_size == 2
+    check_measurable(place_here(read_options(whole)).question)
+    assert (
+        place_here(read_options(replace(whole, cluster="2xa100-80gb"))).question.cluster.world_size
+        == 2
+    )
     for other in ("8xa100-80gb", "4xa100-40gb", "2x2xa100-80gb", "4xh100-80gb"):
         result = cli("suggest", *asked(tiny, "--cluster", other))
         assert_usage_error(result, rf"cluster: got '{other}'; .* this machine is 4xa100-80gb")
@@ -92,7 +95,9 @@ def test_with_json_an_error_is_an_object_too(cli: Any, tiny: str) -> None:
     result = cli("suggest", *asked(tiny, "--optimizer", "lion"), "--json")
     message = "optimizer: got 'lion'; must be one of adamw, adamw_8bit, sgd"
     assert result.code == 2
-    assert result.json == {"error": {"field": "optimizer", "message": message, "exit_code": 2}}
+    wrong = {"field": "optimizer", "value": "lion", "allowed": message.partition("; ")[2]}
+    error = {"field": "optimizer", "message": message, "exit_code": 2, "errors": [wrong]}
+    assert result.json == {"error": error}
     assert result.err == f"tuner: error: {message}\n"
 
 
@@ -148,8 +153,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
         assert_usage_error(cli("suggest", *asked(tiny, *options)), message)
     for settings, message in BAD_SETTINGS:
         assert_usage_error(cli("probe", *asked(tiny, "--settings", settings)), message)
-    assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; must be named; only")
-    monkeypatch.setattr("tuner.client.inquiry.find_spec", lambda name: None)
+    assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; is required")
+    monkeypatch.setattr("tuner.client.place.find_spec", lambda name: None)
     result = cli("suggest", *asked(tiny, "--optimizer", "adamw_8bit"))
     assert_usage_error(result, r"optimizer: got 'adamw_8bit'; needs torchao")
     assert sorted(tmp_path.rglob("*")) == before

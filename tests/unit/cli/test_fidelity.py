@@ -8,14 +8,15 @@ import pytest
 
 from tests.unit.cost import calibrations
 from tuner.cli.options import SuggestAsked
-from tuner.cli.values import read_budget, read_inquiry
+from tuner.cli.values import read_options
+from tuner.client.place import Placed, place_here
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.errors import UsageError
 from tuner.machine import ReportedGpu
 from tuner.store import open_store
-from workers.calibrate.plan import plan
+from workers.calibrate import plan
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 Has = Callable[..., None]
@@ -36,24 +37,27 @@ def asked(tiny: str) -> SuggestAsked:
     )
 
 
+def placed(asked: SuggestAsked) -> Placed:
+    return place_here(read_options(asked), asked.db)
+
+
 @pytest.mark.parametrize(
     ("gpus", "fidelity", "most"), [(4, "measured", 20), (1, "emulated", 20), (0, "predicted", 3)]
 )
 def test_auto_is_the_strongest_that_there_is(
     has: Has,
     asked: SuggestAsked,
-    capsys: pytest.CaptureFixture[str],
     gpus: int,
     fidelity: str,
     most: int,
 ) -> None:
     has(*(A100,) * gpus)
     auto = replace(asked, fidelity="auto")
-    terms = read_inquiry(auto, **read_budget(auto)).terms
-    assert (terms.fidelity, terms.max_probes) == (fidelity, most)
-    assert capsys.readouterr().err.startswith(f"fidelity {fidelity}: this machine has ")
+    found = placed(auto)
+    assert (found.terms.fidelity, found.terms.max_probes) == (fidelity, most)
+    assert found.notes[0].startswith(f"fidelity {fidelity}: this machine has ")
     few = replace(auto, max_probes="7")
-    assert read_inquiry(few, **read_budget(few)).terms.max_probes == 7
+    assert placed(few).terms.max_probes == 7
 
 
 def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
@@ -61,12 +65,12 @@ def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
 ) -> None:
     has(A100)
     with pytest.raises(UsageError, match="probes run here"):
-        read_inquiry(asked)  # measured is the default, and is not chosen
+        placed(asked)  # measured is the default, and is not chosen
     for cluster in ("4xa100-80gb", "16x8xa100-80gb", "8xa100-40gb"):
         question = replace(asked, fidelity="emulated", cluster=cluster, global_batch_size="128")
-        assert read_inquiry(question).terms.fidelity is Fidelity.EMULATED
+        assert placed(question).terms.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="one here"):
-        read_inquiry(replace(asked, fidelity="emulated", cluster="8xh200"))
+        placed(replace(asked, fidelity="emulated", cluster="8xh200"))
 
 
 def test_calibrated_links_have_a_price(
@@ -83,8 +87,8 @@ def test_calibrated_links_have_a_price(
             if known is not None:
                 store.keep_calibration(known)
             with pytest.raises(UsageError, match="link within a node is not known"):
-                read_inquiry(emulated)
+                placed(emulated)
         store.keep_calibration(rates)
-    assert read_inquiry(emulated).terms.fidelity is Fidelity.EMULATED
+    assert placed(emulated).terms.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="is not known"):  # not measured for ranks that share four
-        read_inquiry(replace(emulated, cluster="cpu:4"))
+        placed(replace(emulated, cluster="cpu:4"))

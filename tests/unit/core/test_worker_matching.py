@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tuner.client.matching import Placed, place
-from tuner.client.tune_request import read_request
+from tuner.client.place import Placed, place
+from tuner.client.request import read_request
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
@@ -76,7 +76,7 @@ def test_without_workers_versions_are_those_here() -> None:
 def test_what_is_neither_stated_nor_installed_is_the_newest_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tuner.client.matching.installed_versions", lambda: {"torch": "2.12.0"})
+    monkeypatch.setattr("tuner.client.place.installed_versions", lambda: {"torch": "2.12.0"})
     found = placed(framework="accelerate")
     assert found.question.framework.versions["torch"] == "2.12.0"
     assert "accelerate" in found.question.framework.versions
@@ -88,7 +88,7 @@ def test_a_pool_that_nobody_serves_is_named() -> None:
 
 
 def test_hundreds_of_workers_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tuner.client import matching as placing
+    from tuner.client import place as placing
 
     looked = []
     whole = placing.best_fidelity

@@ -19,7 +19,7 @@ from tuner.cost.time.collectives import Op, Overlap, StepCollective
 from tuner.cost.time.communication import link_seconds
 from tuner.machine import facts as machine
 from tuner.model import load_model
-from workers.calibrate.plan import plan
+from workers.calibrate import plan
 
 NODE = parse_cluster("8xh100-80gb")
 WORKLOAD = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, global_batch_size=64)

@@ -9,7 +9,7 @@ from tests.unit.cost import calibrations as known
 from tuner.core.cluster import parse_cluster
 from tuner.cost.calibration import Reading
 from tuner.cost.calibration_fit import BEYOND, fitted
-from workers.calibrate.plan import OPERATIONS, plan
+from workers.calibrate import OPERATIONS, plan
 
 NODE = parse_cluster("8xh100-80gb")
 

@@ -1,8 +1,9 @@
+from tuner.core.bounds import choice
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.quantity import UNKNOWN
-from tuner.core.workload import Optimizer, Precision, Workload, choice
+from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.prediction import predict, uncovered, uncovered_settings
 from tuner.model import published_model as read
 

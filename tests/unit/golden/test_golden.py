@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tuner.cli import main
-from tuner.client.tune_request import read_request
+from tuner.client.request import read_request
 from tuner.space.enumeration import enumerate_space
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "f2f8886b7248c1a56d61196775767a7c9c0a25a9e133a41dac07e2baa68fdcfa")
+PINNED = (3, "ef545d5fabeaad789e9a8bf55b022f66edef074296e08211377d3a95eedbc7af")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""

@@ -123,13 +123,6 @@ def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> No
     assert not case.settings.sync_each_batch
 
 
-def test_a_no_without_quotes_is_one(written: Any) -> None:
-    text = "distributed_type: NO\nmixed_precision: no\nnum_processes: 1\nuse_cpu: no\n"
-    found = read_file(written(text))
-    assert found.knobs["sharding"] == "ddp"
-    assert found.may["precision"] == ("bf16", "fp32")
-
-
 def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_path: Path) -> None:
     braces = tmp_path / "braces.yaml"
     braces.write_text("{distributed_type: NO, num_processes: 1}")
@@ -141,6 +134,9 @@ def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_pa
         "model: {<<: *t, micro_batch_size: 2}\noptimizer: {}\nmore: {<<: *p, dp: 2}\n"
     )
     assert read_file(str(merged)).knobs["micro_batch_size"] == 1
+    plain = tmp_path / "plain.yaml"  # YAML 1.1 reads a bare no as false
+    plain.write_text("distributed_type: NO\nmixed_precision: no\nnum_processes: 1\nuse_cpu: no\n")
+    assert read_file(str(plain)).may["precision"] == ("bf16", "fp32")
     marked = tmp_path / "marked.json"
     marked.write_text('{\n\t"per_device_train_batch_size": 3\n}', encoding="utf-8-sig")
     assert read_file(str(marked)).knobs["micro_batch_size"] == 3

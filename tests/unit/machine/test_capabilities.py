@@ -21,7 +21,7 @@ from tuner.errors import UsageError
 from tuner.machine import Machine, ReportedGpu, together
 from tuner.machine import facts as machine
 from tuner.model import published_model as read
-from workers.calibrate.plan import plan
+from workers.calibrate import plan
 
 GIB = 2**30
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)

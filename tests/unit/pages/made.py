@@ -8,7 +8,7 @@ from api.answers import Whole
 from api.pages.study import StudyPage, study_page
 from tests.unit.api.studies import TINY
 from tuner.client.launch import with_launch
-from tuner.client.tune_request import read_request
+from tuner.client.request import read_request
 from tuner.core.measurement import (
     Collective,
     Fidelity,

@@ -8,7 +8,7 @@ from api.pages.form import all_wrong, read_form, texts_of_study
 from api.pages.form_fields import CLUSTER, CONFIG, GPU, GPUS_PER_NODE, MODEL
 from api.pages.people import path_with
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD
-from tuner.client.tune_request import read_request
+from tuner.client.request import read_request
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Study, StudyState
@@ -43,7 +43,7 @@ QUESTIONS: list[dict[str, Any]] = [
 def _study(body: dict[str, Any]) -> Study:
     request = read_request(body)
     question = request.question(installed_versions())
-    terms = request.terms_at(request.fidelity or Fidelity.MEASURED)
+    terms = request.limits_at(request.fidelity or Fidelity.MEASURED)
     return Study(id="st-0123456789ab", question=question, terms=terms, state=StudyState.DONE)
 
 
@@ -55,7 +55,7 @@ def test_it_asks_the_same_on_the_same_terms(body: dict[str, Any]) -> None:
     request = read_request({name: v for name, v in asked.request.items() if v is not None})
     assert request.question(installed_versions()) == study.question
     assert request.fidelity is not None
-    assert request.terms_at(request.fidelity) == study.terms
+    assert request.limits_at(request.fidelity) == study.terms
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from sqlalchemy import event
 
 from api.context import Context
-from api.pages.routes import study as module
+from api.pages import routes as module
 from api.settings import Settings
-from tests.unit.api.studies import MEASURED, ok, probe, question_of
+from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.study import StudyState, Terms
 from tuner.store import Store
 
@@ -164,26 +163,6 @@ def test_many_viewers_cost_no_more_statements_than_one(
         if viewers == 1:
             store.ask(question_of(MEASURED), Terms(max_probes=51))
     assert 0 < counts[1] <= counts[0]
-
-
-def test_what_happens_in_a_pause_is_sent_together(
-    store: Store, context: Context, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    pauses: list[float] = []
-    monkeypatch.setattr(module, "PAUSE_S", 0.5)
-
-    async def wait(feed: Any, ready: object, wait_s: float) -> None:
-        pauses.append(wait_s)
-        for _ in range(3):
-            await asyncio.to_thread(probe, store, study_id, ok(1.0, 1))
-        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
-        await until(lambda: feed.is_over)
-
-    monkeypatch.setattr(context.poller, "wait", wait)
-    began = time.monotonic()
-    run(lambda: watch(context, study_id, seen))
-    assert (len(seen), pauses) == (2, [0.5]), time.monotonic() - began
 
 
 def test_the_table_stays_in_its_order(store: Store, context: Context, study_id: str) -> None:

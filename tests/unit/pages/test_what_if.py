@@ -278,17 +278,6 @@ def test_what_was_run_stands_beside(page: ShowPage, store: Store) -> None:
     assert "<b>segfault</b>" in result.text
 
 
-def test_a_space_of_one_has_nothing_to_move(page: ShowPage, store: Store) -> None:
-    body = {
-        "workload": {**WORKLOAD, "global_batch_size": 1},
-        "cluster": "1xa100-80gb",
-        "knobs": {"activation_checkpointing": ["none"]},
-    }
-    study = store.ask(question_of(body), Terms(fidelity=Fidelity.PREDICTED))
-    store.move(study.id, StudyState.CANCELLED)
-    assert not page(f"/studies/{study.id}/settings").find("input", type="range")
-
-
 def test_what_cannot_be_is_told(browser: Browser, page: ShowPage, path: str) -> None:
     page(f"{path}?from=%3Cb%3E&tp_size=1", 422)
     problem = browser.get(f"{path}?tp_size=x", headers=JSON)

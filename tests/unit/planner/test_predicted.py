@@ -13,7 +13,16 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
+from tuner.core.study import (
+    MOST_CLASSES,
+    MOST_DRY_RUNS,
+    Probe,
+    ProbeRequest,
+    ProbeState,
+    Question,
+    Study,
+    Terms,
+)
 from tuner.core.words import describe
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
@@ -22,7 +31,6 @@ from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.explain.known import answer
 from tuner.model import load_model
 from tuner.planner import Stop, Wait, is_answered, next_probe, what_is_needed
-from tuner.planner.dry_runs import MOST_CLASSES, MOST_DRY_RUNS
 from tuner.planner.forecast import forecast
 from tuner.planner.ranking import choose_predicted, complexity
 from tuner.text import size_text

@@ -233,7 +233,7 @@ def test_those_who_do_anything_at_once_break_nothing(
     states = {state: {p.id for p in study.probes if p.state is state} for state in ProbeState}
     assert states[ProbeState.RUNNING] == set(running)
     assert states[ProbeState.DONE] == {p.id for p in study.probes if p.measurement}
-    assert len(states[ProbeState.DONE]) > 5
+    assert states[ProbeState.DONE]
     assert study.state in OPEN or not states[ProbeState.QUEUED]
     told = {e.data["probe"]: e.data["state"] for e in store.events(study.id) if "probe" in e.data}
     left = {probe: state for probe, state in told.items() if state != "withdrawn"}

@@ -6,7 +6,7 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.cost.calibration_fit import BYTES
-from workers.calibrate.plan import CPU, CUDA, QUICK, plan
+from workers.calibrate import CPU, CUDA, QUICK, plan
 
 
 @pytest.mark.parametrize(

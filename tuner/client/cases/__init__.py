@@ -8,7 +8,8 @@ A case is read strictly (:mod:`~tuner.client.cases.reading`), dry runs are looke
 from tuner.client.cases.answers import Finding, answer_of, notes_of, prediction_of
 from tuner.client.cases.dry_runs import DryRuns, Policy
 from tuner.client.cases.lines import answer_cases
-from tuner.client.cases.reading import Case, NotCoveredError, read_case
+from tuner.client.cases.reading import Case, read_case
+from tuner.client.values import NotCoveredError
 
 __all__ = [
     "Case",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tuner.client.cases.answers import Finding, answer_of, refusal, unknown
-from tuner.client.cases.reading import Case, NotCoveredError, read_case
+from tuner.client.cases.reading import Case, read_case
+from tuner.client.values import NotCoveredError
 from tuner.errors import UsageError
 from tuner.text import DoubledNameError, read_json
 
@@ -166,6 +167,6 @@ def _added(line: _Line, findings: Findings) -> dict[str, Any]:
         case Case() as case:
             return answer_of(case, findings.of(case))
         case NotCoveredError() as reason:
-            return unknown(str(reason))
+            return unknown(reason.allowed)
         case error:
             return refusal(error)

@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.configuration import FSDP, Settings, Sharding
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.graph import Program
@@ -177,7 +177,7 @@ class Layer:
     """Its parameters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Some layers together; the sums of their fields."""
 
@@ -193,15 +193,13 @@ class Span:
     @classmethod
     def of(cls, layers: tuple[Layer, ...]) -> "Span":
         """The sums of some layers."""
-        return cls(
-            count=len(layers),
-            kept_bytes=sum(layer.program.kept_bytes for layer in layers),
-            cast_elements=sum(layer.program.cast_elements for layer in layers),
-            unsaved_cast_elements=sum(layer.program.unsaved_cast_elements for layer in layers),
-            whole=sum(layer.unit.whole for layer in layers),
-            padded=sum(layer.unit.padded for layer in layers),
-            shard=sum(layer.unit.shard for layer in layers),
+        programs = (
+            (p.kept_bytes, p.cast_elements, p.unsaved_cast_elements)
+            for p in (layer.program for layer in layers)
         )
+        units = (layer.unit[:3] for layer in layers)
+        rows = [(*program, *unit) for program, unit in zip(programs, units, strict=True)]
+        return cls(len(layers), *(map(sum, zip(*rows, strict=True)) if rows else (0,) * 6))
 
 
 # Layers at each end whose backward is followed one by one.
@@ -307,11 +305,6 @@ def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVaria
         LayerVariant(sparse=kind.sparse, masked=masks and kind.attention == SLIDING)
         for kind in layer_kinds(model)
     )
-
-
-def checkpointed(settings: Settings) -> bool:
-    """Tells whether backward computes each layer again."""
-    return settings.activation_checkpointing is Checkpointing.FULL
 
 
 def copies_whole(workload: Workload, cluster: Cluster) -> bool:

@@ -444,7 +444,8 @@ class _Step(Wrapping):
             tape.sequence(TEMPORARIES, -arriving)
         self.reduce_unit(tail if self.tied else embedding, one_weight=True)
         self.cast_full_buckets(-1)
-        self.free_cast_buckets()
+        tape.fixed(DDP_BUCKETS, -self.cast_buckets)  # all is reduced
+        self.cast_buckets = 0.0
         tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
         self.reducing = 0.0
         if self.hybrid and self.reduced_apart:

@@ -1,10 +1,10 @@
 """Memory as it rises and falls through a step, with what it is for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Workload
 from tuner.cost.memory.graph import Event, EventKind
@@ -16,7 +16,6 @@ from tuner.cost.memory.shards import (
     Unit,
     autocasts,
     axis_sizes,
-    checkpointed,
     ddp_buckets,
     full_buckets_bytes,
     shards,
@@ -110,7 +109,7 @@ class Tape:
     def moments(self) -> tuple[Moment, ...]:
         """The highest of each phase, each once."""
         self.note()
-        return tuple(_distinct(moment for _, moment in self._best.values()))
+        return tuple({id(moment): moment for _, moment in self._best.values()}.values())
 
     def _moment(self) -> Moment:
         return Moment(
@@ -120,14 +119,6 @@ class Tape:
             fixed=self._total,
             per_sequence=self._slope,
         )
-
-
-def _distinct(moments: Iterator[Moment]) -> Iterator[Moment]:
-    seen: set[int] = set()
-    for moment in moments:
-        if id(moment) not in seen:
-            seen.add(id(moment))
-            yield moment
 
 
 class Wrapping:
@@ -154,7 +145,7 @@ class Wrapping:
         self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
         self.casts = autocasts(workload, settings, cluster)
         self.r = 4 if self.casts else self.c
-        self.full = checkpointed(settings)
+        self.full = settings.activation_checkpointing is Checkpointing.FULL
         self.reshards = self.fsdp and settings.sharding is not Sharding.SHARD_GRAD_OP
         self.hybrid = sizes.replicate > 1
         self.over_gloo = cluster.gpu.device is Device.CPU
@@ -169,18 +160,12 @@ class Wrapping:
         self.reducing = 0.0  # the last reduce-scatter's input, which it frees late
         self.embedded_held = 0.0
         self.cast_buckets = 0.0  # what DDP casts for its reductions, held to backward's end
-        self.full_buckets = self._full_buckets()
-
-    def _full_buckets(self) -> tuple[int, ...]:
-        """Bytes of buckets to be cast, by the layers left; none where nothing is cast.
-
-        The last item is for when all gradients are there.
-        """
-        ddp = self.settings.sharding is Sharding.DDP and self.settings.pp_size == 1
-        if not ddp or self.replicas == 1 or self.reduce == self.w:
-            return ()
-        whole = sum(ddp_buckets(self.model, self.w))
-        return (*full_buckets_bytes(self.model, self.w), whole)
+        # bytes of buckets to be cast, by the layers left; the last is for when no gradient misses
+        self.full_buckets: tuple[int, ...] = ()
+        ddp = settings.sharding is Sharding.DDP and settings.pp_size == 1
+        if ddp and self.replicas > 1 and self.reduce != self.w:
+            whole = sum(ddp_buckets(self.model, self.w))
+            self.full_buckets = (*full_buckets_bytes(self.model, self.w), whole)
 
     def cast_full_buckets(self, layers_left: int) -> None:
         """A bucket is cast once it is full, and its cast can live as long as backward does.
@@ -195,11 +180,6 @@ class Wrapping:
             held = self.reduce / self.w * self.full_buckets[layers_left]
             self.tape.fixed(DDP_BUCKETS, held - self.cast_buckets)
             self.cast_buckets = held
-
-    def free_cast_buckets(self) -> None:
-        """All is reduced."""
-        self.tape.fixed(DDP_BUCKETS, -self.cast_buckets)
-        self.cast_buckets = 0.0
 
     def gather(self, unit: Unit) -> None:
         """In forward: the buffer of the gathering stays until the next unit's copy is made."""

@@ -84,13 +84,6 @@ class _Elements(NamedTuple):
     """All others of backward."""
 
 
-class _Partial(NamedTuple):
-    """Replicated parameters, whose gradients tensor parallelism sums: how many, how large."""
-
-    tensors: int
-    elements: int
-
-
 def reducing_passes(settings: Settings) -> int:
     """Backward passes of a step that reduce gradients over the data-parallel ranks."""
     return settings.gradient_accumulation_steps if settings.sync_each_batch else 1
@@ -246,18 +239,14 @@ def _of_partial_gradients(workload: Workload, settings: Settings, sizes: Sizes) 
         if passes < settings.gradient_accumulation_steps:  # accumulated in the reduction's format
             assert workload.reduce_dtype is not None
             number = REDUCE_BYTES[workload.reduce_dtype]
-    partial = _partial(workload.model)
-    return StepCollective(
-        Op.ALL_REDUCE,
-        Axis.TP,
-        Phase.BACKWARD,
-        Overlap.EXPOSED,
-        passes * partial.tensors,
-        passes * number * partial.elements,
-    )
+    tensors, elements = _replicated(workload.model)
+    op, phase = Op.ALL_REDUCE, Phase.BACKWARD
+    count, size = passes * tensors, passes * number * elements
+    return StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, count, size)
 
 
 @lru_cache(maxsize=64)
-def _partial(model: ModelConfig) -> _Partial:
-    replicated = [t.elements for t in model_tensors(model).all if t.split is Split.NONE]
-    return _Partial(tensors=len(replicated), elements=sum(replicated))
+def _replicated(model: ModelConfig) -> tuple[int, int]:
+    """Parameters that tensor parallelism replicates: how many, and their elements."""
+    found = [t.elements for t in model_tensors(model).all if t.split is Split.NONE]
+    return len(found), sum(found)

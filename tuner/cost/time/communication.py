@@ -91,12 +91,6 @@ def ring_s(
     return count * costs.time.collective_s + (1 + twice) * around
 
 
-def limiting_link(group: Group, cluster: Cluster, costs: Costs) -> str:
-    """Names the links whose pace a group's ring goes at: ``intra`` or ``inter`` node."""
-    within, between = _link_bytes_per_s(group, cluster, costs)
-    return "intra" if within <= between else "inter"
-
-
 def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
     """Rate at which one rank sends on the slowest of the ring's links."""
     return min(_link_bytes_per_s(group, cluster, costs))
@@ -231,24 +225,23 @@ def link_seconds(
         twice = item.op is Op.ALL_REDUCE
         seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
         if costs.ring_factors:
-            link = limiting_link(group, cluster, costs)
+            # of the links whose pace the ring goes at
+            within, between = _link_bytes_per_s(group, cluster, costs)
+            link = "intra" if within <= between else "inter"
             seconds *= costs.ring_factors.get((link, item.op), 1.0)
-        found[_beside_what(item)] += seconds
+        backward = item.phase is Phase.BACKWARD
+        if item.axis is Axis.TP:
+            beside = "tensor_backward" if backward else "tensor_forward"
+        elif item.overlap is Overlap.EXPOSED:
+            beside = "exposed"
+        elif item.axis is Axis.DP_REPLICATE:
+            beside = "replicas"
+        elif item.op is not Op.ALL_GATHER:
+            beside = "reductions"
+        else:
+            beside = "gathers_backward" if backward else "gathers_forward"
+        found[beside] += seconds
     return LinkSeconds(**found)
-
-
-def _beside_what(item: StepCollective) -> str:
-    """Names the field of :class:`LinkSeconds` that collectives belong to."""
-    backward = item.phase is Phase.BACKWARD
-    if item.axis is Axis.TP:
-        return "tensor_backward" if backward else "tensor_forward"
-    if item.overlap is Overlap.EXPOSED:
-        return "exposed"
-    if item.axis is Axis.DP_REPLICATE:
-        return "replicas"
-    if item.op is not Op.ALL_GATHER:
-        return "reductions"
-    return "gathers_backward" if backward else "gathers_forward"
 
 
 def passes_s(

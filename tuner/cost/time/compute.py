@@ -136,8 +136,12 @@ def stage_compute_s(
     layer = 6 * found.active + attention
     moved = width * t.traffic_factor * found.kept * tokens
     if model.experts:
-        layer += 6 * _idle_rows(model, tokens) * _expert_parameters(model)
-        moved += 3 * width * _weights_read(model, tokens)
+        # experts that at least one token goes to, if a router spreads tokens evenly
+        reached = model.experts * (1 - exp(-tokens * model.experts_per_token / model.experts))
+        # grouped products compute half a tile of each expert in vain; forward reads their weights
+        # however few the tokens are, backward reads them and writes their gradients
+        layer += 6 * (TILE_ROWS / 2 * reached / tokens) * _expert_parameters(model)
+        moved += 3 * width * (reached * _expert_parameters(model))
         narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
@@ -156,21 +160,3 @@ def _expert_parameters(model: ModelConfig) -> float:
     if idle == 0:
         return 3.0 * model.hidden_size * model.expert_intermediate_size
     return (model.parameters - model.active_parameters) / idle / model.layers
-
-
-def _reached(model: ModelConfig, tokens: float) -> float:
-    """Experts that at least one token goes to, if a router spreads tokens evenly."""
-    return model.experts * (1 - exp(-tokens * model.experts_per_token / model.experts))
-
-
-def _idle_rows(model: ModelConfig, tokens: float) -> float:
-    """Rows per token that grouped products compute in vain: half a tile of each expert."""
-    return TILE_ROWS / 2 * _reached(model, tokens) / tokens
-
-
-def _weights_read(model: ModelConfig, tokens: float) -> float:
-    """Expert parameters that a layer reads from memory, however few tokens each of them gets.
-
-    Forward reads them, backward reads them and writes their gradients.
-    """
-    return _reached(model, tokens) * _expert_parameters(model)

@@ -14,9 +14,7 @@ from api.pages.charts.memory import Part
 from api.pages.charts.scales import TEXT_PX, width_px
 from tests.profiles import examples
 from tests.unit.pages.charts.examples import (
-    EFFECTS,
     POINTS,
-    about,
     bar,
     coordinates,
     effect,
@@ -51,7 +49,7 @@ def points(draw: st.DrawFn) -> tuple[Point, ...]:
     return tuple(found)
 
 
-@checked(max_examples=examples(60))
+@checked(max_examples=examples(30))
 @given(points(), numbers)
 def test_every_configuration_lies_within_the_plot(found: tuple[Point, ...], limit: float) -> None:
     root = parsed(scattered(found, limit_bytes=limit * GIB))
@@ -87,50 +85,14 @@ def test_places_of_marks(scatter: Element) -> None:
     assert small[0] < large[0], "more memory is further right"
     assert small[1] > large[1], "more speed is higher"
     assert all(300 < place(scatter, number)[1] < 334 for number in (6, 7, 9)), "on the rail"
-    assert "no speed" in words(scatter, "chart-tick")
-    assert "no speed" not in words(parsed(scattered(POINTS[:2])), "chart-tick")
     (region,) = (e for e in with_class(scatter, "chart-beyond") if e.get("y") == "0")
     start = share(region.get("x", ""))
     assert start < place(scatter, 7)[0] < 1, "memory that ran out lies beyond the limit"
     assert start + share(region.get("width", "")) == pytest.approx(1, abs=2e-4)
     assert place(scatter, 8)[0] == 1, "far memory is put at the edge"
-    assert "beyond this axis" in words(scatter, "chart-legend")[0]
-    assert "1 more of unknown memory not shown" in (scatter.findtext("svg/desc") or "")
-
-
-def test_names_and_shapes_of_marks(scatter: Element) -> None:
-    links = {e.get("id", "").removeprefix("points-"): e for e in scatter.iter("a")}
-    titles = {number: e.findtext("title") or "" for number, e in links.items()}
-    assert titles["1"] == (
-        "full_shard, micro batch 1: 9,412 (9,224 to 9,600) tokens/s per GPU; "
-        "58.2 (57.6 to 58.8) memory, GiB; measured"
-    )
-    assert titles["9"].endswith("ended otherwise; measured")
-    assert "500" in titles["8"]
-    assert [e.get("href") for e in links.values()][-1] == "?probe=1", "the answer is drawn last"
-    assert set(links) == {str(n) for n in range(10)}
-    shapes = {
-        number: [use.get("href", "").removeprefix("#points-") for use in e.findall("use")]
-        for number, e in links.items()
-    }
-    assert [shapes[n] for n in "012"] == [["measured"], ["best", "measured"], ["emulated"]]
-    assert [shapes[n] for n in "369"] == [["predicted"], ["oom"], ["failed"]]
-    assert shapes["8"] == ["oom", "beyond"]
-    assert words(scatter, "chart-end") == ["9,412"]
-    (legend,) = words(parsed(scattered(POINTS[:1])), "chart-legend")
-    assert legend == "measuredPareto frontover the limit", "what is drawn, and nothing else"
-
-
-def test_the_front_is_a_staircase_up_to_the_limit(scatter: Element) -> None:
-    (line,) = (e for e in with_class(scatter, "chart-front-line") if e.tag == "path")
-    ends = coordinates(line)
-    corners = list(zip(ends[::2], ends[1::2], strict=True))
-    for (x1, y1), (x2, y2) in pairwise(corners):
-        assert x1 == x2 or y1 == y2, "level or upright"
-        assert x1 <= x2
-        assert y1 >= y2
-    (limit,) = with_class(scatter, "chart-limit")
-    assert corners[-1][0] / 1000 == pytest.approx(share(limit.get("x1", "")), abs=2e-4)
+    links = list(scatter.iter("a"))
+    assert links[-1].get("href") == "?probe=1", "the answer is drawn last"
+    assert len(links) == 10, "of unknown memory only what ran out of it is drawn"
 
 
 def test_500_configurations_are_a_pages_worth() -> None:
@@ -151,23 +113,10 @@ def test_500_configurations_are_a_pages_worth() -> None:
     assert len(list(parsed(chart).iter("a"))) == 500
 
 
-def test_few_marks_have_whiskers_and_of_many_only_the_front() -> None:
-    def whiskers(found: tuple[Point, ...]) -> int:
-        lines = with_class(parsed(scattered(found)), "chart-whisker")
-        return sum((line.get("d") or "").count("M") for line in lines)
-
-    plain = tuple(point(n, 10.0 + n / 4, 100.0 + n) for n in range(200))
-    assert whiskers(plain[:10]) == 20
-    assert whiskers(plain) == 0
-    assert whiskers((*plain, point(200, 70.0, 400.0, on_front=True))) == 2
-    certain = {"memory_gib": about(5.0, 0.0), "tokens_per_s_per_gpu": about(5.0, 0.0)}
-    assert whiskers((point(1, None, None, **certain),)) == 0
-
-
-@pytest.mark.parametrize("href", ["javascript:alert(1)", "//evil.example", "/\\evil.example"])
-def test_links_stay_on_this_site(href: str) -> None:
-    with pytest.raises(AssertionError):
-        scattered((point(1, 40.0, 5000.0),), lambda _: href)
+def test_links_stay_on_this_site() -> None:
+    for href in ("javascript:alert(1)", "//evil.example", "/\\evil.example"):
+        with pytest.raises(AssertionError):
+            scattered((point(1, 40.0, 5000.0),), lambda _, href=href: href)
 
 
 # -- best so far ------------------------------------------------------------------------------
@@ -177,7 +126,7 @@ def of_speeds(*speeds: float | None) -> Element:
     return parsed(progress(ended(*speeds), per="GPU"))
 
 
-@checked(max_examples=examples(60))
+@checked(max_examples=examples(30))
 @given(st.lists(st.none() | numbers, max_size=30))
 def test_each_probe_is_a_mark_within_the_plot(found: list[float | None]) -> None:
     plot = next(of_speeds(*found).iter("svg"))
@@ -191,7 +140,7 @@ def test_each_probe_is_a_mark_within_the_plot(found: list[float | None]) -> None
         assert ys == sorted(ys, reverse=True), "the best never gets worse"
 
 
-@checked(max_examples=examples(60))
+@checked(max_examples=examples(30))
 @given(st.integers(min_value=1, max_value=900))
 def test_probe_numbers_below_the_axis_are_whole_and_apart(count: int) -> None:
     (axis,) = with_class(of_speeds(*[1.0] * count), "chart-x")
@@ -201,25 +150,6 @@ def test_probe_numbers_below_the_axis_are_whole_and_apart(count: int) -> None:
     narrow = 213  # less than other plots have: the best's number stands at the right
     places = [(narrow * share(e.get("x", "")), width_px(e.text or "") / 2) for e in labels]
     assert all(b - a >= half + other + 5 for (a, half), (b, other) in pairwise(places))
-
-
-def test_failures_are_crosses_on_the_axis_and_the_best_is_a_staircase() -> None:
-    root = of_speeds(5000, None, 8000, 7000)
-    uses = list(next(root.iter("svg")).iter("use"))
-    hrefs = [use.get("href", "").removeprefix("#progress-") for use in uses]
-    assert hrefs == ["oom", "measured", "measured", "measured"]
-    assert (uses[0].get("y"), uses[0].findtext("title")) == (
-        "200",
-        "2: full_shard, micro batch 2: oom",
-    )
-    (line,) = (e for e in with_class(root, "chart-best-line") if e.tag == "path")
-    assert (line.get("d") or "").count("L") == 3, "level, up, level"
-    assert words(root, "chart-end") == ["8,000"]
-    groups = {g.get("class"): [use.findtext("title") or "" for use in g] for g in root.iter("g")}
-    assert [t[0] for t in groups["chart-is-other"]] == ["4"]
-    assert [t[0] for t in groups["chart-is-best"]] == ["1", "3"]
-    said = "4 probes ended; 1 of them without a speed; the best makes 8,000 tokens/s per GPU."
-    assert root.findtext("svg/desc") == said
 
 
 # -- knobs ------------------------------------------------------------------------------------
@@ -233,7 +163,7 @@ def ems(line: Element, *names: str) -> list[float]:
     return [float((line.get(name) or "").removesuffix("em")) for name in names]
 
 
-@checked(max_examples=examples(60))
+@checked(max_examples=examples(30))
 @given(st.lists(st.tuples(maybe, maybe, st.booleans()), max_size=8))
 def test_every_value_has_a_row_within_its_panel(
     found: list[tuple[float | None, float | None, bool]],
@@ -251,37 +181,6 @@ def test_every_value_has_a_row_within_its_panel(
     assert all(0 < y < height for y in places)
     assert all(0 <= share(use.get("x", "")) <= 1 for use in panel.iter("use"))
     assert all(6.0 <= ems(e, "x1")[0] <= 9.6 for e in with_class(panel, "chart-memory-line"))
-
-
-def test_panels_share_one_scale_and_say_in_words_what_they_show() -> None:
-    first, second = panels(*EFFECTS)
-    best = [
-        use.get("x")
-        for panel in (first, second)
-        for group in with_class(panel, "chart-is-best")
-        for use in group.iter("use")
-    ]
-    assert len(best) == 2
-    assert best[0] == best[1], "the answer is at one place in all panels"
-    assert words(first, "chart-tick") == words(second, "chart-tick")
-    assert words(first, "chart-figure") == ["8,900", "61.2", "9,412", "58.2"]
-    assert words(first, "chart-note") == ["out of memory"]
-    (note,) = with_class(second, "chart-note")
-    row = next(e for e in with_class(second, "chart-value") if e.text == "8")
-    assert float(note.get("y", "")) - float(row.get("y", "")) >= TEXT_PX, "on a line of its own"
-    assert first.findtext("desc") == (
-        "ddp: speed unknown, out of memory; "
-        "shard_grad_op: 8,900 (8,722 to 9,078) tokens/s per GPU, 61.2 memory, GiB, measured; "
-        "full_shard: 9,412 (9,224 to 9,600) tokens/s per GPU, 58.2 memory, GiB, measured, "
-        "the answer."
-    )
-
-
-def test_lines_of_memory_are_to_scale() -> None:
-    (panel,) = panels(effect(value("a", 5.0, 10.0), value("b", 5.0, 5.0)))
-    lines = [ems(e, "x1", "x2") for e in with_class(panel, "chart-memory-line")]
-    full, half = (end - start for start, end in lines)
-    assert full == pytest.approx(2 * half)
 
 
 # -- memory by category -----------------------------------------------------------------------
@@ -316,6 +215,8 @@ def test_sizes_are_to_scale_and_listed() -> None:
     assert boxes(root, "chart-part") == [(0, 0.25), (0.25, 0.125)]
     assert boxes(root, "chart-room") == [(0, 0.95)]
     assert boxes(root, "chart-headroom") == [(0.95, pytest.approx(0.05))]
+    (over,) = with_class(parsed(bar(90.0, 10.0)), "chart-over")
+    assert (over.get("x1"), over.get("x2")) == ("76%", "100%")
     root = parsed(bar(20.0, 10.04))
     names = ["".join(name.itertext()) for name in root.iter("bdi")]
     assert dict(zip(names, words(root, "chart-figure"), strict=True)) == {
@@ -325,15 +226,6 @@ def test_sizes_are_to_scale_and_listed() -> None:
         "free until the limit": "46.0 GiB",
         "headroom beyond the limit": "4.0 GiB",
     }
-
-
-def test_what_exceeds_the_limit_is_marked_and_counted() -> None:
-    root = parsed(bar(90.0, 10.0))
-    (over,) = with_class(root, "chart-over")
-    assert (over.get("x1"), over.get("x2")) == ("76%", "100%")
-    names = ["".join(name.itertext()) for name in root.iter("bdi")]
-    assert words(root, "chart-figure")[names.index("over the limit")] == "24.0 GiB"
-    assert "free until the limit" not in names
 
 
 def test_parts_are_told_apart_by_letter_and_by_their_own_colour() -> None:

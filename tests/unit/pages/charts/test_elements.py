@@ -66,14 +66,6 @@ def test_every_number_lies_on_its_scale(values: list[float], include: list[float
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-9, 5000.0, 1e12, -3.0])
-def test_one_value_lies_in_the_middle_of_a_scale_that_is_not_too_fine(value: float) -> None:
-    scale = scale_for([value, value, value])
-    assert 0 <= scale.at(value) <= 1
-    assert scale.high - scale.low >= 0.2 * abs(value)
-    assert scale.ticks(6)
-
-
 def test_where_scales_begin_and_when_they_are_logarithmic() -> None:
     assert scale_for([]) == Scale(low=0.0, high=1.0)
     assert scale_for([5210.0, 9412.0, 3000.0]).low == 0
@@ -111,13 +103,6 @@ def test_intervals() -> None:
 )
 def test_numbers_as_they_are_written(write: object, values: list[float], written: str) -> None:
     assert [write(value) for value in values] == written.split()  # type: ignore[operator]
-
-
-def test_a_column_has_the_decimals_of_its_largest() -> None:
-    assert scales.column([21.44, 3.7, 0.01]) == ("21.4", "3.7", "<0.1")
-    assert scales.column([1.9, 0.0]) == ("1.90", "0.00")
-    assert scales.column([4000, 20]) == ("4,000", "20")
-    assert scales.column([]) == ()
 
 
 @given(st.lists(st.floats(min_value=1e-9, max_value=1e15), min_size=1, max_size=9))

@@ -11,8 +11,8 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.errors import ProbeError
-from workers.calibrate import run as program
-from workers.calibrate.run import Options, StoppedError, calibrate
+from workers import calibrate as program
+from workers.calibrate import Options, StoppedError, calibrate
 from workers.devices import DeviceLocks, devices_here
 from workers.stop import StopRequest
 

@@ -1,0 +1,392 @@
+"""Pages for people, by their paths; the OpenAPI document does not tell of them."""
+
+import logging
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from functools import partial
+from typing import Annotated
+from urllib.parse import urlencode
+
+import anyio
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from api.answers import Kept
+from api.context import Context, InContext
+from api.events import Feed
+from api.inputs import StudyId
+from api.pages.compare import comparison_of, read_ids
+from api.pages.evidence import evidence_of
+from api.pages.form import (
+    TypedForm,
+    Wrong,
+    all_wrong,
+    form_of,
+    initial_texts,
+    place_of,
+    read_form,
+    texts_of,
+    texts_of_study,
+)
+from api.pages.listing import LONGEST_TEXT, ON_A_PAGE, STARTS, Wanted, list_studies
+from api.pages.paths import HOME, SIGN_IN, SIGN_OUT, local_path
+from api.pages.people import forgetting_cookie, told_cookie, told_of
+from api.pages.probe_table import ANY, FASTEST_FIRST
+from api.pages.render import render, settings_path, utc_now
+from api.pages.study import head_of
+from api.pages.what_if import changes, page_of
+from api.problems import ProblemError
+from api.schemas import STUDY_ID
+from api.security import Reader, Submitter, note_refused
+from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
+from api.studies import LARGEST_EVENT, cancel, listened, standing_of
+from tuner.core.study import StudyState
+from tuner.errors import OtherTermsError, TunerError, UsageError
+from tuner.results import Predictor
+from tuner.results.differences import LEAST_COMPARED
+from tuner.store.access import IDLE, LASTS, Keys, Sessions, includes
+from tuner.store.tables import Scope
+from tuner.text import json_text
+
+# Problems that are told above the form, which keeps what was typed.
+TOLD = frozenset({409, 422, 429})
+# The field that puts an open study on the terms of the form.
+REPLACE = "replace"
+
+LONGEST_WORD = 64
+# Characters of one value of a configuration in the address.
+LONGEST_VALUE = 1000
+# Seconds between two loads of a page that stands still otherwise: at least, and at most.
+RELOADS_S = (5, 3600)
+# Seconds between two changes that are sent to the same viewer, at least.
+PAUSE_S = 1.0
+# Studies whose predictions are kept while somebody moves their knobs.
+MOST_PREDICTORS = 8
+
+Sort = Annotated[str, Query(max_length=LONGEST_WORD)]
+Outcome = Annotated[str, Query(max_length=LONGEST_WORD)]
+ProbeId = Annotated[int, Path(ge=1, lt=2**63)]
+EventId = Annotated[int, Query(ge=0, le=LARGEST_EVENT)]
+NOT_KNOWN = "This key is not known, or was revoked."
+NOTHING = "Paste a key: tuner_ and what follows it."
+# Characters of what is looked at as a key; they have 67.
+LONGEST_KEY = 200
+
+log = logging.getLogger("api.pages")
+router = APIRouter(include_in_schema=False)
+
+# -- lists and the form ------------------------------------------------------------------------
+
+
+@router.get("/", response_class=HTMLResponse)
+def studies_page(request: Request, context: InContext, caller: Reader) -> Response:
+    """The list; what is wanted of it is in the address."""
+    wanted = Wanted.of(request.query_params)
+    listing = list_studies(context.store, context.answers, wanted)
+    return render(
+        request,
+        "studies.html",
+        listing=listing,
+        states=tuple(StudyState),
+        starts=STARTS,
+        may_submit=includes(caller.scope, Scope.SUBMIT),
+    )
+
+
+@router.get("/compare", response_class=HTMLResponse)
+async def compare_page(request: Request, context: InContext, caller: Reader) -> Response:
+    """Two to four studies side by side; with fewer in the address, others to choose from."""
+    return await context.turns.run(caller.owner, _compared, request, context)
+
+
+def _compared(request: Request, context: Context) -> Response:
+    ids = read_ids(request.query_params.getlist("ids"))
+    standings = context.store.statuses(ids)
+    for study_id in ids:
+        if study_id not in standings:
+            raise ProblemError(404, f"there is no study {study_id}")
+    if len(ids) >= LEAST_COMPARED:
+        found = comparison_of([context.answers.whole(standings[study_id]) for study_id in ids])
+        return render(request, "compare.html", found=found, choice=None, ids=ids, query="")
+    query = request.query_params.get("query", "").strip()[:LONGEST_TEXT]
+    page = context.store.studies(limit=ON_A_PAGE, query=query)
+    chosen = [one for study_id in ids for one in context.store.studies(limit=1, query=study_id)]
+    choice = [*chosen, *(one for one in page if one.id not in ids)]
+    return render(request, "compare.html", found=None, choice=choice, ids=ids, query=query)
+
+
+@router.get("/new", response_class=HTMLResponse)
+def new_page(
+    request: Request,
+    context: InContext,
+    caller: Submitter,
+    like: Annotated[str | None, Query(pattern=STUDY_ID)] = None,
+) -> Response:
+    """The form: empty, with what the address says, or ``like`` a study."""
+    texts = texts_of(request.query_params.multi_items())
+    if like is not None:
+        if context.store.status(like) is None:
+            raise ProblemError(404, f"there is no study {like}")
+        texts = {**texts_of_study(context.store.study(like)), **texts}
+    elif texts:
+        texts = {**initial_texts(), **texts}
+    return render(request, "new.html", form=form_of(texts or None), like=like, open_study=None)
+
+
+@router.post("/new", response_class=HTMLResponse)
+async def ask(request: Request, context: InContext, caller: Submitter, form: Formed) -> Response:
+    """Starts a study, or joins the one that asks the same; what is wrong comes back as typed."""
+    asked = read_form(texts_of(form.multi_items()))
+    if wrong := await anyio.to_thread.run_sync(all_wrong, asked):
+        return _again(request, asked, wrong)
+    request_body = {name: value for name, value in asked.request.items() if value is not None}
+    if form.get(REPLACE) == "true":
+        request_body[REPLACE] = True
+    submit = partial(
+        context.submissions.submit,
+        request_body,
+        owner=caller.owner,
+        key=None,
+        address=caller.address,
+    )
+    try:
+        submitted = await context.turns.run(caller.owner, submit)
+    except UsageError as error:
+        return _again(request, asked, (place_of(asked, error),))
+    except OtherTermsError as error:
+        wrong = (Wrong(name="", said=f"{error.in_short}."),)
+        return _again(request, asked, wrong, 409, error.study_id)
+    except ProblemError as error:
+        if error.status not in TOLD:
+            raise
+        answer = _again(request, asked, (Wrong(name="", said=error.detail),), error.status)
+        answer.headers.update(error.headers or {})
+        return answer
+    study_id = submitted.body.standing.id
+    answer = RedirectResponse(f"/studies/{study_id}", 303)
+    secure = visit_of(request).secure
+    if (told := told_cookie(study_id, submitted.notes, secure=secure)) is not None:
+        answer.headers.append("set-cookie", told)
+    return answer
+
+
+def _again(
+    request: Request,
+    asked: TypedForm,
+    wrong: tuple[Wrong, ...],
+    status: int = 422,
+    open_study: str | None = None,
+) -> Response:
+    """The form as it was typed, with what is wrong beside its fields."""
+    values = {"form": form_of(asked.texts, wrong), "like": None, "open_study": open_study}
+    return render(request, "new.html", status=status, **values)
+
+
+# -- a study -----------------------------------------------------------------------------------
+
+
+@router.get("/studies/{study_id}")
+async def show_page(
+    request: Request,
+    context: InContext,
+    caller: Reader,
+    study_id: StudyId,
+    sort: Sort = FASTEST_FIRST,
+    outcome: Outcome = ANY,
+    refresh: Annotated[int | None, Query(ge=RELOADS_S[0], le=RELOADS_S[1])] = None,
+    probe: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
+) -> Response:
+    """A study; its table of probes sorted, and of one outcome, if that was asked for.
+
+    With ``?probe=7``, which its table and its scatter say for brevity, the evidence of a probe.
+    """
+    if probe is not None:
+        return await show_probe(request, context, caller, study_id, probe)
+    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
+    page = await context.turns.run(caller.owner, context.pages.of, standing)
+    told = told_of(request, study_id)
+    query = urlencode({"sort": sort, "outcome": outcome, "after": page.newest_event})
+    answer = render(
+        request,
+        "study.html",
+        head=page.head,
+        is_open=page.status.is_open,
+        said=page.status.said,
+        parts=page.sorted_parts(sort, outcome),
+        live=f"/studies/{study_id}/live?{query}",
+        refresh=refresh if page.status.is_open else None,
+        may_submit=includes(caller.scope, Scope.SUBMIT),
+        now=utc_now(),
+        told=told,
+    )
+    if told:
+        answer.headers.append("set-cookie", forgetting_cookie(secure=visit_of(request).secure))
+    return answer
+
+
+@router.get("/studies/{study_id}/live", response_class=EventSourceResponse)
+async def stream_page(
+    context: InContext,
+    caller: Reader,
+    feed: Annotated[Feed, Depends(listened)],
+    sort: Sort = FASTEST_FIRST,
+    outcome: Outcome = ANY,
+    after: EventId = 0,
+    last_event_id: Annotated[int, Header(ge=0, le=LARGEST_EVENT)] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """The page's parts, whenever something has happened since ``after``, until the study's end."""
+    known = max(after, last_event_id)
+    while not context.poller.stopped:
+        changed = feed.changed
+        try:
+            page = await context.pages.soon(feed.standing)
+        except TunerError as error:
+            log.warning("%s; viewers connect again", error)
+            return
+        if page.newest_event > known or not page.status.is_open:
+            known = page.newest_event
+            change = {
+                "is_open": page.status.is_open,
+                "said": page.status.said,
+                "now": utc_now(),
+                "parts": page.sorted_parts(sort, outcome),
+            }
+            yield ServerSentEvent(id=str(known), event="change", raw_data=json_text(change))
+        if not page.status.is_open:
+            return
+        await context.poller.wait(feed, lambda: False, PAUSE_S)
+        while changed is feed.changed and not context.poller.stopped:
+            await changed.wait()
+
+
+@router.get("/studies/{study_id}/probes/{probe_id}")
+async def show_probe(
+    request: Request, context: InContext, caller: Reader, study_id: StudyId, probe_id: ProbeId
+) -> Response:
+    """The evidence of one probe."""
+
+    def shown() -> Response:
+        study = context.answers.whole(standing_of(context, study_id)).study
+        ids = [probe.id for probe in study.probes]
+        if probe_id not in ids:
+            raise ProblemError(404, f"study {study_id} has no probe {probe_id}")
+        place = ids.index(probe_id)
+        probe = study.probes[place]
+        return render(
+            request,
+            "probe.html",
+            head=head_of(study),
+            probe=evidence_of(study, probe),
+            before=ids[place - 1] if place else None,
+            after=ids[place + 1] if place + 1 < len(ids) else None,
+            what_if=settings_path(study_id, probe.request.settings),
+        )
+
+    return await context.turns.run(caller.owner, shown)
+
+
+@router.get("/studies/{study_id}/settings", response_class=HTMLResponse)
+async def what_if_page(
+    request: Request, context: InContext, caller: Reader, study_id: StudyId
+) -> Response:
+    """The prediction of any configuration; for a script that accepts JSON, what depends on it."""
+    state = request.app.state
+    if not hasattr(state, "predictors"):
+        # One for each of the studies whose knobs were moved last.
+        state.predictors = Kept(
+            lambda standing: Predictor(context.answers.whole(standing).study),
+            context.answers.turn,
+            most=MOST_PREDICTORS,
+        )
+    predictors: Kept[Predictor] = state.predictors
+
+    def shown() -> Response:
+        standing = standing_of(context, study_id)
+        values = {name: value[:LONGEST_VALUE] for name, value in request.query_params.items()}
+        suggestion = context.answers.whole(standing).suggestion
+        page = page_of(predictors.of(standing), suggestion, values)
+        headers = {"Vary": "Accept"}
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(changes(page), headers=headers)
+        answer = render(request, "what_if.html", page=page)
+        answer.headers.update(headers)
+        return answer
+
+    return await context.turns.run(caller.owner, shown)
+
+
+@router.post("/studies/{study_id}/cancel")
+async def cancel_from_page(
+    context: InContext, caller: Submitter, study_id: StudyId, form: Formed
+) -> Response:
+    """Ends a study, and shows it."""
+    await anyio.to_thread.run_sync(cancel, context, caller, study_id)
+    return RedirectResponse(f"/studies/{study_id}", 303)
+
+
+# -- sessions ----------------------------------------------------------------------------------
+
+
+def sign_in_router(keys: Keys) -> APIRouter:
+    """The routes, for the keys of a database."""
+    sessions = Sessions(keys.transactions)
+    router = APIRouter(include_in_schema=False)
+
+    @router.get(SIGN_IN)
+    def show_sign_in(
+        request: Request, onward: Annotated[str, Query(alias="next")] = HOME
+    ) -> Response:
+        """The form, for whoever has not signed in and needs to."""
+        if request.state.caller is not None:
+            return RedirectResponse(local_path(onward), 303)
+        return _form(request, local_path(onward))
+
+    @router.post(SIGN_IN)
+    async def sign_in(request: Request, form: Formed) -> Response:
+        """A new session, whatever the browser had before; or the form again, and why."""
+        text, onward = form.get("key", "").strip(), local_path(form.get("next", HOME))
+        key = await anyio.to_thread.run_sync(keys.check, text[:LONGEST_KEY])
+        if key is None:
+            note_refused(text, request.state.address)
+            return _form(request, onward, error=NOT_KNOWN if text else NOTHING)
+        visit = visit_of(request)
+        token = await anyio.to_thread.run_sync(
+            lambda: sessions.begin(key.id, address=request.state.address, instead_of=visit.session)
+        )
+        answer = RedirectResponse(onward, 303)
+        _forget(answer, visit, VISIT)
+        age_s = int(LASTS.total_seconds())
+        session = cookie(SESSION, token, secure=visit.secure, max_age_s=age_s)
+        answer.headers.append("set-cookie", session)
+        return answer
+
+    @router.post(SIGN_OUT)
+    async def sign_out(request: Request) -> Response:
+        """The session ends. Where there was none, that is so already."""
+        visit = visit_of(request)
+        token = visit.session if visit.by_session else None
+        if token is not None:
+            await formed(request)
+            await anyio.to_thread.run_sync(
+                lambda: sessions.end(token, address=request.state.address)
+            )
+        answer = RedirectResponse(SIGN_IN, 303)
+        _forget(answer, visit, SESSION, VISIT)
+        return answer
+
+    return router
+
+
+def _form(request: Request, onward: str, error: str = "") -> Response:
+    lasts = {"days": LASTS.days, "hours": IDLE // timedelta(hours=1)}
+    status = 401 if error else 200
+    page = render(request, "sign_in.html", status, onward=onward, error=error, **lasts)
+    if error:
+        page.headers["WWW-Authenticate"] = 'Bearer realm="tuner"'
+    return page
+
+
+def _forget(answer: Response, visit: Visit, *names: str) -> None:
+    for name in names:
+        answer.headers.append("set-cookie", cookie(name, "", secure=visit.secure, max_age_s=0))

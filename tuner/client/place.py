@@ -1,0 +1,321 @@
+"""Decides what a request leaves open, by the live workers or by this machine: versions, fidelity.
+
+For an answer here everything is checked before any database is opened: after a usage error nothing
+has been written anywhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from tuner.catalog.versions import version_table
+from tuner.client.capabilities import (
+    best_fidelity,
+    why_not_emulated,
+    why_not_measured,
+    why_unpriced,
+)
+from tuner.client.request import RequestHere, TuneRequest
+from tuner.core.cluster import Cluster, Device
+from tuner.core.framework import FrameworkName, installed_versions, not_installed
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Question, Terms
+from tuner.core.workload import Optimizer
+from tuner.cost.calibration import Calibration
+from tuner.cost.prediction import uncovered
+from tuner.errors import TunerError, UsageError
+from tuner.machine import Machine
+from tuner.space import Space, enumerate_space
+from tuner.store import default_url, open_store
+from tuner.store.engine import is_sqlite, parse_url
+
+STRONGEST = (Fidelity.MEASURED, Fidelity.EMULATED, Fidelity.PREDICTED)
+
+# Finds the calibration of a question's devices.
+Rates = Callable[[Question], Calibration | None]
+
+
+class Living(Protocol):
+    """A worker that lives: :class:`tuner.store.workers.RegisteredWorker` is one."""
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        """``Machine.as_dict()`` of where it runs."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Releases of the packages that probes depend on, by package."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A question as it will be answered."""
+
+    question: Question
+    """What is asked, in all versions."""
+    terms: Terms
+    """On what terms, with their fidelity."""
+    versions: Mapping[str, str]
+    """Of the worker by which it was decided, or of this machine: what dry runs are made with."""
+    notes: tuple[str, ...]
+    """What was decided and not asked for, and why."""
+    probe_deadline_s: float | None = None
+    """Seconds that one probe may take; ``None`` for the worker's own limit."""
+
+    @property
+    def space(self) -> Space:
+        """The question's legal configurations."""
+        return enumerate_space(self.question)
+
+
+def place(request: TuneRequest, workers: Sequence[Living], rates: Rates) -> Placed:
+    """Decide what was left open: versions that were not stated, and the fidelity.
+
+    Versions are those of the workers. Where none lives they are those installed here, and of
+    packages that are not, the newest that are known; a note says which it was.
+
+    Args:
+        request: what is asked for.
+        workers: those that live and serve its pool.
+        rates: finds the calibration of a question's devices.
+
+    Raises:
+        UsageError: what is asked for is in no version legal, or nothing is known to predict it by.
+    """
+    candidates = [_by_worker(request, worker, rates) for worker in _different(workers)]
+    placed = min(candidates, key=lambda one: STRONGEST.index(one.terms.fidelity), default=None)
+    if placed is None:
+        placed = _without_workers(request)
+    question, is_predicted = placed.question, placed.terms.fidelity is Fidelity.PREDICTED
+    if is_predicted and (why := uncovered(question.workload, question.framework)):
+        raise UsageError("workload", question.workload.model.name, f"not predicted: {why}")
+    return placed
+
+
+def _different(workers: Sequence[Living]) -> list[Living]:
+    """The first of each kind of machine in each versions: there may be hundreds alike."""
+    kinds: dict[str, Living] = {}
+    for worker in workers:
+        machine = Machine.from_dict(worker.machine)
+        gpus = [(gpu.name, gpu.memory_mib) for gpu in machine.gpus]
+        cpu = machine.processor, machine.cores, machine.memory_bytes
+        kind = (sorted(worker.versions.items()), gpus, cpu, machine.trouble, len(machine.nodes))
+        kinds.setdefault(repr(kind), worker)
+    return list(kinds.values())
+
+
+def _by_worker(request: TuneRequest, worker: Living, rates: Rates) -> Placed:
+    there = Machine.from_dict(worker.machine)
+    whose = f"of worker {worker.name}"
+    question, notes = _in_versions(request, there, worker.versions, whose)
+    fidelity = request.fidelity
+    if fidelity is None:
+        fidelity, why = best_fidelity(question, lambda: rates(question), there, worker.versions)
+        notes.append(f"fidelity {fidelity}: {why}")
+    return Placed(
+        question=question,
+        terms=request.limits_at(fidelity),
+        versions=worker.versions,
+        notes=(*request.notes, *notes),
+    )
+
+
+def _without_workers(request: TuneRequest) -> Placed:
+    here = installed_versions()
+    question, notes = _in_versions(request, None, here, "installed where the service runs")
+    fidelity = request.fidelity
+    if fidelity is None:
+        fidelity = Fidelity.PREDICTED
+        whose = f"pool {request.pool}" if request.pool else "this service"
+        notes.append(f"fidelity predicted: no worker of {whose} lives")
+    return Placed(
+        question=question,
+        terms=request.limits_at(fidelity),
+        versions=here,
+        notes=(*request.notes, *notes),
+    )
+
+
+def _in_versions(
+    request: TuneRequest, there: Machine | None, found: Mapping[str, str], whose: str
+) -> tuple[Question, list[str]]:
+    """The question in versions that are found, and a sentence for what was not stated."""
+    stated, table = request.framework.versions, version_table()
+    # The newest versions of packages that must be known and are not.
+    assumed = {
+        one: table.packages[one].newest
+        for one in table.frameworks[request.framework.name].required
+        if one not in stated and one not in found
+    }
+    question = request.question({**found, **assumed}, request.cluster_on(there))
+    taken = {
+        name: version
+        for name, version in question.framework.versions.items()
+        if name not in stated and name not in assumed
+    }
+    notes = []
+    if taken:
+        notes.append(f"versions that are not stated are those {whose}: {_listed(taken)}")
+    if assumed:
+        notes.append(
+            f"taken as the newest that is known, neither stated nor {whose}: {_listed(assumed)}"
+        )
+    return question, notes
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+# -- on this machine ------------------------------------------------------------------------------
+
+
+def place_here(request: RequestHere, db: str | None = None) -> Placed:
+    """The same for an answer on this machine; measured unless the request says otherwise.
+
+    Args:
+        request: what is asked for.
+        db: address of the database, where calibrations are; by default the user's own.
+
+    Raises:
+        UsageError: some of it is contradictory, or cannot be measured here.
+    """
+    here = installed_versions()
+    question = request.question(here)
+    is_open = "fidelity" in request.model_fields_set and request.fidelity is None
+    fidelity, chosen_for = request.fidelity or Fidelity.MEASURED, ""
+    if question.script is not None:
+        if fidelity is not Fidelity.MEASURED:
+            allowed = "a script is run: it is measured, or not at all"
+            raise UsageError("fidelity", fidelity, allowed)
+    elif is_open:
+        fidelity, chosen_for = best_fidelity(question, partial(kept_rates, db, question))
+    limits = request.limits_at(fidelity)
+    if why := limits.sampler.why_not_here:
+        raise UsageError("sampler", limits.sampler, why)
+    deadline_s = request.probe_deadline_s
+    if deadline_s is not None and fidelity is Fidelity.PREDICTED:
+        raise UsageError("probe_deadline", deadline_s, "is for probes; dry runs have their own")
+    if fidelity is Fidelity.MEASURED:
+        check_measurable(question)
+    elif fidelity is Fidelity.EMULATED:
+        check_emulatable(question, db)
+    enumerate_space(question)
+    chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
+    return Placed(
+        question=question,
+        terms=limits,
+        versions=here,
+        notes=(*request.notes, *filter(None, (chosen,))),
+        probe_deadline_s=deadline_s,
+    )
+
+
+def check_covered(question: Question) -> None:
+    """Refuse to predict what nothing is known of.
+
+    Raises:
+        TunerError: so it is; with what is not covered.
+    """
+    if reason := uncovered(question.workload, question.framework):
+        raise TunerError(f"nothing is predicted: {reason}")
+
+
+def check_measurable(question: Question) -> None:
+    """Refuse what a probe on this machine would not measure.
+
+    Raises:
+        UsageError: the framework is not probed, other versions are installed, the optimizer's
+            library is missing, or this machine is not the cluster.
+    """
+    _check_software(question)
+    check_here(question.cluster)
+
+
+def check_here(cluster: Cluster) -> None:
+    """Refuse a cluster that this machine is not.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if why := why_not_measured(cluster):
+        if cluster.gpu.device is not Device.CPU:
+            where = "that machine" if cluster.nodes == 1 else "a single node of that kind"
+            why = f"probes run here, and {why}: use --cluster local, or run tuner on {where}"
+        raise UsageError("cluster", cluster.name, why)
+
+
+def _check_software(question: Question) -> None:
+    _check_framework(question)
+    if question.workload.optimizer is Optimizer.ADAMW_8BIT and find_spec("torchao") is None:
+        raise UsageError(
+            "optimizer", "adamw_8bit", "needs torchao, which is not installed: pip install torchao"
+        )
+
+
+def kept_rates(db: str | None, question: Question) -> Calibration | None:
+    """Finds the calibration of the question's devices; no database is made for it.
+
+    Raises:
+        UsageError: the address is wrong, or what is there is not ours.
+        StoreError: it cannot be reached, or is of a newer version.
+    """
+    url = parse_url(default_url() if db is None else db)
+    if is_sqlite(url) and not Path(str(url.database)).exists():
+        return None
+    with open_store(db, create=False) as store:
+        return store.calibration(question.cluster, question.framework.versions)
+
+
+def check_emulatable(question: Question, db: str | None = None) -> None:
+    """Refuse what one device of this machine cannot play.
+
+    Args:
+        question: what is asked.
+        db: address of the database, where calibrations are; by default the user's own.
+
+    Raises:
+        UsageError: the framework is not probed, other versions are installed, the optimizer's
+            library is missing, no device here is large enough, or a link's rate is not known.
+    """
+    _check_software(question)
+    if why := why_not_emulated(question.cluster):
+        raise UsageError("cluster", question.cluster.name, why)
+    if why := why_unpriced(question, partial(kept_rates, db, question)):
+        raise UsageError(
+            "cluster",
+            question.cluster.name,
+            f"{why}, and communication is not measured where one device plays them all: state it"
+            f" in a .toml file{_or_calibrate(question.cluster)}",
+        )
+
+
+def _or_calibrate(cluster: Cluster) -> str:
+    """The other way to have rates of links; empty where this machine is not the cluster."""
+    return "" if why_not_measured(cluster) else f", or run tuner calibrate --cluster {cluster.name}"
+
+
+def _check_framework(question: Question) -> None:
+    asked = question.framework
+    if asked.name is FrameworkName.NANOTRON and question.script is None:
+        raise UsageError(
+            "framework",
+            "nanotron",
+            "is not probed here: use torch, accelerate or trainer, have your own script of it run"
+            " with --script, or ask for predictions with --fidelity predicted",
+        )
+    for package, version, found in not_installed(asked):
+        state = f"{package} {found} is installed here" if found else "it is not installed here"
+        raise UsageError(
+            "framework_version",
+            f"{package}={version}",
+            f"{state}, and probes run with what is installed: install {package}=={version},"
+            " or leave it out",
+        )

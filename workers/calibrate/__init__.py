@@ -1,1 +1,0 @@
-"""Measuring a cluster's rates on its own devices (``python -m workers.calibrate``)."""
