@@ -201,7 +201,7 @@ def check_requests(study: Study) -> None:
         if probe.request.repetition:
             check_repetition(replace(study, probes=before), probe.request)
         elif any(fits(p, limit) for p in before):
-            assert floors.floor_bytes(asked) <= limit
+            assert not floors.cannot_fit(asked)
 
 
 def fits(probe: Probe, limit: int) -> bool:
