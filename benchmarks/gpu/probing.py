@@ -20,8 +20,7 @@ from tuner.cost.memory.shards import is_fsdp
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
 from tuner.errors import UsageError
-from workers.measuring.emulation import with_communication
-from workers.measuring.measure import check_knobs, kind_of
+from workers.measuring.measure import check_knobs, kind_of, with_communication
 from workers.measuring.ranks import WarmRanks
 from workers.measuring.records import RankEmulation, RankRecord
 

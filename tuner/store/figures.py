@@ -67,13 +67,16 @@ def read_figures(transactions: Transactions) -> Figures:
             state: session.scalar(select(func.count()).where(ProbeRow.state == state)) or 0
             for state in (ProbeState.QUEUED, ProbeState.RUNNING)
         }
+        running = AttemptRow.state == AttemptState.RUNNING
+        until = session.scalar(select(func.min(AttemptRow.lease_until)).where(running))
+        silent_s = lease.LEASE_S - (until - clock(session)).total_seconds() if until else 0.0
         return Figures(
             studies=_by_state(session, StudyState, StudyRow.state),
             probes={**waiting, ProbeState.DONE: sum(count for count, _ in measured.values())},
             attempts=_by_state(session, AttemptState, AttemptRow.state),
             outcomes={outcome: measured.get(outcome, (0, 0.0))[0] for outcome in Outcome},
             probe_s={outcome: measured.get(outcome, (0, 0.0))[1] for outcome in Outcome},
-            oldest_beat_s=_oldest_beat_s(session),
+            oldest_beat_s=max(0.0, silent_s),
             devices_held=session.scalar(select(func.count()).select_from(DeviceRow)) or 0,
             workers_living=len(read_living(session)),
         )
@@ -82,11 +85,3 @@ def read_figures(transactions: Transactions) -> Figures:
 def _by_state(session: Session, states: type[S], column: InstrumentedAttribute[S]) -> dict[S, int]:
     found = session.execute(select(column, func.count()).group_by(column))
     return {**dict.fromkeys(states, 0), **dict(found.all())}
-
-
-def _oldest_beat_s(session: Session) -> float:
-    running = AttemptRow.state == AttemptState.RUNNING
-    until = session.scalar(select(func.min(AttemptRow.lease_until)).where(running))
-    if until is None:
-        return 0.0
-    return max(0.0, lease.LEASE_S - (until - clock(session)).total_seconds())

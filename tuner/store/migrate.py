@@ -117,7 +117,25 @@ def check(url: str) -> list[str]:
             state, revision = _state(connection)
             if state is not SchemaState.CURRENT:
                 return [f"{state}: its schema is at {revision or 'none'}, this version's is {HEAD}"]
-            return _damage(connection) + _differences(connection)
+            found: list[str] = []
+            if is_sqlite(parsed):
+                lines = connection.exec_driver_sql("PRAGMA quick_check(10)").scalars().all()
+                found += [f"damaged: {one_line(line)}" for line in lines if line != "ok"]
+                orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                found += [
+                    f"damaged: a row of {one[0]} points to none of {one[2]}" for one in orphans
+                ]
+            # differences between our tables and those that this version expects
+            from alembic.autogenerate import compare_metadata
+            from alembic.migration import MigrationContext
+
+            def ours(name: str | None, kind: str, parents: Any) -> bool:
+                return kind != "table" or name in METADATA.tables
+
+            options = {"version_table": VERSION_TABLE, "include_name": ours, "compare_type": True}
+            context = MigrationContext.configure(connection, opts=options)
+            differences = compare_metadata(context, METADATA)
+            return found + [f"different: {one_line(one)}" for one in differences]
     finally:
         engine.dispose()
 
@@ -247,25 +265,3 @@ def _write_ahead(engine: Engine) -> None:
                 if not busy or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
-
-
-def _damage(connection: Connection) -> list[str]:
-    if connection.dialect.name != "sqlite":
-        return []
-    found = connection.exec_driver_sql("PRAGMA quick_check(10)").scalars().all()
-    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-    lines = [f"damaged: {one_line(line)}" for line in found if line != "ok"]
-    return lines + [f"damaged: a row of {row[0]} points to none of {row[2]}" for row in orphans]
-
-
-def _differences(connection: Connection) -> list[str]:
-    """Differences between our tables and those that this version expects."""
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    def ours(name: str | None, kind: str, parents: Any) -> bool:
-        return kind != "table" or name in METADATA.tables
-
-    options = {"version_table": VERSION_TABLE, "include_name": ours, "compare_type": True}
-    context = MigrationContext.configure(connection, opts=options)
-    return [f"different: {one_line(found)}" for found in compare_metadata(context, METADATA)]

@@ -52,9 +52,30 @@ def ask_question(
     study = session.get(StudyRow, named, with_for_update=True)
     again = study is not None
     if study is None:
+        now, identity = clock(session), question.identity
+        new = StudyRow(
+            id=named,
+            identity=identity,
+            kind=question.kind,
+            model_name=question.trained,
+            cluster_name=question.cluster.name,
+            question=question.as_dict(),
+            limits=terms.as_dict(),
+            state=StudyState.QUEUED,
+            reason="",
+            pool=terms.pool,
+            revision=0,
+            # 31 bits, which every generator of random numbers takes, and not those of the id
+            seed=int(identity[-8:], 16) >> 1,
+            probes_before=0,
+            guard_s=0.0,
+            guard_before_s=0.0,
+            created_at=now,
+            asked_at=now,
+        )
         try:
             with session.begin_nested():
-                session.add(_new_study(question, terms, clock(session)))
+                session.add(new)
         except IntegrityError:  # another process asked at the same moment
             again = True
         study = locked_study(session, named)
@@ -73,30 +94,6 @@ def ask_question(
         move_study(session, study, StudyState.QUEUED, "", now)
     session.flush()
     return study
-
-
-def _new_study(question: Question, terms: Terms, now: datetime) -> StudyRow:
-    identity = question.identity
-    return StudyRow(
-        id=study_id(question),
-        identity=identity,
-        kind=question.kind,
-        model_name=question.trained,
-        cluster_name=question.cluster.name,
-        question=question.as_dict(),
-        limits=terms.as_dict(),
-        state=StudyState.QUEUED,
-        reason="",
-        pool=terms.pool,
-        revision=0,
-        # 31 bits, which every generator of random numbers takes, and not those of the id.
-        seed=int(identity[-8:], 16) >> 1,
-        probes_before=0,
-        guard_s=0.0,
-        guard_before_s=0.0,
-        created_at=now,
-        asked_at=now,
-    )
 
 
 def _renew(

@@ -3,10 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, or_, select, tuple_
+from sqlalchemy import bindparam, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Outcome
@@ -23,6 +22,20 @@ from tuner.store.workers import WorkerIdentity
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
 Position = tuple[str, str]
+
+
+_NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
+# Made once: the poller asks it several times a second, and to build it takes longer than to run it.
+_STATUSES = select(
+    StudyRow.id,
+    StudyRow.identity,
+    StudyRow.state,
+    StudyRow.reason,
+    StudyRow.revision,
+    StudyRow.limits,
+    StudyRow.asked_at,
+    _NEWEST_EVENT.correlate(StudyRow).scalar_subquery().label("newest_event"),
+).where(StudyRow.id.in_(bindparam("study_ids", expanding=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,23 +326,5 @@ def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, St
             asked_at=iso(row.asked_at),
             newest_event=row.newest_event or 0,
         )
-        for row in session.execute(_statuses_query(), {"study_ids": sorted(study_ids)})
+        for row in session.execute(_STATUSES, {"study_ids": sorted(study_ids)})
     }
-
-
-@cache
-def _statuses_query() -> Select[Any]:
-    # Made once: the poller asks it several times a second, and to build it takes longer than to
-    # run it.
-    newest = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
-    columns = (
-        StudyRow.id,
-        StudyRow.identity,
-        StudyRow.state,
-        StudyRow.reason,
-        StudyRow.revision,
-        StudyRow.limits,
-        StudyRow.asked_at,
-        newest.correlate(StudyRow).scalar_subquery().label("newest_event"),
-    )
-    return select(*columns).where(StudyRow.id.in_(bindparam("study_ids", expanding=True)))

@@ -51,7 +51,14 @@ class WorkerIdentity:
             return None
         started = _process_start_s(self.pid)
         if started is None:
-            return None if _hidden(self.pid) else False
+            if os.name == "posix":  # elsewhere signal 0 is one that ends a process
+                try:
+                    os.kill(self.pid, 0)
+                except PermissionError:  # another user's process, which systems may hide
+                    return None
+                except OSError:
+                    return False
+            return False
         return abs(started - self.started) < START_TOLERANCE_S
 
     def as_dict(self) -> dict[str, Any]:
@@ -174,19 +181,6 @@ def _process_start_s(pid: int) -> float | None:
         return float(process.create_time() - psutil.boot_time())
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
-
-
-def _hidden(pid: int) -> bool:
-    """True if another user's process has this id: systems may hide what such a process is."""
-    if os.name != "posix":
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return False
 
 
 def _boot_id() -> str:

@@ -2,19 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
+from tuner.catalog.gpus import cuda_bytes
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
-from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
+from tuner.core.measurement import RAN, Emulation, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, Question, Study
-from tuner.cost.time.emulated import rates_of
+from tuner.cost.constants import Costs, default_costs
+from tuner.cost.memory.device import device_terms
+from tuner.cost.time.emulated import Rates, priced, rates_of
 from tuner.dryrun.plan import rank_spec
 from tuner.guard.counts import inactive_knob
 from tuner.space.inactive import show
-from workers.measuring.emulation import card_bytes, with_communication
 from workers.measuring.ranks import Kind, WarmRanks
-from workers.measuring.records import RankRecord
+from workers.measuring.records import RankEmulation, RankRecord
+from workers.probe.giving_up import computing
 
 # The first steps load kernels, fill the allocator's pools and make the optimizer's state.
 WARMUP_STEPS = 3
@@ -81,8 +85,13 @@ def probe_spec(
     settings, cluster = probe.request.settings, study.question.cluster
     limit = probe.memory_limit_bytes
     if probe.request.fidelity is Fidelity.EMULATED:
-        # the one device has no communicators, and may be larger than the cluster's
-        card = card_bytes(settings, cluster)
+        # The one device has no communicators, and may be larger than the cluster's. Of the card
+        # what CUDA offers, which is less than the memory that the driver reports.
+        gpu, terms = cluster.gpu, device_terms(settings, cluster, 0.0)
+        is_cpu = gpu.device is Device.CPU
+        total = gpu.memory_bytes if is_cpu else cuda_bytes(gpu.name, gpu.memory_bytes)
+        beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
+        card = max(1, int(total - beside))
         limit = card if limit is None else min(limit, card)
     return {
         **rank_spec(study.question.workload, settings, cluster),
@@ -99,6 +108,56 @@ def probe_spec(
         "fidelity": str(probe.request.fidelity),
         "give_up_above_s": give_up_above_s,
     }
+
+
+def with_communication(
+    measurement: Measurement,
+    found: RankEmulation | None,
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    stands_in: bool,
+    costs: Costs | None = None,
+    at: str = "",
+) -> Measurement:
+    """The measurement of an emulated probe, with step times and memory as on the cluster.
+
+    A step takes its computing and the communication that it waits for. Beside the device's own
+    overhead are the buffers of the communicators that are not there.
+
+    Args:
+        at: when cluster and constants were calibrated, where they are.
+    """
+    if measurement.outcome not in RAN or found is None or measurement.memory is None:
+        return measurement
+    compute = {
+        count: tuple(sum(computing(step, found.copies_s[count]).values()) for step in steps)
+        for count, steps in found.phase_times_s.items()
+    }
+    phases = {}
+    for count, steps in found.phase_times_s.items():
+        each = [computing(step, found.copies_s[count]) for step in steps]
+        phases[count] = {p: median(step.get(p, 0.0) for step in each) for p in each[0]}
+    memory = measurement.memory
+    buffers = device_terms(settings, cluster, memory.allocated_bytes).communicators.value or 0.0
+    alone = replace(
+        measurement,
+        memory=replace(
+            memory,
+            device_bytes=memory.device_bytes + int(buffers),
+            overhead_bytes=memory.overhead_bytes + int(buffers),
+        ),
+        emulation=Emulation(
+            compute_s=compute,
+            exposed_s={},
+            collectives=dict(found.collectives),
+            stands_in=stands_in,
+            phases_s=phases,
+            copies_left_out=found.copies_left_out,
+        ),
+    )
+    rates = Rates(cluster=cluster, costs=default_costs() if costs is None else costs, at=at)
+    return priced(alone, settings, rates)
 
 
 def check_knobs(question: Question, settings: Settings, measurement: Measurement) -> Measurement:

@@ -185,7 +185,16 @@ def work_of(
         return make_optimizer("adamw", model).step
     if kind == "collective":
         assert groups is not None
-        return _collective(case, device, groups[case["axis"]])
+        ranks = groups[case["axis"]]
+        # zeros, which no sum makes overflow
+        all_parts = torch.zeros(case["elements"], dtype=dtype, device=device)
+        own_part = torch.zeros(case["elements"] // ranks.size(), dtype=dtype, device=device)
+        collectives: Mapping[str, Work] = {
+            "all_gather": lambda: gather_into(all_parts, own_part, group=ranks),
+            "reduce_scatter": lambda: reduce_scatter_into(own_part, all_parts, group=ranks),
+            "all_reduce": lambda: dist.all_reduce(all_parts, group=ranks),
+        }
+        return collectives[case["op"]]
     # rows of tokens through a square weight of so many channels, as in ``nn.Linear``
     rows, width = case["rows"], case["width"]
     tokens, weight = numbers(rows, width), numbers(width, width)
@@ -227,16 +236,3 @@ def _layers(case: Case, device: torch.device) -> Work:
         model.zero_grad(set_to_none=True)
 
     return step
-
-
-def _collective(case: Case, device: torch.device, group: dist.ProcessGroup) -> Work:
-    """One collective of ``elements`` in the whole tensor: zeros, which no sum makes overflow."""
-    dtype = DTYPES[case["dtype"]]
-    whole = torch.zeros(case["elements"], dtype=dtype, device=device)
-    part = torch.zeros(case["elements"] // group.size(), dtype=dtype, device=device)
-    works: Mapping[str, Work] = {
-        "all_gather": lambda: gather_into(whole, part, group=group),
-        "reduce_scatter": lambda: reduce_scatter_into(part, whole, group=group),
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-    }
-    return works[case["op"]]

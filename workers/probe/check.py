@@ -169,11 +169,8 @@ def _memory(device: CudaDevice) -> dict[str, int]:
         if others <= FREE_BYTES or is_integrated:
             return {"free_bytes": free, "total_bytes": total}
         if time.monotonic() > until:
-            raise UnusableError(_busy(device, others))
+            break
         time.sleep(0.5)
-
-
-def _busy(device: CudaDevice, others_bytes: int) -> str:
     uuid = f"GPU-{torch.cuda.get_device_properties(device.torch_device).uuid}"
     gpus = (row.partition(", ") for row in smi("--query-gpu=uuid,index"))
     index = next((index for its, _, index in gpus if its == uuid), uuid)
@@ -184,9 +181,9 @@ def _busy(device: CudaDevice, others_bytes: int) -> str:
         if len(app) == 3 and app[0] == uuid and app[1] != str(os.getpid())
     ]
     whom = f"process {', '.join(held_by)}" if held_by else "other processes"
-    return (
-        f"GPU {index} is busy: {others_bytes / 2**30:.1f} GiB are held by {whom}: free it, or"
-        " choose other GPUs with CUDA_VISIBLE_DEVICES"
+    raise UnusableError(
+        f"GPU {index} is busy: {others / 2**30:.1f} GiB are held by {whom}: free it, or choose"
+        " other GPUs with CUDA_VISIBLE_DEVICES"
     )
 
 

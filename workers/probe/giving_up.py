@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-# Timed steps of each accumulation count before the look at them: a single one may be unlucky.
+# Timed steps of each accumulation count before the look at them: one alone may be slow by accident.
 LOOK_STEPS = 2
 
 

@@ -69,8 +69,15 @@ def make_optimizer(
                     state["step"] = torch.tensor(0.0)
                     state["exp_avg"] = self._new_buffer(parameter, True)
                     state["exp_avg_sq"] = self._new_buffer(parameter, False)
-                if foreach:
-                    _widen(state["exp_avg"])
+                moment = getattr(state["exp_avg"], "_local_tensor", state["exp_avg"])
+                if foreach and hasattr(moment, "codes"):
+                    # Both moments in fp32, and the new scales of their blocks: a block must be
+                    # known whole before its scale is (``single_param_adam`` in
+                    # torchao/optim/adam.py); inductor fuses all else (torch 2.13, torchao 0.18).
+                    # What is not quantized is updated in one kernel.
+                    scales = [torch.empty_like(moment.scale) for _ in range(2)]
+                    moments = [torch.empty_like(moment.codes, dtype=torch.float32) for _ in "mv"]
+                    del scales, moments
 
     if updates:
         stepped: torch.optim.Optimizer = Stepped(parameters, lr=LEARNING_RATE)
@@ -80,18 +87,3 @@ def make_optimizer(
         for signed in (True, False):
             optimizer._new_buffer(torch.zeros(_QUANTIZED_FROM), signed)  # type: ignore[attr-defined]
     return optimizer
-
-
-def _widen(moment: Any) -> None:
-    """Make, and drop, what the compiled step of one parameter makes of a moment and of the other.
-
-    Both in fp32, and the new scales of their blocks. What is not quantized is updated in one
-    kernel.
-    """
-    local = getattr(moment, "_local_tensor", moment)
-    if hasattr(local, "codes"):
-        # a block must be known whole before its scale is (``single_param_adam`` in
-        # torchao/optim/adam.py); inductor fuses all else (torch 2.13, torchao 0.18)
-        scales = [torch.empty_like(local.scale) for _ in range(2)]
-        moments = [torch.empty_like(local.codes, dtype=torch.float32) for _ in range(2)]
-        del scales, moments

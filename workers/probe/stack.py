@@ -111,7 +111,19 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     Raises:
         ValueError, NotImplementedError, ImportError: the stack refuses the configuration.
     """
-    accelerator = _accelerator(spec, place)
+    # accelerate keeps its state for the process: it is another probe's
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = Accelerator(
+        cpu=place.torch_device.type == "cpu",
+        mixed_precision="bf16" if spec.precision == "bf16_mixed" else "no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=spec.accumulation_counts[-1],
+            sync_each_batch=spec.settings.sync_each_batch,
+            sync_with_dataloader=False,
+        ),
+        kwargs_handlers=[DistributedDataParallelKwargs()],
+    )
     mesh = _mesh(spec, accelerator, place)
     weights = _WEIGHTS[spec.precision]
     model = build_on_meta(spec.model, weights)
@@ -212,48 +224,26 @@ def _mesh(spec: Spec, accelerator: Accelerator, place: TensorPlace) -> DeviceMes
         # plugin; and setting only one of the two states lets ``sync_each_batch`` silently do
         # nothing, which is why collectives are counted.
         _set_distributed_type(accelerator, DistributedType.FSDP)
-        accelerator.state.fsdp_plugin = _fsdp_plugin(spec)
+        # accelerate's own default also casts the output, the loss with it, to bf16: too coarse to
+        # compare, and nothing else depends on it
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if spec.precision == "bf16_mixed" else None,
+            reduce_dtype=_DTYPES[spec.reduce_dtype],
+        )
+        offload = OffloadPolicy()
+        if spec.settings.cpu_offload:  # pages can be pinned for a CUDA device only
+            offload = CPUOffloadPolicy(pin_memory=spec.device == "cuda")
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=spec.settings.sharding != "shard_grad_op",
+            auto_wrap_policy="transformer_based_wrap",
+            mixed_precision_policy=policy,
+            cpu_offload=offload,
+            cpu_ram_efficient_loading=False,
+        )
         accelerator.state.parallelism_config = config
         accelerator.state.device_mesh = mesh
     return mesh
-
-
-def _accelerator(spec: Spec, place: TensorPlace) -> Accelerator:
-    # accelerate keeps its state for the process: it is another probe's
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    accumulation = GradientAccumulationPlugin(
-        num_steps=spec.accumulation_counts[-1],
-        sync_each_batch=spec.settings.sync_each_batch,
-        sync_with_dataloader=False,
-    )
-    return Accelerator(
-        cpu=place.torch_device.type == "cpu",
-        mixed_precision="bf16" if spec.precision == "bf16_mixed" else "no",
-        gradient_accumulation_plugin=accumulation,
-        kwargs_handlers=[DistributedDataParallelKwargs()],
-    )
-
-
-def _fsdp_plugin(spec: Spec) -> FullyShardedDataParallelPlugin:
-    mixed = spec.precision == "bf16_mixed"
-    # accelerate's own default also casts the output, the loss with it, to bf16: too coarse to
-    # compare, and nothing else depends on it
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if mixed else None,
-        reduce_dtype=_DTYPES[spec.reduce_dtype],
-    )
-    offload = OffloadPolicy()
-    if spec.settings.cpu_offload:  # pages can be pinned for a CUDA device only
-        offload = CPUOffloadPolicy(pin_memory=spec.device == "cuda")
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        reshard_after_forward=spec.settings.sharding != "shard_grad_op",
-        auto_wrap_policy="transformer_based_wrap",
-        mixed_precision_policy=policy,
-        cpu_offload=offload,
-        cpu_ram_efficient_loading=False,
-    )
 
 
 def _replicated(

@@ -216,9 +216,9 @@ CASES: dict[str, dict[str, Any]] = {
     "checkpointing": {"sharding": "full_shard", "activation_checkpointing": "full"},
     "tp": {"model": "tied", **SPLIT},
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
-    "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
 }
 MORE: dict[str, dict[str, Any]] = {
+    "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
     "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
     "offload": {"sharding": "full_shard", "cpu_offload": True},
     "reduce fp32": {

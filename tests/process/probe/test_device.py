@@ -101,6 +101,8 @@ def test_a_probe_after_another_has_its_own_limit_and_shortage(allocator: Allocat
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     assert allocator.share == 1.0
     assert device.allocation_retries() == 0
+    allocator.retries = 2
+    assert device.allocation_retries() == 2
     first(0, 2 * MIB, 40 * MIB, MIB)  # observers stay, and the device of this one is gone
     allocator.observer(0, 4 * MIB, 40 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
@@ -122,18 +124,17 @@ def test_what_is_only_cached_goes_back(
     assert len(given) == 2
 
 
-def test_a_limit_beyond_the_device_is_the_devices(allocator: Allocator) -> None:
-    device = CudaDevice(Phase(), local_rank=0, limit_bytes=200 * MIB)
+@pytest.mark.parametrize(
+    ("limit", "own", "share"), [(200 * MIB, 80 * MIB, 1.0), (20 * MIB, 20 * MIB, 0.25)]
+)
+def test_a_limit_caps_the_allocator_as_far_as_the_device_has_memory(
+    allocator: Allocator, limit: int, own: int, share: float
+) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=limit)
     allocator.observer(0, 2 * MIB, 80 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
     assert shortage is not None
-    assert shortage.limit_bytes == 80 * MIB
-    assert allocator.share == 1.0
-
-
-def test_a_smaller_limit_caps_the_allocator(allocator: Allocator) -> None:
-    CudaDevice(Phase(), local_rank=0, limit_bytes=20 * MIB)
-    assert allocator.share == 0.25
+    assert (shortage.limit_bytes, allocator.share) == (own, share)
 
 
 @pytest.mark.parametrize(("code", "is_shortage"), [(2, True), (700, False)])
@@ -206,12 +207,6 @@ def test_a_lost_device_refuses_memory_and_has_not_run_out_of_it(allocator: Alloc
     refused = dist.DistBackendError(f"{NCCL}Failed to CUDA calloc async 608 bytes")
     record.fail(refused, "forward", device)
     assert record.outcome == "communication_error"
-
-
-def test_near_misses_are_the_allocators_second_tries(allocator: Allocator) -> None:
-    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
-    allocator.retries = 3
-    assert device.allocation_retries() == 3
 
 
 def test_each_phase_has_its_own_peak(allocator: Allocator) -> None:

@@ -72,17 +72,10 @@ def timed(
 ) -> Steps:
     monkeypatch.setattr(run.dist, "all_reduce", peers.all_reduce)
     spec = SimpleNamespace(
-        accumulation_counts=counts,
-        warmup_steps=3,
-        tracked_steps=2,
-        measured_steps=10,
-        minimum_steps=3,
-        time_budget_s=1e6,
-        world_size=2,
-        data_parallel_size=1,
-        give_up_above_s=limit_s,
-        settings=SimpleNamespace(gradient_accumulation_steps=16),
-    )
+        accumulation_counts=counts, warmup_steps=3, tracked_steps=2, measured_steps=10,
+        minimum_steps=3, time_budget_s=1e6, world_size=2, data_parallel_size=1,
+        give_up_above_s=limit_s, settings=SimpleNamespace(gradient_accumulation_steps=16),
+    )  # fmt: skip
     device = SimpleNamespace(torch_device=torch.device("cpu"))
     rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))  # type: ignore[arg-type]
     monkeypatch.setattr(rank.__class__, "_note_losses", lambda rank, losses: None)
@@ -120,21 +113,14 @@ def test_steps_of_one_count_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -
     assert lengths(timed(monkeypatch, Peers(0.0), [16], 17.0)) == {"16": 10}
 
 
-@pytest.mark.parametrize("limit_s", [None, 15.5], ids=["to the end", "gave up"])
 def test_clocks_are_noted_right_after_the_last_timed_step(
-    monkeypatch: pytest.MonkeyPatch, limit_s: float | None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[str] = []
-    step = Steps._timed_step
-
-    def see_step(rank: Steps, stack: object, count: int, losses: list[torch.Tensor]) -> float:
-        seen.append("step")
-        return step(rank, stack, count, losses)
-
-    monkeypatch.setattr(Steps, "_timed_step", see_step)
-    monkeypatch.setattr(Rank, "_note_clocks", lambda rank: seen.append("clocks"))
-    timed(monkeypatch, Peers(0.0), [2, 4], limit_s)
-    assert seen.index("clocks") == len(seen) - 1
+    seen: list[int] = []
+    monkeypatch.setattr(Rank, "_note_clocks", lambda rank: seen.append(rank._step))
+    for limit_s in (None, 15.5):  # to the end, and given up
+        assert timed(monkeypatch, Peers(0.0), [2, 4], limit_s)._step == seen[-1]
+    assert len(seen) == 2
 
 
 class AloneComputes:

@@ -13,7 +13,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "028d756d765cef193af2b85ac0ce5b2bfce7d059d54a3c6ad97e57a3158eee3a")
+PINNED = (3, "4e544fa8ac9ba4d9f94d91da6f029b2343ce149f6e296df6eeef5bb1c9d12f54")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

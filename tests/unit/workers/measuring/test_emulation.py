@@ -10,7 +10,7 @@ from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Collective, Measurement, Memory, Outcome
 from tuner.cost.constants import default_costs
-from workers.measuring.emulation import with_communication
+from workers.measuring.measure import with_communication
 from workers.measuring.records import RankEmulation
 
 CLUSTER = parse_cluster("8xa100-80gb")
