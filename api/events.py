@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
-from fastapi.sse import ServerSentEvent
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -52,12 +51,6 @@ class EventSent(BaseModel):
     kind: EventKind
     at: str
     data: dict[str, Any]
-
-
-def server_sent(event: Event) -> ServerSentEvent:
-    """An event as it goes over the wire."""
-    data = EventSent.model_validate(event)
-    return ServerSentEvent(id=str(event.id), event=str(event.kind), data=data)
 
 
 class Feed:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from api import examples
-from tuner.client.request import errors_of
+from tuner.client.wrong import errors_of
 from tuner.errors import (
     NothingFitsError,
     OtherTermsError,

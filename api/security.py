@@ -151,8 +151,15 @@ class Gate:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        key = _presented(scope)
-        token = _session(scope) if key is None else None
+        key = token = None
+        path, given = scope["path"], Headers(scope=scope).getlist("authorization")
+        if given:
+            # Empty when it cannot be a key.
+            scheme, _, text = given[0].partition(" ")
+            key = text.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
+        elif is_page(path) or (scope["method"] in SAFE and not is_open(path)):
+            # A session may stand for a key to read, or to send a page's form.
+            token = session_token(scope)
         address = address_of(scope)
         who = self._known.get(_digest(key or token or ""), network_of(address))
         # On this machine alone nobody is kept from the service by anybody else.
@@ -237,23 +244,6 @@ class Gate:
 def note_refused(text: str, address: str) -> None:
     """Logs a key that is not good, by its id. Not in the audit, which anybody could fill then."""
     log.warning("key refused", extra={"key": key_id(text), "client": address})
-
-
-def _presented(scope: Connection) -> str | None:
-    """The text that was given as a key; ``None`` for nothing, empty when it cannot be one."""
-    given = Headers(scope=scope).getlist("authorization")
-    if not given:
-        return None
-    scheme, _, text = given[0].partition(" ")
-    return text.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
-
-
-def _session(scope: Connection) -> str | None:
-    """The token of a session that may stand for a key here: to read, or to send a page's form."""
-    path = scope["path"]
-    if is_page(path) or (scope["method"] in SAFE and not is_open(path)):
-        return session_token(scope)
-    return None
 
 
 def _digest(text: str) -> bytes:

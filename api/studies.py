@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api import examples, schemas
 from api.answers import Body
 from api.context import Context, InContext
-from api.events import Feed, server_sent
+from api.events import EventSent, Feed
 from api.inputs import (
     PRINTABLE,
     JsonBody,
@@ -383,7 +383,8 @@ async def stream_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Every event once and in order; a comment every 15 seconds while nothing happens."""
     async for event in context.poller.events(feed, last_event_id):
-        yield server_sent(event)
+        data = EventSent.model_validate(event)
+        yield ServerSentEvent(id=str(event.id), event=str(event.kind), data=data)
 
 
 # -- exports ----------------------------------------------------------------------------------

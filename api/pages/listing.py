@@ -171,7 +171,22 @@ def list_studies(
         is_old = newest < standing.newest_event
         if is_old and clock() < until and (made := _made(answers, standing)):
             headline, is_old = made, False
-        lines.append(_line(summary, headline, is_old=is_old))
+        speed = headline.tokens_per_s_per_gpu if headline else None
+        needed = headline.needed_gib.value if headline else None
+        is_known = headline is not None and not is_old
+        lines.append(
+            Line(
+                summary=summary,
+                headline=headline,
+                href=f"/studies/{summary.id}",
+                is_open=summary.state in OPEN,
+                is_old=is_old,
+                probes=headline.probes if headline and is_known else sum(summary.probes.values()),
+                words=short_parts(headline.settings) if headline and headline.settings else (),
+                speed=speed if speed and speed.value is not None else None,
+                used_share=min(1.0, needed / headline.limit_gib) if headline and needed else None,
+            )
+        )
     more = len(found) > ON_A_PAGE
     return Listing(
         wanted=wanted,
@@ -180,22 +195,6 @@ def list_studies(
         older=replace(wanted, cursor=cursor_of(page[-1])).href() if more else "",
         newest=replace(wanted, cursor="").href(),
         made_at=datetime.now(UTC).isoformat(),
-    )
-
-
-def _line(summary: StudySummary, found: Headline | None, *, is_old: bool) -> Line:
-    speed = found.tokens_per_s_per_gpu if found else None
-    needed = found.needed_gib.value if found else None
-    return Line(
-        summary=summary,
-        headline=found,
-        href=f"/studies/{summary.id}",
-        is_open=summary.state in OPEN,
-        is_old=is_old,
-        probes=found.probes if found and not is_old else sum(summary.probes.values()),
-        words=short_parts(found.settings) if found and found.settings else (),
-        speed=speed if speed and speed.value is not None else None,
-        used_share=min(1.0, needed / found.limit_gib) if found and needed is not None else None,
     )
 
 

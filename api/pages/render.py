@@ -78,12 +78,21 @@ def environment() -> Environment:
 
 def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
     """A sentence of an explanation as HTML: ``#7`` is a link, if the study has such a probe."""
+
+    def marked_up(text: str) -> Markup:
+        """Text escaped, with what stands between backticks as code."""
+        plain, *rest = _CODE.split(text)
+        shown = [escape(plain)]
+        for code, after in zip(rest[::2], rest[1::2], strict=True):
+            shown += [Markup("<code>{}</code>").format(code), escape(after)]
+        return Markup("").join(shown)
+
     # An explanation is sentences alone, so the probes that it names can be found only in its text.
     parts = _PROBE.split(_CONTROLS.sub(REPLACEMENT, spaced(text)))
-    shown = [_marked_up(parts[0])]
+    shown = [marked_up(parts[0])]
     for number, rest in zip(parts[1::2], parts[2::2], strict=True):
         link = Markup('<a href="{}">#{}</a>').format(probe_path(study_id, number), number)
-        shown += [link if int(number) in probes else escape(f"#{number}"), _marked_up(rest)]
+        shown += [link if int(number) in probes else escape(f"#{number}"), marked_up(rest)]
     return Markup("").join(shown)
 
 
@@ -91,15 +100,6 @@ def settings_path(study_id: str, settings: Settings) -> str:
     """The address of what is predicted of a configuration."""
     values = {name: show(value) for name, value in settings.as_dict().items()}
     return f"/studies/{study_id}/settings?{urlencode(values)}"
-
-
-def _marked_up(text: str) -> Markup:
-    """Text escaped, with what stands between backticks as code."""
-    parts = _CODE.split(text)
-    shown = [escape(parts[0])]
-    for code, rest in zip(parts[1::2], parts[2::2], strict=True):
-        shown += [Markup("<code>{}</code>").format(code), escape(rest)]
-    return Markup("").join(shown)
 
 
 def spaced(text: str) -> str:

@@ -15,7 +15,6 @@ from api.pages.evidence import trouble_of
 from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
 from api.pages.render import linked, probe_path, render_part, settings_path, spaced
 from tuner import results
-from tuner.core.answer import Candidate
 from tuner.core.configuration import knob_value
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import RAN, Fidelity
@@ -172,6 +171,13 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
     shown_effects = tuple(_fewer(effect) for effect in effects)
     needed_gib = next((point.memory_gib.value for point in points if point.is_best), None)
     answer = answer_of(study, suggestion, needed_gib)
+    bar = Markup()
+    if best:
+        sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
+        outside_gib = answer.needed_gib - (best.allocated_gib.value or 0.0)
+        sizes |= {OUTSIDE: outside_gib * GIB} if outside_gib > 0 else {}
+        title = f"Peak memory of one {per}"
+        bar = charts.memory_bar(sizes, label=title, study=study, prefix="held")
     status = status_of(study, events)
     table = table_of(study, best.settings if best and study.probes else None)
     failed = [
@@ -188,7 +194,7 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
         "per": per,
         "status": status,
         "answer": answer,
-        "bar": _best_bar(study, best, answer.needed_gib) if best else "",
+        "bar": bar,
         "scatter": _scatter(study, points, limit_bytes, per),
         "unprobed": [(point, _path(study.id, point)) for point in unprobed[:MOST_UNPROBED]],
         "is_predicted": study.terms.fidelity is Fidelity.PREDICTED,
@@ -240,16 +246,6 @@ def head_of(study: Study) -> StudyHead:
         facts=tuple(facts),
         is_script=question.script is not None,
     )
-
-
-def _best_bar(study: Study, best: Candidate, needed_gib: float) -> Markup:
-    """The answer's memory by category, against the limit."""
-    sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
-    outside_gib = needed_gib - (best.allocated_gib.value or 0.0)
-    if outside_gib > 0:
-        sizes[OUTSIDE] = outside_gib * GIB
-    label = f"Peak memory of one {rank_word(study.question)}"
-    return charts.memory_bar(sizes, label=label, study=study, prefix="held")
 
 
 def _scatter(study: Study, points: Sequence[results.Point], limit_bytes: float, per: str) -> Markup:

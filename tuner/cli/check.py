@@ -13,8 +13,8 @@ from tuner.cli.predict import why_not
 from tuner.cli.tables import rate_text, seconds_text, sizes_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
+from tuner.client.cases.reading import read_settings
 from tuner.client.check import Beside, Checked, case_of, check
-from tuner.client.request import read_settings
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance

@@ -7,7 +7,7 @@ what may be written, and all that is wrong is told at once, each with its path, 
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -27,7 +27,6 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
@@ -40,6 +39,7 @@ from tuner.client.values import (
     uncovered_gpu,
     uncovered_model_type,
 )
+from tuner.client.wrong import MOST_VALUES, errors_of, telling, told, wrong
 from tuner.core.bounds import Number, Whole
 from tuner.core.cluster import (
     MOST_GPUS_PER_NODE,
@@ -53,7 +53,7 @@ from tuner.core.cluster import (
     on_machine,
     parse_cluster,
 )
-from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings
+from tuner.core.configuration import KNOBS, knob_value
 from tuner.core.framework import (
     FrameworkName,
     check_stated,
@@ -83,7 +83,6 @@ from tuner.core.workload import (
     SequenceLength,
     Workload,
 )
-from tuner.cost.script import Script as LoopFacts
 from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.machine import Machine
 from tuner.model import ModelConfig, published_model, read_model_config
@@ -103,8 +102,6 @@ FEW = 8
 LONGEST_TEXT = 1000
 # Of a memory limit; more is a mistake in units.
 LARGEST_GIB = 2**20
-# Values of a knob that may be allowed.
-MOST_VALUES = 100
 LARGEST_FILE_BYTES = 64 * 1024
 # How a cluster may be written that is not here.
 NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of its fields"
@@ -114,34 +111,11 @@ INLINE_MODEL = "the model"
 MOST_KEPT, LONGEST_KEPT = 4096, 16 * 1024
 
 T = TypeVar("T", bound=BaseModel)
-Read = Callable[[Any, ValidationInfo], Any]
 
 
 def is_here(info: ValidationInfo) -> bool:
     """True of what is written on this machine, where files may be read."""
     return bool(info.context)
-
-
-def wrong(field: str, given: object, allowed: str) -> PydanticCustomError:
-    """An error in the form in which it passes through pydantic."""
-    return told(UsageError(field, given, allowed))
-
-
-def told(error: UsageError) -> PydanticCustomError:
-    """The same of one that was raised."""
-    return PydanticCustomError("usage", "wrong", {"error": error})
-
-
-def telling(read: Read) -> Read:
-    """``read`` with its usage errors told of the field that is read."""
-
-    def reading(value: Any, info: ValidationInfo) -> Any:
-        try:
-            return read(value, info)
-        except UsageError as error:
-            raise told(error) from error
-
-    return reading
 
 
 class Kept:
@@ -180,7 +154,7 @@ class Part(BaseModel):
         return value
 
 
-def _short(text: str, field: str) -> str:
+def short(text: str, field: str) -> str:
     if len(text) > LONGEST_TEXT:
         raise UsageError(field, text, f"must have {LONGEST_TEXT} characters at most")
     return text
@@ -275,7 +249,7 @@ def _gpu_name(value: Any) -> str:
 
 def _read_gpu(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Gpu:
     try:
-        name = _short(_gpu_name(value), "gpu")
+        name = short(_gpu_name(value), "gpu")
         if name == Device.CPU:
             allowed = 'for CPU ranks, a table with name, device = "cpu" and memory_bytes'
             raise UsageError("gpu", name, allowed)
@@ -333,7 +307,7 @@ def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
     if not isinstance(value, str):
         allowed = "must be a spelling such as 8xa100-80gb, or an object of fields"
         raise UsageError("cluster", value, allowed)
-    spelled = _short(value, "cluster").strip()
+    spelled = short(value, "cluster").strip()
     if spelled.lower().endswith((".toml", ".json")):
         if not is_here(info):
             allowed = "no file is read here: give the cluster's fields"
@@ -354,7 +328,7 @@ def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
     return spelled
 
 
-def _read_cluster(value: Any, info: ValidationInfo) -> Cluster:
+def cluster_of(value: Any, info: ValidationInfo) -> Cluster:
     found = _read_place(value, info)
     return parse_cluster(found) if isinstance(found, str) else found
 
@@ -385,7 +359,7 @@ def read_cluster_file(path: Path) -> Any:
 
 
 def _read_name(value: Any, info: ValidationInfo) -> FrameworkName:
-    return framework_name(_short(value, "name") if isinstance(value, str) else value)
+    return framework_name(short(value, "name") if isinstance(value, str) else value)
 
 
 def _read_versions(value: Any, info: ValidationInfo) -> Mapping[str, str]:
@@ -433,7 +407,7 @@ TORCH = FrameworkGiven(name=FrameworkName.TORCH)
 # -- what may be chosen, and for how long ---------------------------------------------------------
 
 
-def _json_knob(name: str, value: Any) -> Any:
+def json_knob(name: str, value: Any) -> Any:
     """A knob's value; what the text form may have and JSON may not is refused."""
     kind = KNOBS[name].kind
     if kind is bool and not isinstance(value, bool):
@@ -447,7 +421,7 @@ def _knob_field(name: str) -> Any:
     """The type of a knob's list of allowed values, and its description."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
-        return knob_value(name, value) if is_here(info) else _json_knob(name, value)
+        return knob_value(name, value) if is_here(info) else json_knob(name, value)
 
     knob = KNOBS[name]
     one = Annotated[knob.kind, BeforeValidator(telling(read))]  # type: ignore[name-defined]
@@ -489,19 +463,35 @@ MemoryLimit = Annotated[
 ]
 
 
-class TuneRequest(Part):
-    """A question: which settings are the fastest that fit?"""
+class Common(Part):
+    """Parts that a question and a case of one configuration have in common."""
 
     workload: Annotated[WorkloadGiven, WrapValidator(Kept())]
+    framework: Annotated[FrameworkField, WrapValidator(Kept())] = Field(
+        default_factory=lambda: TORCH, json_schema_extra={"default": str(FrameworkName.TORCH)}
+    )
+    headroom: Headroom = Field(
+        default=HEADROOM, description="Share of a GPU's memory to leave free."
+    )
+    memory_limit_gib: MemoryLimit | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was written and is not used, or was left out and matters."""
+        both = {"headroom", "memory_limit_gib"} <= self.model_fields_set
+        why = "the headroom is not applied: the memory limit is taken as it is" if both else ""
+        return tuple(filter(None, (why, self.workload.note)))
+
+
+class TuneRequest(Common):
+    """A question: which settings are the fastest that fit?"""
+
     cluster: Annotated[
         str | Cluster,
         PlainValidator(telling(_read_place), json_schema_input_type=Short | ClusterGiven),
     ] = Field(
         description="8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields.",
         examples=["8xh100-80gb"],
-    )
-    framework: FrameworkField = Field(
-        default_factory=lambda: TORCH, json_schema_extra={"default": str(FrameworkName.TORCH)}
     )
     knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
     fidelity: Annotated[
@@ -517,10 +507,6 @@ class TuneRequest(Part):
     )
     budget: BudgetGiven = BudgetGiven()
     tolerance: Tolerance = Field(default=0.01, description="Gain that is not worth another probe.")
-    headroom: Headroom = Field(
-        default=HEADROOM, description="Share of a GPU's memory to leave free."
-    )
-    memory_limit_gib: MemoryLimit | None = None
     pool: Pool = Field(default="", description="Workers that may be at it.")
     sampler: SamplerName = Field(
         default=SamplerName.COST_MODEL,
@@ -531,13 +517,6 @@ class TuneRequest(Part):
         description="Whether a study of this question that is open on other terms is put on these:"
         " whoever waits for it gets no answer on their own terms then. Otherwise this is 409.",
     )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was written and is not used, or was left out and matters."""
-        both = {"headroom", "memory_limit_gib"} <= self.model_fields_set
-        why = "the headroom is not applied: the memory limit is taken as it is" if both else ""
-        return tuple(filter(None, (why, self.workload.note)))
 
     def cluster_on(self, there: Machine | None) -> Cluster:
         """The cluster; CPU ranks are of a machine, by default this one, unless it names another."""
@@ -684,67 +663,6 @@ def as_argument(error: UsageError) -> UsageError:
     return error if table == "cluster" else error.at(error.field.rpartition(".")[2])
 
 
-# -- a configuration of a question, to be predicted -----------------------------------------------
-
-
-def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
-    """Settings from an object of knobs, or from text such as ``sharding=ddp``; and the
-    names of the knobs that were given.
-
-    Raises:
-        UsageError: no such knob, or a value that it cannot have.
-    """
-    if isinstance(value, str):
-        text = _short(value, "settings")
-        names = {part.partition("=")[0].strip() for part in text.split(",")}
-        return parse_settings(text), frozenset(names & KNOBS.keys())
-    if not isinstance(value, Mapping):
-        raise UsageError("settings", value, "must be an object of fields")
-    found: dict[str, Any] = {}
-    wrong_ones = []
-    for name, one in value.items():
-        try:
-            if name not in KNOBS:
-                raise UsageError(name, one, f"no such knob; there are {', '.join(KNOBS)}")
-            found[name] = _json_knob(name, one)
-        except UsageError as error:
-            wrong_ones.append(error)
-    if wrong_ones:
-        raise all_of(wrong_ones)
-    return Settings(**found), frozenset(found)
-
-
-def _read_settings(value: Any, info: ValidationInfo) -> tuple[Settings, frozenset[str]]:
-    if isinstance(value, Settings):
-        return value, frozenset(KNOBS)
-    return read_settings(value)
-
-
-def _read_loop(value: Any, info: ValidationInfo) -> LoopFacts:
-    return LoopFacts.from_dict(value)
-
-
-class CaseGiven(Part):
-    """One configuration of one question, as a line of a file of cases has it."""
-
-    id: Any = None
-    """Anything; it is only echoed."""
-    workload: Annotated[WorkloadGiven, WrapValidator(Kept())]
-    cluster: Annotated[Cluster, PlainValidator(telling(_read_cluster)), WrapValidator(Kept())]
-    framework: Annotated[FrameworkField, WrapValidator(Kept())] = TORCH
-    settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(telling(_read_settings))]
-    headroom: Headroom = HEADROOM
-    memory_limit_gib: MemoryLimit | None = None
-    script: Annotated[LoopFacts, PlainValidator(telling(_read_loop))] = LoopFacts()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was written and is not used, or was left out and matters."""
-        both = {"headroom", "memory_limit_gib"} <= self.model_fields_set
-        why = "the headroom is not applied: the memory limit is taken as it is" if both else ""
-        return tuple(filter(None, (why, self.workload.note)))
-
-
 # -- reading, and what is wrong -------------------------------------------------------------------
 
 
@@ -794,7 +712,7 @@ def read(
     try:
         made = kind.model_validate(values, context=here)
     except ValidationError as error:
-        errors += map(named, errors_of(error.errors(include_url=False)))
+        errors += map(named, errors_of(error.errors(include_url=False), _MODELS))
     if errors:
         raise all_of(errors)
     assert made is not None
@@ -802,7 +720,7 @@ def read(
 
 
 class _Place(Part):
-    cluster: Annotated[Cluster, PlainValidator(telling(_read_cluster))]
+    cluster: Annotated[Cluster, PlainValidator(telling(cluster_of))]
 
 
 def _check_plain(values: Any) -> None:
@@ -816,27 +734,6 @@ def _check_plain(values: Any) -> None:
         raise UsageError("body", "half a character", "must be of Unicode characters") from error
 
 
-# Words for pydantic's kinds of errors; others have words of their own.
-ALLOWED: Mapping[str, str] = {
-    "missing": "is required",
-    "model_type": "must be an object of fields",
-    "model_attributes_type": "must be an object of fields",
-    "dataclass_type": "must be a table of fields",
-    "bool_type": "must be true or false",
-    "enum": "must be one of {expected}",
-    "tuple_type": f"must be a list of 1 to {MOST_VALUES} values that are allowed",
-    "too_short": f"must be a list of 1 to {MOST_VALUES} values that are allowed",
-    "too_long": f"must be a list of 1 to {MOST_VALUES} values that are allowed",
-    "string_type": "must be a text",
-    "string_too_short": "must have {min_length} characters or more",
-    "string_too_long": "must have {max_length} characters or fewer",
-    "string_pattern_mismatch": "must match {pattern}",
-    "int_parsing": "must be an integer",
-    "int_parsing_size": "must be an integer of 64 bits",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "less_than": "must be below {lt}",
-}
 # Objects by their paths, for those who name a field that there is not.
 _MODELS: Mapping[str, type[Any]] = {
     "": TuneRequest,
@@ -849,36 +746,3 @@ _MODELS: Mapping[str, type[Any]] = {
     "budget": BudgetGiven,
     "knobs": KnobsGiven,
 }
-
-
-def errors_of(lines: Iterable[Mapping[str, Any]]) -> Iterator[UsageError]:
-    """pydantic's errors as ours, each with its path."""
-    for line in lines:
-        names = [one for one in line["loc"] if isinstance(one, str)]
-        context, kind = line.get("ctx", {}), line["type"]
-        if isinstance(error := context.get("error"), UsageError):
-            for one in error.errors:
-                yield one.at(_placed(names, one.field))
-            continue
-        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-            path, name = ".".join(names[:-1]), names[-1][:80]
-            fields = sorted(_MODELS[path].__annotations__) if path in _MODELS else ()
-            known = ", ".join(name for name in fields if not name.startswith("_"))
-            field = f"{path}.{name}" if path else name
-            yield UsageError(field, line["input"], f"no such field; there are {known}")
-            continue
-        if "expected" in context:
-            context = {"expected": context["expected"].replace("'", "").replace(" or ", ", ")}
-        allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
-        given = None if kind == "missing" else line.get("input")
-        yield UsageError(".".join(names) or "body", given, allowed)
-
-
-def _placed(names: Sequence[str], field: str) -> str:
-    """The path of what a reader of the part at ``names`` calls ``field``."""
-    path = ".".join(names)
-    if field == "model name":
-        return f"{'.'.join(names[:-1])}.model_name"
-    if not path or field in (path, "", "framework", "framework_version", names[-1]):
-        return path or field or "body"
-    return field if field.startswith(f"{path}.") else f"{path}.{field}"

@@ -170,10 +170,20 @@ def _panel(panels: _Panels, number: int, effect: KnobEffect) -> Markup:
     speeds = [(row.top + _ROW_PX / 2, row.speed) for row in rows if row.speed]
     crossed = [(at(s.low), y, at(s.high), y) for y, s in speeds if s.low < s.high]
     content.append(whiskers(crossed, height))
-    content += [_drawn(panels, row) for row in rows]
-    said = "; ".join(_said(panels, row) for row in rows) + "."
+    said = []
+    for row in rows:
+        content.append(_drawn(panels, row))
+        known = ["speed unknown"]
+        if row.speed:
+            known = [f"{range_words(row.speed)} {panels.speed_label}"]
+        known += [f"{figure(row.memory)} {panels.memory_label}"] if row.memory is not None else []
+        known += [str(row.provenance)] if row.speed else []
+        known += [row.note] if row.note else []
+        known += ["the answer"] if row.is_best else []
+        said.append(f"{row.shown}: {', '.join(known)}")
     name = f"{panels.prefix}-{number}"
-    return plot_svg(name, knob, said, height, content, class_="chart-plot chart-panel")
+    text_ = "; ".join(said) + "."
+    return plot_svg(name, knob, text_, height, content, class_="chart-plot chart-panel")
 
 
 def _drawn(panels: _Panels, row: _Row) -> Markup:
@@ -205,13 +215,3 @@ def _drawn(panels: _Panels, row: _Row) -> Markup:
         short = shortened(note, (_PLOT_EM + right) * TEXT_PX)
         content.append(beside(right, y, short, "chart-note"))
     return element("g", *content, class_="chart-is-best" if row.is_best else "chart-is-other")
-
-
-def _said(panels: _Panels, row: _Row) -> str:
-    """``full_shard: 9,412 tokens/s per GPU, 43.1 GiB, measured, the answer``."""
-    known = [f"{range_words(row.speed)} {panels.speed_label}" if row.speed else "speed unknown"]
-    known += [f"{figure(row.memory)} {panels.memory_label}"] if row.memory is not None else []
-    known += [str(row.provenance)] if row.speed else []
-    known += [row.note] if row.note else []
-    known += ["the answer"] if row.is_best else []
-    return f"{row.shown}: {', '.join(known)}"

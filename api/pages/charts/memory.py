@@ -150,8 +150,19 @@ def stacked_bar(
     of_limit = f"of {figure(limit)} {unit}"
     said = f"{figure(total)} {of_limit}: {named}." if parts else f"Nothing known, {of_limit}."
     plot = plot_svg(prefix, title, said, _AXIS_PX, content)
+    if not parts:
+        return chart("memory", plot, Markup())
+    # The parts with their sizes, their sum, and what is left: the legend, and the numbers.
     rows = [*keys, *(row for row in rest if row[2] > 0)]
-    return chart("memory", plot, _list(rows, unit) if parts else Markup())
+    items = []
+    for (drawn, name, _), words in zip(rows, column([row[2] for row in rows]), strict=True):
+        # A name may be anything; the whole of a long one is in its tooltip.
+        short = cut(name, _NAME_CHARACTERS)
+        shown = element("bdi", short, title=None if short == name else name)
+        size = element("span", f"{words} {unit}", class_="chart-figure")
+        kind = "chart-total" if name == "together" else None
+        items.append(element("li", drawn, shown, size, class_=kind))
+    return chart("memory", plot, element("ul", *items, class_="chart-parts"))
 
 
 def _letter(position: int, x: object, y: float) -> Markup:
@@ -162,21 +173,3 @@ def _letter(position: int, x: object, y: float) -> Markup:
 def _box(start: float, end: float, class_: str, fill: str | None = None) -> Markup:
     place = {"x": percent(start), "y": 0, "width": percent(end - start), "height": _HEIGHT_PX}
     return element("rect", **place, class_=class_, fill=fill)
-
-
-def _list(rows: Sequence[tuple[Markup, str, float]], unit: str) -> Markup:
-    """The parts with their sizes, their sum, and what is left: the legend, and the numbers."""
-    items = []
-    for (drawn, name, _), words in zip(rows, column([row[2] for row in rows]), strict=True):
-        short = cut(name, _NAME_CHARACTERS)
-        items.append(
-            element(
-                "li",
-                drawn,
-                # A name may be anything; the whole of a long one is in its tooltip.
-                element("bdi", short, title=None if short == name else name),
-                element("span", f"{words} {unit}", class_="chart-figure"),
-                class_="chart-total" if name == "together" else None,
-            )
-        )
-    return element("ul", *items, class_="chart-parts")

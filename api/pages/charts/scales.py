@@ -63,9 +63,24 @@ class Scale:
 
     def ticks(self, count: int) -> tuple[float, ...]:
         """Round numbers on the scale, about ``count`` of them and at least one."""
-        if self.is_log and self.high / self.low >= 10:
-            return _log_ticks(self.low, self.high, count)
-        return _multiples(nice_step((self.high - self.low) / count), self.low, self.high)
+        low, high = self.low, self.high
+        if self.is_log and high / low >= 10:
+            # 1, 2 and 5 of each decade, only 1 where those are too many, or every n-th decade.
+            decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+            for digits in ((1, 2, 5), (1,)):
+                ticks = tuple(
+                    t for d in decades for m in digits if low <= (t := m * 10.0**d) <= high
+                )
+                if 0 < len(ticks) <= max(count, 2):
+                    return ticks
+            return ticks[:: ceil(len(ticks) / count)]
+        step = nice_step((high - low) / count)
+        while True:
+            places = max(0, -floor(log10(step))) + 1
+            first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+            if first <= last:
+                return tuple(round(n * step, places) for n in range(first, last + 1))
+            step = nice_step(step * 0.4)
 
     def fitting(self, count: int, fits: Callable[[tuple[float, ...]], bool]) -> tuple[float, ...]:
         """The most ticks, about ``count`` at most, that ``fits`` accepts; the first alone if none.
@@ -106,23 +121,6 @@ def nice_step(least: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is not below ``least``."""
     power = 10.0 ** floor(log10(least))
     return next((m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)), 10 * power)
-
-
-def _multiples(step: float, low: float, high: float) -> tuple[float, ...]:
-    digits = max(0, -floor(log10(step))) + 1
-    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
-    found = tuple(round(n * step, digits) for n in range(first, last + 1))
-    return found or _multiples(nice_step(step * 0.4), low, high)
-
-
-def _log_ticks(low: float, high: float, count: int) -> tuple[float, ...]:
-    """1, 2 and 5 of each decade, only 1 where those are too many, or every n-th decade."""
-    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    for multiples in ((1, 2, 5), (1,)):
-        ticks = tuple(t for d in decades for m in multiples if low <= (t := m * 10.0**d) <= high)
-        if 0 < len(ticks) <= max(count, 2):
-            return ticks
-    return ticks[:: ceil(len(ticks) / count)]
 
 
 # -- words ------------------------------------------------------------------------------------

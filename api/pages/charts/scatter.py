@@ -1,6 +1,6 @@
 """Memory against speed: one mark for each configuration, the Pareto front, the limit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -114,6 +114,14 @@ def scatter(
         content.append(line(0, plot.height, "100%", plot.height, "chart-grid"))
         place = {"dy": ".35em", "text_anchor": "end", "class_": "chart-tick"}
         content.append(text("no speed", -3, _ON_RAIL_PX, **place))
+    crosses = []
+    for mark in marks:
+        x, y, matters = mark.x, mark.y, mark.point.on_front or mark.point.is_best
+        if y and (matters or not is_dense):
+            if x and x.low < x.high:
+                crosses.append((plot.x.at(x.low), mark.down, plot.x.at(x.high), mark.down))
+            if y.low < y.high:
+                crosses.append((mark.across, plot.down(y.low), mark.across, plot.down(y.high)))
     # The most speed that is known within each memory, up to the limit.
     front = sorted((m.across, m.down) for m in marks if m.point.on_front and m.x and m.y)
     content += [
@@ -123,7 +131,7 @@ def scatter(
         line(percent(at), -10, percent(at), bottom, "chart-limit"),
         label(f"limit {figure(limit)}", percent(at), -18, text_anchor="end"),
         layer(bottom, staircase(front, at, "chart-front-line")) if front else Markup(),
-        whiskers((one for mark in marks for one in _cross(plot, mark, is_dense)), bottom),
+        whiskers(crosses, bottom),
     ]
     groups: dict[str, list[Markup]] = {}
     for mark in marks:
@@ -132,8 +140,8 @@ def scatter(
         assert not href.startswith(("//", "/\\")), href
         kind = "is-other" if point.kind is PointKind.FITS else "is-out"
         kind = "is-best" if point.is_best else "is-front" if point.on_front else kind
-        x, y = percent(mark.across), number(round(mark.down, 1))
-        shapes = (use(f"{prefix}-{name}", x, y) for name in mark.shapes)
+        across, down = percent(mark.across), number(round(mark.down, 1))
+        shapes = (use(f"{prefix}-{name}", across, down) for name in mark.shapes)
         title = element("title", _title(mark, labels, is_dense))
         link = element("a", title, *shapes, id=f"{prefix}-{mark.id}", href=href)
         groups.setdefault(f"chart-{kind}", []).append(link)
@@ -143,8 +151,8 @@ def scatter(
         # Up and left of the answer's mark: nothing known is faster and smaller.
         side, anchor = (-8, "end") if best.across > 0.2 else (8, "start")
         place = {"text_anchor": anchor, "class_": "chart-end"}
-        speed_text, x = figure(best.y.value), percent(best.across)
-        content.append(text(speed_text, x, best.down - 11, dx=side, **place))
+        shown, left = figure(best.y.value), percent(best.across)
+        content.append(text(shown, left, best.down - 11, dx=side, **place))
     failed, left_out = sum(mark.y is None for mark in marks), len(points) - len(marks)
     said = [f"{len(marks)} settings by memory and speed" if marks else "No settings yet"]
     said += [f"{failed} of them without a speed"] if failed else []
@@ -180,17 +188,6 @@ def _placed(points: Sequence[Point], limit: float, scale: float) -> tuple[Plot, 
         )
         marks.append(mark)
     return plot, sorted(marks, key=lambda mark: (mark.point.is_best, mark.point.on_front))
-
-
-def _cross(plot: Plot, mark: _Mark, is_dense: bool) -> Iterator[tuple[float, float, float, float]]:
-    """The whiskers of a mark."""
-    x, y = mark.x, mark.y
-    if y is None or (is_dense and not mark.point.on_front and not mark.point.is_best):
-        return
-    if x and x.low < x.high:
-        yield plot.x.at(x.low), mark.down, plot.x.at(x.high), mark.down
-    if y.low < y.high:
-        yield mark.across, plot.down(y.low), mark.across, plot.down(y.high)
 
 
 def _title(mark: _Mark, labels: tuple[str, str], is_dense: bool) -> str:

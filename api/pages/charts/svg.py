@@ -102,22 +102,21 @@ def line(x1: object, y1: float, x2: object, y2: float, class_: str) -> Markup:
     return element("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=class_)
 
 
-def symbol(prefix: str, name: str, *, size: float = 1.0, target_px: float = 0.0) -> Markup:
-    """A shape that :func:`use` draws as ``{prefix}-{name}``: a provenance, or a name above.
+def symbols(
+    prefix: str, names: Iterable[str], *, size: float = 1.0, target_px: float = 0.0
+) -> Markup:
+    """Definitions of the shapes that :func:`use` draws as ``{prefix}-{name}``.
 
-    ``size`` is relative to 9 pixels, ``target_px`` the radius of an invisible disc around it that
-    can be pointed at.
+    A name is a provenance, or one above; ``size`` is relative to 9 pixels, ``target_px`` the
+    radius of an invisible disc around it that can be pointed at.
     """
-    d, class_ = _SHAPES[name]
-    scaled = None if size == 1 else f"scale({size:g})"
-    shape = element("path", d=d, class_=class_, transform=scaled)
-    target = element("circle", r=target_px, class_="chart-target") if target_px else Markup()
-    return element("g", target, shape, id=f"{prefix}-{name}")
-
-
-def symbols(prefix: str, names: Iterable[str], **more: float) -> Markup:
-    """Definitions of the shapes that a chart uses."""
-    drawn = [symbol(prefix, name, **more) for name in names]
+    drawn = []
+    for name in names:
+        d, class_ = _SHAPES[name]
+        scaled = None if size == 1 else f"scale({size:g})"
+        shape = element("path", d=d, class_=class_, transform=scaled)
+        target = element("circle", r=target_px, class_="chart-target") if target_px else Markup()
+        drawn.append(element("g", target, shape, id=f"{prefix}-{name}"))
     return element("defs", *drawn) if drawn else Markup()
 
 

@@ -38,7 +38,7 @@ def test_asking_imports_neither_torch_nor_workers_nor_a_terminal() -> None:
 @pytest.mark.parametrize("name", tuner.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     found = getattr(tuner, name)
-    assert found.__name__ == name
+    assert found.__name__ == {"Candidate": "Evaluation"}.get(name, name)
     assert found.__doc__
 
 

@@ -99,7 +99,9 @@ def unknown(reason: str) -> dict[str, Any]:
 
 def refusal(error: UsageError) -> dict[str, Any]:
     """Makes the answer of a case that is wrong."""
-    return {"error": {"field": error.field, "message": " ".join(error.detail.split())}}
+    errors = [one.as_dict() for one in error.errors]
+    said = " ".join(error.errors[0].detail.split())
+    return {"error": {"field": error.field, "message": said, "errors": errors}}
 
 
 def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[str, ...]:

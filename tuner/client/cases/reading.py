@@ -3,17 +3,68 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from tuner.client.request import CaseGiven, read
+from pydantic import PlainValidator, ValidationInfo, WrapValidator
+
+from tuner.client.request import Common, Kept, cluster_of, json_knob, read, short
 from tuner.client.values import NotCoveredError
-from tuner.core.configuration import KNOBS, Settings
+from tuner.client.wrong import telling
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import KNOBS, Settings, parse_settings
 from tuner.core.framework import framework, installed_versions
 from tuner.core.study import HEADROOM, Question
 from tuner.cost.prediction import uncovered
 from tuner.cost.script import Script
 from tuner.errors import UsageError, all_of
 from tuner.space import check_settings, settings_notes
+
+
+def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
+    """Settings from an object of knobs, or from text such as ``sharding=ddp``; and the
+    names of the knobs that were given.
+
+    Raises:
+        UsageError: no such knob, or a value that it cannot have.
+    """
+    if isinstance(value, str):
+        text = short(value, "settings")
+        names = {part.partition("=")[0].strip() for part in text.split(",")}
+        return parse_settings(text), frozenset(names & KNOBS.keys())
+    if not isinstance(value, Mapping):
+        raise UsageError("settings", value, "must be an object of fields")
+    found: dict[str, Any] = {}
+    wrong_ones = []
+    for name, one in value.items():
+        try:
+            if name not in KNOBS:
+                raise UsageError(name, one, f"no such knob; there are {', '.join(KNOBS)}")
+            found[name] = json_knob(name, one)
+        except UsageError as error:
+            wrong_ones.append(error)
+    if wrong_ones:
+        raise all_of(wrong_ones)
+    return Settings(**found), frozenset(found)
+
+
+def _read_settings(value: Any, info: ValidationInfo) -> tuple[Settings, frozenset[str]]:
+    if isinstance(value, Settings):
+        return value, frozenset(KNOBS)
+    return read_settings(value)
+
+
+def _read_loop(value: Any, info: ValidationInfo) -> Script:
+    return Script.from_dict(value)
+
+
+class CaseGiven(Common):
+    """One configuration of one question, as a line of a file of cases has it."""
+
+    id: Any = None
+    """Anything; it is only echoed."""
+    cluster: Annotated[Cluster, PlainValidator(telling(cluster_of)), WrapValidator(Kept())]
+    settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(telling(_read_settings))]
+    script: Annotated[Script, PlainValidator(telling(_read_loop))] = Script()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ def test_an_error_is_all_that_is_added(lab: Any, desk: Any) -> None:
     [answer] = desk.answer(case)
     assert {name: answer[name] for name in case} == case
     assert set(answer) - set(case) == {"error"}
-    assert set(answer["error"]) == {"field", "message"}
+    assert set(answer["error"]) == {"field", "message", "errors"}
     assert answer["error"]["field"] == "settings.tp_size"
     assert answer["error"]["message"].startswith("got 3; must divide heads (4)")
 

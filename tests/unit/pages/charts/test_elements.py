@@ -174,9 +174,9 @@ def test_elements_are_escaped_and_short(made: Markup, written: str) -> None:
 
 def test_no_two_symbols_look_alike_without_colour() -> None:
     names = (*Provenance, svg.OOM, svg.FAILED, svg.BEYOND, svg.BEST)
-    drawn = [parsed(svg.symbol("p", name)) for name in names]
-    assert len({(g[0].get("d"), g[0].get("class")) for g in drawn}) == len(names)
-    filled = {n for n in Provenance if "chart-solid" in svg.symbol("p", n)}
+    drawn = dict(zip(names, parsed(svg.symbols("p", names)), strict=True))
+    assert len({(g[0].get("d"), g[0].get("class")) for g in drawn.values()}) == len(names)
+    filled = {n for n in Provenance if drawn[n][0].get("class") == "chart-solid"}
     assert filled == {Provenance.MEASURED, Provenance.EMULATED}, "what ran is filled"
-    circle, shape = parsed(svg.symbol("p", "measured", size=0.7, target_px=12.0))
+    ((circle, shape),) = parsed(svg.symbols("p", ["measured"], size=0.7, target_px=12.0))
     assert (circle.get("r"), shape.get("transform")) == ("12", "scale(0.7)")
