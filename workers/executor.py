@@ -66,7 +66,7 @@ class WorkerOptions:
     predicts: bool = False
     """Make only the dry runs that a prediction wants, whatever the study's fidelity."""
     fidelity: Fidelity | None = None
-    """Fidelity of the probes to run; by default the one that the study's terms name."""
+    """Fidelity of the probes to run; by default the one that the study's limits name."""
     folder: Path = field(default_factory=default_probes_folder)
     lock: Path = field(default_factory=default_lock_path)
     """Path of the locks of this machine's devices, which are held while ranks run."""

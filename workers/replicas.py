@@ -219,7 +219,7 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
         with closing(ReplicaTrainer(pause=pause).train(requested)) as checks:
             for check in checks:
                 if check.outcome is not Outcome.CANCELLED:
-                    store.keep_verdict(check)
+                    store.keep_check(check)
     finally:
         locks.release()
     return not pause(0)

@@ -207,7 +207,7 @@ class Worker:
             with closing(self._replicas.train_finalists(replicas, time_s)) as checks:
                 for check in checks:
                     if check.outcome is not Outcome.CANCELLED:
-                        retried(partial(self._store.keep_verdict, check), self._stop)
+                        retried(partial(self._store.keep_check, check), self._stop)
         finally:
             workplace.release()
         taken_s = time.monotonic() - began

@@ -31,8 +31,8 @@ class CaseAsked:
         option(
             "auto|all|none",
             "What is dry-run where no dry run is kept. auto: of a model without any, the"
-            " classes of settings that most cases ask for, 6 dry runs at most. all: every"
-            " class. none: nothing. Other memory is by arithmetic.",
+            " layouts that most cases ask for, 6 dry runs at most. all: every layout."
+            " none: nothing. Other memory is by arithmetic.",
             PREDICTIONS,
         ),
     ] = "auto"

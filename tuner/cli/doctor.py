@@ -26,7 +26,7 @@ def run(*, check: bool, as_json: bool, db: str | None) -> int:
     checks = []
     if is_there(db):
         with open_store(db, create=False) as store:
-            checks = list(store.verdicts().values())
+            checks = list(store.checks().values())
     found = diagnose(checks)
     if as_json:
         print_json(found.as_dict())

@@ -214,8 +214,8 @@ class SuggestAsked(Asked):
         str | None,
         option(
             "N",
-            "Probes to run at most. By default 20; with --fidelity predicted 3, each a class of"
-            " settings, and 6 dry runs in all: a class takes 1 to 4.",
+            "Probes to run at most. By default 20; with --fidelity predicted 3, each a layout"
+            " (batch sizes aside), and 6 dry runs in all: a layout takes 1 to 4.",
             BUDGET,
         ),
     ] = None

@@ -27,7 +27,7 @@ class Action(StrEnum):
     KEY_REVOKE = "key.revoke"  # {"key", "name"}
     SIGN_IN = "session.begin"  # {"address"}
     SIGN_OUT = "session.end"  # {"address"}
-    SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other terms
+    SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other limits
     JOIN = "tune.join"  # {"address"}; joined, or was answered from the store
     CANCEL = "tune.cancel"  # {"address"}
     PRUNE = "audit.prune"  # {"before"}; what was noted before that moment is deleted

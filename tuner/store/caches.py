@@ -77,7 +77,7 @@ class Caches:
             elif not read_dry_runs(session, [row.key]) or row.record.get("error"):
                 row.record, row.created_at = record, now
 
-    def verdicts(self, family: str | None = None) -> "dict[str, GuardCheck]":
+    def checks(self, family: str | None = None) -> "dict[str, GuardCheck]":
         """The checks of one family, or all, by key, oldest first."""
         where = [] if family is None else [CheckRow.family == family]
         with self.transactions.read() as session:
@@ -88,10 +88,10 @@ class Caches:
         with self.transactions.read() as session:
             return read_checks_for(session, question)
 
-    def keep_verdict(self, verdict: "GuardCheck") -> None:
+    def keep_check(self, check: "GuardCheck") -> None:
         """Keeps a check; one without a result replaces none that has one."""
         with self.transactions.write() as session:
-            _keep_check(session, verdict)
+            _keep_check(session, check)
 
     def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
         """The newest rates that were measured on devices like the cluster's.
@@ -212,7 +212,7 @@ def keep_failure(
 
     ranks = question.cluster.world_size
     versions = stack_of({**question.framework.versions, **found.versions})
-    verdict = GuardCheck(
+    check = GuardCheck(
         key=key_of_probe(study_id, question.program, settings, versions),
         family="",
         ruling=CheckState.FAILED,
@@ -227,7 +227,7 @@ def keep_failure(
         program=question.program,
         study=study_id,
     )
-    _keep_check(session, verdict)
+    _keep_check(session, check)
 
 
 def read_calibration(
@@ -259,18 +259,18 @@ def _warn_once(name: str) -> None:
     )
 
 
-def _keep_check(session: Session, verdict: "GuardCheck") -> None:
-    row = session.get(CheckRow, verdict.key, with_for_update=True)
-    if row is not None and verdict.ruling is CheckState.NOT_CHECKED is not row.result:
+def _keep_check(session: Session, check: "GuardCheck") -> None:
+    row = session.get(CheckRow, check.key, with_for_update=True)
+    if row is not None and check.ruling is CheckState.NOT_CHECKED is not row.result:
         return
-    now, record = clock(session), verdict.as_dict()
+    now, record = clock(session), check.as_dict()
     if row is not None:
-        row.result, row.record, row.created_at = verdict.ruling, record, now
+        row.result, row.record, row.created_at = check.ruling, record, now
         return
     new = CheckRow(
-        key=verdict.key,
-        family=verdict.family,
-        result=verdict.ruling,
+        key=check.key,
+        family=check.family,
+        result=check.ruling,
         record=record,
         created_at=now,
     )
@@ -292,9 +292,9 @@ def _read_checks(
     return found
 
 
-def _good_probes(session: Session, verdicts: "Iterable[GuardCheck]") -> "Iterator[GuardCheck]":
+def _good_probes(session: Session, checks: "Iterable[GuardCheck]") -> "Iterator[GuardCheck]":
     """Probes that passed in the studies whose probes failed: they tell a knob from a layout."""
-    failed = {one.study: one for one in verdicts if one.study}
+    failed = {one.study: one for one in checks if one.study}
     latest = list(failed)[-MOST_STUDIES:]
     if not latest:
         return

@@ -64,7 +64,7 @@ def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
         for sharding in ("ddp", "full_shard"):
             settings = parse_settings(f"sharding={sharding},micro_batch_size=2")
             for replica in replicas_of(question, check_settings(question, settings)):
-                store.keep_verdict(
+                store.keep_check(
                     GuardCheck(
                         key=replica.key(versions),
                         family=family_of(question),
@@ -73,7 +73,7 @@ def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
                         versions=versions,
                     )
                 )
-        return store.verdicts().keys()
+        return store.checks().keys()
 
 
 def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -216,7 +216,7 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
     with open_store() as store:
         (summary,) = store.studies()
         study = store.study(summary.id)
-        assert store.verdicts().keys() == judged, "no other replica was trained"
+        assert store.checks().keys() == judged, "no other replica was trained"
     assert [probe.state for probe in study.probes] == [ProbeState.DONE]
 
 

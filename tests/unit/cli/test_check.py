@@ -70,7 +70,7 @@ def test_what_trains_something_else_has_an_exit_code_of_its_own(
         ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,
     )  # fmt: skip
     with open_store(f"sqlite:///{database}") as store:
-        store.keep_verdict(verdict)
+        store.keep_check(verdict)
     accumulates = [*zero3, "8xh200", "--settings", "gradient_accumulation_steps=4"]
     accumulates[accumulates.index("--sequence-length") + 1] = "1024"
     accumulates[accumulates.index("--global-batch-size") + 1] = "64"

@@ -23,7 +23,7 @@ def keep(database: Path, ruling: CheckState, outcome: Outcome) -> None:
         ranks=replica.cluster.world_size, versions=versions, structure="a replica of ddp",
     )  # fmt: skip
     with open_store(f"sqlite:///{database}") as store:
-        store.keep_verdict(verdict)
+        store.keep_check(verdict)
 
 
 def test_before_anything_was_checked(cli: Any, database: Path) -> None:

@@ -35,13 +35,13 @@ def undated(verdict: GuardCheck) -> GuardCheck:
 
 
 def test_a_verdict_is_kept_with_its_date(store: Store, verdict: GuardCheck) -> None:
-    assert store.verdicts() == {}
-    store.keep_verdict(verdict)
-    (found,) = store.verdicts().values()
+    assert store.checks() == {}
+    store.keep_check(verdict)
+    (found,) = store.checks().values()
     assert undated(found) == verdict
     assert found.date is not None
-    assert store.verdicts(verdict.family) == {verdict.key: found}
-    assert store.verdicts("another") == {}
+    assert store.checks(verdict.family) == {verdict.key: found}
+    assert store.checks("another") == {}
 
 
 def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
@@ -51,8 +51,8 @@ def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
     passed = replace(verdict, ruling=CheckState.PASSED, outcome=Outcome.OK, detail="")
     for given, kept in ((undecided, undecided), (verdict, verdict), (undecided, verdict),
                         (passed, passed)):  # fmt: skip
-        store.keep_verdict(given)
-        assert undated(store.verdicts()[verdict.key]) == kept
+        store.keep_check(given)
+        assert undated(store.checks()[verdict.key]) == kept
 
 
 def test_a_study_is_read_with_its_verdicts(
@@ -60,8 +60,8 @@ def test_a_study_is_read_with_its_verdicts(
 ) -> None:
     study = store.ask(question, Terms())
     assert study.guards == {}
-    store.keep_verdict(verdict)
-    store.keep_verdict(replace(verdict, key="of another model", family="another"))
+    store.keep_check(verdict)
+    store.keep_check(replace(verdict, key="of another model", family="another"))
     assert list(store.study(study.id).guards) == [verdict.key]
 
 
@@ -89,7 +89,7 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(
     store: Store, question: Question
 ) -> None:
     study_id = miscounted(store, question)
-    (kept,) = store.verdicts().values()
+    (kept,) = store.checks().values()
     assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", CheckState.FAILED)
     workload = replace(question.workload, sequence_length=question.workload.sequence_length * 2)
     other = store.ask(replace(question, workload=workload), Terms())
@@ -110,5 +110,5 @@ def test_a_verdict_on_another_model_that_failed_is_read_too(
     beside = replace(failed, key="beside", ruling=CheckState.PASSED, outcome=Outcome.OK)
     elsewhere = replace(failed, key="elsewhere", versions={**failed.versions, "torch": "1.0.0"})
     for one in (failed, beside, elsewhere):
-        store.keep_verdict(one)
+        store.keep_check(one)
     assert store.guards(question).keys() == {"theirs", "beside"}

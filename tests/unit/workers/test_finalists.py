@@ -119,5 +119,5 @@ def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most: in
         "its small replica could not be trained: there is no place for the ranks' files"
     )
     assert len({one.key for one in guard.asked}) == len(guard.asked)  # none was asked for again
-    kept = [verdict.ruling for verdict in store.verdicts().values()]
+    kept = [verdict.ruling for verdict in store.checks().values()]
     assert kept.count(CheckState.PASSED) == most

@@ -215,10 +215,10 @@ def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store: Stor
 
     with pytest.raises(KilledError):
         knobs_here(does, store)
-    (kept,) = store.verdicts().values()
+    (kept,) = store.checks().values()
     assert (kept.ruling, kept.settings["sync_each_batch"]) == (CheckState.PASSED, True)
 
 
 def test_the_doctor_comes_to_its_end(knobs_here, store: Store) -> None:
     assert knobs_here(good, store)
-    assert [verdict.ruling for verdict in store.verdicts().values()] == [CheckState.PASSED] * 2
+    assert [verdict.ruling for verdict in store.checks().values()] == [CheckState.PASSED] * 2
