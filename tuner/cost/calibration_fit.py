@@ -58,6 +58,13 @@ def fitted(
     dtypes = [dtype for dtype in BYTES if of_kind(readings, "matrix", dtype=dtype)]
     if not dtypes:
         raise ValueError("no matrix products were timed")
+    slowed = []  # by how much of the shorter both at once are longer than the longer
+    for dtype in BYTES:
+        parts = {r.case["part"]: r.seconds for r in of_kind(readings, "both", dtype=dtype)}
+        if len(parts) == 3:
+            longer = max(parts["matrix"], parts["collective"])
+            shorter = min(parts["matrix"], parts["collective"])
+            slowed.append(min(1.0, max(0.0, (parts["both"] - longer) / shorter)))
     return Calibration(
         hardware=hardware_key(cluster),
         cluster=cluster.name,
@@ -74,7 +81,7 @@ def fitted(
             if len(rows := of_kind(sent, "collective", axis=axis)) > 1
         },
         disturbance=median(r.median_s / r.low_s for r in readings),
-        overlap_cost=_overlap_cost(of_kind(readings, "both")),
+        overlap_cost=median(slowed) if slowed else None,
         readings=tuple(reading.as_dict() for reading in readings),
     )
 
@@ -281,18 +288,6 @@ def _ring(reading: Reading, group: Group, cluster: Cluster) -> tuple[float, floa
     sent_bytes = seconds(Link(bytes_per_s=1.0, latency_s=0.0), size) - start_s
     # a start is counted beside the link's own latency, but no more of it than was seen
     return steps, sent_bytes, max(reading.seconds - start_s, reading.seconds / 2)
-
-
-def _overlap_cost(readings: Sequence[Reading]) -> float | None:
-    """By how much of the shorter both at once are longer than the longer."""
-    found = []
-    for dtype in BYTES:
-        parts = {r.case["part"]: r.seconds for r in readings if r.case["dtype"] == dtype}
-        if len(parts) == 3:
-            longer = max(parts["matrix"], parts["collective"])
-            shorter = min(parts["matrix"], parts["collective"])
-            found.append(min(1.0, max(0.0, (parts["both"] - longer) / shorter)))
-    return median(found) if found else None
 
 
 def _plane(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

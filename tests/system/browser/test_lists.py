@@ -24,18 +24,6 @@ def test_two_studies_are_ticked_and_compared(open_tab: OpenTab, prepared: Prepar
     expect(tab.page.locator("tr.differs:visible").first).to_be_visible()
 
 
-def test_no_more_than_four_are_ticked(open_tab: OpenTab, prepared: Prepared) -> None:
-    tab = open_tab("/compare")
-    boxes = tab.page.locator("input[name=ids]")
-    for place in range(4):
-        boxes.nth(place).check()
-    expect(boxes.nth(4)).to_be_disabled()
-    boxes.nth(0).uncheck()
-    expect(boxes.nth(4)).to_be_enabled()
-    tab.page.get_by_role("button", name="Compare these 3").click()
-    expect(tab.page.locator("thead .compared-name")).to_have_count(3)
-
-
 def test_without_scripts_studies_are_found_and_compared(
     open_tab: OpenTab, prepared: Prepared
 ) -> None:

@@ -56,21 +56,6 @@ def test_nobody_waits_for_what_is_only_old(
     assert found_while_another_computes(1) == []
 
 
-def test_one_thread_computes_for_all(
-    store: Store, answers: Answers, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    whole = store.study
-    monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
-    one = standing(store, study_id)
-    threads = [threading.Thread(target=answers.of, args=(one,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(reads) == 1
-
-
 def test_whether_asking_again_finds_more(store: Store, answers: Answers, study_id: str) -> None:
     assert not answers.of(standing(store, study_id)).answered
     probe(store, study_id)

@@ -164,7 +164,7 @@ def test_no_form_is_taken_without_its_token_or_of_another_site(
         for _ in range(2)
     )
     good, another = opened.token("/new"), other.token("/new")
-    assert another != good
+    assert len({good, another, opened.token("/new")}) == 3, "each form has a token of its own"
     flipped = good[:-1] + ("0" if good[-1] != "0" else "1")
     own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
     foreign = (
@@ -225,15 +225,6 @@ def test_a_form_needs_a_visit_and_other_pages_do_not(browser: Any) -> None:
     (given,) = opened.get("/new").headers.get_list("set-cookie")
     assert re.fullmatch(r"tuner_visit=[\w-]{43}; Path=/; HttpOnly; SameSite=Lax", given)
     assert "set-cookie" not in opened.get("/new").headers, "it has one"
-
-
-def test_every_form_has_a_token_of_its_own_and_all_are_good(browser: Any) -> None:
-    """One that is always the same could be read from the lengths of compressed answers."""
-    opened = browser(require_keys=None)
-    tokens = {opened.token("/new") for _ in range(3)}
-    assert len(tokens) == 3
-    for token in tokens:
-        assert opened.post("/new", data={"csrf_token": token}).is_success
 
 
 def test_by_https_only_cookies_of_https_count() -> None:

@@ -229,6 +229,22 @@ def test_a_window_brings_masks_that_every_layer_keeps() -> None:
     assert short.total_bytes == memory(text, config=free, sequence_length=2048).total_bytes
 
 
+def test_the_floor_is_what_must_be_there_between_micro_batches() -> None:
+    parameters, cluster = model(CODELLAMA_34B).parameters, parse_cluster("8xa100-80gb")
+    workload = Workload(
+        model=model(CODELLAMA_34B), sequence_length=16384, global_batch_size=64
+    )  # so long that activations need more than any floor
+    text = "sharding={},micro_batch_size=4,gradient_accumulation_steps=2,sync_each_batch={}"
+    for sharding, sync, own, waits in (
+        ("full_shard", "true", 2 / 8, 2 / 8),
+        ("full_shard", "false", 2 / 8, 2),
+        ("ddp", "true", 2, 2),
+    ):
+        one = parse_settings(text.format(sharding, sync))
+        floor = memory_bound(workload, one, cluster).floor_bytes
+        assert floor == pytest.approx((own + 2 * own + waits) * parameters, rel=1e-6)
+
+
 # ------------------------------------------------------------------------------- properties
 
 

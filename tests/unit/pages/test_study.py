@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from api.pages.answer import ShownAnswer, answer_of
-from api.pages.charts import memory_bar
 from api.pages.charts.memory import OUTSIDE
 from api.pages.render import render_part
 from api.pages.study import MOST_TROUBLES, MOST_VALUES, PARTS, StudyPage, status_of
@@ -204,15 +203,6 @@ def test_studies_of_which_little_is_known() -> None:
     assert "failed" in words(failed.parts["status"])
     for part in (*nothing.parts.values(), *failed.parts.values()):
         read_part(part)
-
-
-def test_a_limit_of_ones_own_has_no_headroom_and_all_categories_are_drawn() -> None:
-    made = replace(study(question(), FOUND), terms=Terms(memory_limit_bytes=40 * GIB))
-    sizes = {"something_new": 2.0 * GIB, "parameters": 1.0 * GIB}
-    drawn = words(memory_bar(sizes, label="", study=made, prefix="a"))
-    assert "limit 40.0 GiB" in drawn
-    assert "headroom" not in drawn
-    assert drawn.index("parameters") < drawn.index("something new")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -4,7 +4,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.unit.api.browsers import Browser
-from tests.unit.api.studies import MEASURED, finish, probe, question_of
+from tests.unit.api.studies import MEASURED, probe, question_of
 from tests.unit.pages.conftest import ShowPage
 from tests.unit.pages.html import Element, read_page
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, stored, study
@@ -111,14 +111,6 @@ def test_a_study_is_cancelled_from_its_page(
     assert Audit(store.transactions).newest(1)[0].action == Action.CANCEL
     assert not page(path).find("form")
     assert browser.post(f"{path}/cancel", data={"csrf_token": token}).status_code == 409
-
-
-def test_one_that_has_ended_cannot_be(browser: Browser, store: Store, running: str) -> None:
-    token = browser.token(f"/studies/{running}")
-    finish(store, running)
-    answer = browser.post(f"/studies/{running}/cancel", data={"csrf_token": token})
-    assert answer.status_code == 409
-    assert "is done already" in words(read_page(answer.text))
 
 
 def test_a_key_that_only_reads_cannot_cancel(store: Store, guarded: FastAPI, running: str) -> None:

@@ -67,42 +67,31 @@ def sdpa_backend(call: Call, capability: tuple[int, int], *, has_cudnn: bool = T
         capability: the device's compute capability.
         has_cudnn: whether cuDNN is newer than 9.15, as in torch's builds for CUDA 13.
     """
-    if has_cudnn and _prefers_cudnn(call, capability):
-        return Backend.CUDNN
-    if _takes_flash(call, capability):
-        return Backend.FLASH
-    return Backend.EFFICIENT if _takes_efficient(call, capability) else Backend.MATH
-
-
-def _prefers_cudnn(call: Call, capability: tuple[int, int]) -> bool:
-    """Only the large chips of Hopper and Blackwell have cuDNN first in the order."""
     major, minor = capability
     most = FLASH_HEAD_DIM if capability == (9, 0) else CUDNN_HEAD_DIM
-    return (
-        major in (9, 10)
+    if (
+        has_cudnn
+        and major in (9, 10)  # only the large chips of Hopper and Blackwell have it first
         and minor in (0, 3)
         and call.bits == 16
         and call.head_dim <= most
         and call.head_dim % 8 == 0
         and not call.dropout
-    )
-
-
-def _takes_flash(call: Call, capability: tuple[int, int]) -> bool:
-    if capability < AMPERE or call.bits != 16 or call.masked or call.head_dim > FLASH_HEAD_DIM:
-        return False
+    ):
+        return Backend.CUDNN
+    takes_flash = capability >= AMPERE and call.bits == 16 and not call.masked
+    takes_flash = takes_flash and call.head_dim <= FLASH_HEAD_DIM
     if any(first <= capability <= last for first, last in NO_FLASH_BACKWARD):
-        return call.head_dim <= 192 or (call.head_dim > 224 and not call.dropout)
-    return True
-
-
-def _takes_efficient(call: Call, capability: tuple[int, int]) -> bool:
-    """It takes no grouped heads, no bf16 before Ampere, and rows of a tensor core's width
-    (``minimum_gemm_alignment``)."""
+        small = call.head_dim <= 192 or (call.head_dim > 224 and not call.dropout)
+        takes_flash = takes_flash and small
+    if takes_flash:
+        return Backend.FLASH
+    # The efficient kernel takes no grouped heads, no bf16 before Ampere, and rows of a tensor
+    # core's width (``minimum_gemm_alignment``).
     if call.grouped or (call.is_bf16 and call.bits == 16 and capability < AMPERE):
-        return False
+        return Backend.MATH
     alignment = 8 if call.bits == 16 else 4 if capability >= AMPERE else 1
-    return call.head_dim % alignment == 0
+    return Backend.EFFICIENT if call.head_dim % alignment == 0 else Backend.MATH
 
 
 class Attention(NamedTuple):

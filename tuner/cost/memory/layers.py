@@ -206,14 +206,18 @@ class _Layer:
 
     def _attention(self, x: int) -> int:
         q, k, v = self._queries_keys_values(x)
-        if self._norms_queries():
+        if self._has(self.architecture.head_norms) or self.architecture.wide_norms:
             q = self._inner_norm(q, self.queries, self.model.heads)
             k = self._inner_norm(k, self.keys, self.model.kv_heads)
         if self.architecture.rope is not None:
             straight = q, k
             q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
             self.graph.hold(*straight)
-        attended = self._attend()(q, k, v)
+        attend = self._attend()
+        attended = attend(q, k, v)
+        if attend == self._fused and self.model.model_type in _JOINED:
+            # joined heads lie one after the other, and so do their outputs: these are copied
+            attended = self.graph.op(self.c * self.tokens * self.queries, attended)
         out = self._row(attended, self.queries, self.architecture.output_bias)
         self.graph.hold(x, q, k, v)
         return out
@@ -226,13 +230,10 @@ class _Layer:
             return self._math
         if self._drops_out() and self.key.device is Device.CPU:
             return self._unfused
-        return self._joined if self.model.model_type in _JOINED else self._fused
+        return self._fused
 
     def _drops_out(self) -> bool:
         return bool(self.fields.get("attention_dropout") or self.fields.get("attn_pdrop"))
-
-    def _norms_queries(self) -> bool:
-        return self._has(self.architecture.head_norms) or self.architecture.wide_norms
 
     def _rotate(self, x: int, width: float) -> int:
         """Rotary positions: two products and their sum, of which nothing is kept."""
@@ -273,10 +274,6 @@ class _Layer:
         given = (self.memory.get(t, t) for t in (q, k, v))
         saves = (*given, first, first + 1, first + 2)
         return self.graph.ops(outputs, q, k, v, saves=saves)[0]
-
-    def _joined(self, q: int, k: int, v: int) -> int:
-        """Joined heads lie one after the other, and so do their outputs: these are copied."""
-        return self.graph.op(self.c * self.tokens * self.queries, self._fused(q, k, v))
 
     def _scores(self) -> float:
         """Scores of all heads of this rank, in elements."""
@@ -372,12 +369,18 @@ class _Layer:
 
     def _dense(self, x: int) -> int:
         width = self.model.intermediate_size / self.tp
-        name, bias = self._activation_name(), self.architecture.mlp_bias
+        names = ("hidden_act", "hidden_activation", "activation_function")
+        name = str(next((self.fields[n] for n in names if n in self.fields), "silu"))
+        bias = self.architecture.mlp_bias
         if not self.architecture.gated:
             inner = self._columns(x, (width,), bias)[0]
             return self._row(self._activated(inner, width, name), width, bias)
         if self.model.model_type == "phi3":
-            return self._row(self._fused_gate(x, width), width)
+            size = self.c * self.tokens * width  # gate and up from one linear
+            both = self._linear(x, self.hidden, 2 * width)
+            gate, up = self.graph.ops((size, size), both, views=True)
+            active = self.graph.op(size, gate, saves=(both,))
+            return self._row(self.graph.op(size, active, up, saves=(active, both)), width)
         if self.tp > 1:
             gate, up = self._columns(x, (width, width), bias)
             active = self._activated(gate, width, name)
@@ -387,18 +390,6 @@ class _Layer:
             up = self._linear(x, self.hidden, width, bias=bias)
         size = self.c * self.tokens * width
         return self._row(self.graph.op(size, active, up, saves=(active, up)), width, bias)
-
-    def _fused_gate(self, x: int, width: float) -> int:
-        """Gate and up from one linear."""
-        size = self.c * self.tokens * width
-        both = self._linear(x, self.hidden, 2 * width)
-        gate, up = self.graph.ops((size, size), both, views=True)
-        active = self.graph.op(size, gate, saves=(both,))
-        return self.graph.op(size, active, up, saves=(active, both))
-
-    def _activation_name(self) -> str:
-        names = ("hidden_act", "hidden_activation", "activation_function")
-        return str(next((self.fields[n] for n in names if n in self.fields), "silu"))
 
     def _activated(self, x: int, width: float, name: str) -> int:
         graph, size = self.graph, self.c * self.tokens * width

@@ -115,20 +115,14 @@ def _stalls_s(
     memory = stage_memory(workload, settings, cluster.world_size, costs)
     full = memory.reserved_bytes * (1 + memory_error) / cluster.gpu.memory_bytes
     short = _sigmoid((full - t.stall_memory) * 40)
-    often = _exchanges_stall(settings, cluster, costs)
+    often = 0.0  # how often exchanges of stages stall
+    if spans_nodes(settings, cluster):
+        often = _sigmoid((log2(cluster.world_size) - t.stall_ranks_log2) * 3)
+        replicas = settings.data_parallel_size(cluster.world_size)
+        if settings.sharding is Sharding.DDP and replicas > 1:
+            often = max(often, t.stall_replicated)
     exchange = t.stall_s * neighbors * often
     return exchange, t.stall_s * max(neighbors, 1) * short * (1 - often)
-
-
-def _exchanges_stall(settings: Settings, cluster: Cluster, costs: Costs) -> float:
-    """How often exchanges of stages stall."""
-    if not spans_nodes(settings, cluster):
-        return 0.0
-    t, replicas = costs.time, settings.data_parallel_size(cluster.world_size)
-    often = _sigmoid((log2(cluster.world_size) - t.stall_ranks_log2) * 3)
-    if settings.sharding is Sharding.DDP and replicas > 1:
-        often = max(often, t.stall_replicated)
-    return often
 
 
 def _sigmoid(x: float) -> float:
