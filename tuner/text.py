@@ -3,10 +3,11 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import lru_cache, wraps
 from math import isfinite
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from tuner.errors import UsageError
 
@@ -228,6 +229,8 @@ def _finite(value: Any) -> Any:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Same(Generic[T]):
@@ -248,3 +251,29 @@ class Same(Generic[T]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self.value is other.value
+
+
+def kept(
+    maxsize: int,
+) -> Callable[[Callable[Concatenate[T, P], R]], Callable[Concatenate[T, P], R]]:
+    """Keeps what a function returned for the very same first argument, and equal other ones.
+
+    Args:
+        maxsize: how many results are kept.
+    """
+
+    def decorate(make: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+        call: Any = make
+
+        @lru_cache(maxsize=maxsize)
+        def made(first: Same[Any], *others: Any) -> Any:
+            return call(first.value, *others)
+
+        @wraps(make)
+        def found(first: T, /, *others: P.args, **none: P.kwargs) -> R:
+            result: R = made(Same(first), *others)
+            return result
+
+        return found
+
+    return decorate

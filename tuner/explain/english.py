@@ -1,8 +1,9 @@
 """Says facts in English: one template for each kind."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
 from math import ceil, inf
+from string import Formatter
 from typing import Any
 
 from tuner.core.answer import Grounds, Reason
@@ -68,10 +69,118 @@ _REASONS = {
 }
 
 
+# Templates, by kind; after the colon stands what says the value (:data:`_SAID`).
+TEMPLATES: Mapping[type[Fact], str] = {
+    facts.ScriptRan: (
+        "What ran is {path}, through {launch} on {ranks} ranks; its memory is the {memory}, and its"
+        " step the time from one report to the next, with loading data."
+    ),
+    facts.NoOther: ("No other settings that fit were timed."),
+    facts.Extrapolated: (
+        "Its step time is extrapolated from steps of {ran:and} micro-batches to {count} (probe"
+        " {probes:probes})."
+    ),
+    facts.RunOut: ("Steps of all its {count} micro-batches were run (probe {probes:probes})."),
+    facts.AllocatorConfigured: (
+        "Its probes ran with PYTORCH_ALLOC_CONF={conf}: launch with the same."
+    ),
+    facts.NotSuggested: ("{count} settings such as {example:settings} are not suggested: {why}."),
+    facts.Untried: (
+        "{count} settings that may fit, {grounds:grounds}, were not probed; the next would be"
+        " {next:settings}."
+    ),
+    facts.NothingLeft: (
+        "Nothing is left that may fit and was not probed: more probes cannot gain."
+    ),
+    facts.StudyEnded: ("The study has ended: {reason}."),
+    facts.Coverage: (
+        "{probed} of the {legal} legal settings were probed, in {probes_done:count probe}."
+    ),
+    facts.AlsoProbed: (
+        "{count:count probe} of this question {fidelity} too; --fidelity {fidelity} answers from"
+        " these."
+    ),
+    facts.DryRunAgainstProbes: (
+        "Of {predicted.settings:settings} a dry run predicts {predicted.expected_bytes:size} (probe"
+        " {predicted.probe_ids:probes}); {fidelity} are {needed_bytes:size}."
+    ),
+    facts.ProbedTrainsWrongly: ("What was {fidelity} and fits trains something else: {why}."),
+    facts.NothingProbedFits: ("None of the settings probed was seen to fit in {limit_bytes:size}."),
+    facts.WhatFollows: ("What follows is predicted, until something is {fidelity} that fits."),
+    facts.TransferredFrom: (
+        "No step of this question was timed. The most similar settings that other studies ran are"
+        " {near:.0%} alike, workload included; by these studies the step takes {factor:.2f} times"
+        " what {at_assumed_rates:arithmetic} says."
+    ),
+    facts.MayNotFit: (
+        "At the upper end of its memory's interval it would not fit: nothing is predicted to fit in"
+        " {limit_bytes:size} for sure."
+    ),
+    facts.Unverified: (
+        "By arithmetic {leader.settings:settings} would be faster, with {leader.seconds:seconds}"
+        " ({ratio:change}) and {leader:need}, but its class was not dry-run; more --max-probes"
+        " allow that."
+    ),
+    facts.Lighter: (
+        "{least.settings:settings} needs {spared_bytes:size} less, {least:basis}, and is predicted"
+        " to take {least.seconds:seconds} ({ratio:change}): predictions err alike for all settings,"
+        " so only a tie within the tolerance is decided by memory."
+    ),
+    facts.MemoryUnknown: ("What it needs is unknown: {why}."),
+    facts.OfDryRun: ("Of its dry run: {note}."),
+    facts.SpeedUnknown: (
+        "{fit} of the {legal} legal settings are predicted to fit in {limit_bytes:size}, but which"
+        " of them is the fastest is not known: {why}."
+    ),
+    facts.LargestListed: (
+        "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
+        " first: {first.settings:settings} needs {first:need}, {first:basis}."
+    ),
+    facts.AllTrainWrongly: (
+        "{fit} of the {legal} legal settings are predicted to fit in {limit_bytes:size}, and all of"
+        " them train something else."
+    ),
+    facts.NothingFits: (
+        "None of the {legal} legal settings is predicted to fit in {limit_bytes:size}."
+    ),
+    facts.Uncovered: (
+        "Unknown of {count} of the {legal} legal settings, with {shardings:list}: {why}."
+    ),
+    facts.MeasuredRates: ("{text:sentence}"),
+    facts.RanOn: ("This was {fidelity} {self:ran}."),
+}
+
+_SAID: Mapping[str, Callable[[Any], str]] = {
+    "and": lambda items: " and ".join(map(str, items)),
+    "arithmetic": lambda at_assumed_rates: _arithmetic(at_assumed_rates),
+    "basis": lambda one: basis_text(one),
+    "change": change_text,
+    "grounds": lambda grounds: grounds_text(grounds),
+    "list": ", ".join,
+    "need": lambda one: _need(one),
+    "probes": probes_text,
+    "ran": lambda fact: ran_text(fact.days, fact.versions),
+    "seconds": seconds_text,
+    "sentence": lambda text: _sentence(text),
+    "settings": describe,
+    "size": size_text,
+}
+
+
+class _Words(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("count "):
+            return count_text(value, format_spec.removeprefix("count "))
+        said = _SAID.get(format_spec)
+        return said(value) if said else str(super().format_field(value, format_spec))
+
+
 @singledispatch
 def say(fact: Fact) -> str:
-    """A sentence."""
-    raise NotImplementedError(type(fact).__name__)
+    """The sentence of a fact: its template, or what is registered for its kind."""
+    names: Iterable[str] = fact.__slots__
+    values: dict[str, Any] = {name: getattr(fact, name) for name in names}
+    return _Words().vformat(TEMPLATES[type(fact)], (), values | {"self": fact})
 
 
 # -- pieces -----------------------------------------------------------------------------------
@@ -188,14 +297,6 @@ def _(fact: facts.Chosen) -> str:
 
 
 @say.register
-def _(fact: facts.ScriptRan) -> str:
-    return (
-        f"What ran is {fact.path}, through {fact.launch} on {fact.ranks} ranks; its memory is the"
-        f" {fact.memory}, and its step the time from one report to the next, with loading data."
-    )
-
-
-@say.register
 def _(fact: facts.TiedWithFastest) -> str:
     fastest = fact.fastest
     spared = f"it needs {size_text(fact.spared_bytes)} less memory"
@@ -232,30 +333,6 @@ def _(fact: facts.NextBest) -> str:
         f"Next comes {describe(second.settings)} with {seconds_text(second.seconds)}"
         f" ({_change(fact.change)}) and {_need(second)}{where}."
     )
-
-
-@say.register
-def _(_: facts.NoOther) -> str:
-    return "No other settings that fit were timed."
-
-
-@say.register
-def _(fact: facts.Extrapolated) -> str:
-    return (
-        f"Its step time is extrapolated from steps of {' and '.join(map(str, fact.ran))}"
-        f" micro-batches to {fact.count} (probe {probes_text(fact.probes)})."
-    )
-
-
-@say.register
-def _(fact: facts.RunOut) -> str:
-    run_out = probes_text(fact.probes)
-    return f"Steps of all its {fact.count} micro-batches were run (probe {run_out})."
-
-
-@say.register
-def _(fact: facts.AllocatorConfigured) -> str:
-    return f"Its probes ran with PYTORCH_ALLOC_CONF={fact.conf}: launch with the same."
 
 
 @say.register
@@ -393,12 +470,6 @@ def _(fact: facts.Failed) -> str:
 
 
 @say.register
-def _(fact: facts.NotSuggested) -> str:
-    settings = f"{fact.count} settings such as {describe(fact.example)}"
-    return f"{settings} are not suggested: {fact.why}."
-
-
-@say.register
 def _(fact: facts.MoreProbes) -> str:
     if fact.most < NOTHING:
         gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"
@@ -416,24 +487,6 @@ def _(fact: facts.MoreProbes) -> str:
 
 
 @say.register
-def _(fact: facts.Untried) -> str:
-    return (
-        f"{fact.count} settings that may fit, {grounds_text(fact.grounds)}, were not probed; the"
-        f" next would be {describe(fact.next)}."
-    )
-
-
-@say.register
-def _(_: facts.NothingLeft) -> str:
-    return "Nothing is left that may fit and was not probed: more probes cannot gain."
-
-
-@say.register
-def _(fact: facts.StudyEnded) -> str:
-    return f"The study has ended: {fact.reason}."
-
-
-@say.register
 def _(fact: facts.OtherStudies) -> str:
     counted = "1 study" if len(fact.studies) == 1 else f"{len(fact.studies)} studies"
     return (
@@ -442,39 +495,10 @@ def _(fact: facts.OtherStudies) -> str:
 
 
 @say.register
-def _(fact: facts.Coverage) -> str:
-    done = count_text(fact.probes_done, "probe")
-    return f"{fact.probed} of the {fact.legal} legal settings were probed, in {done}."
-
-
-@say.register
-def _(fact: facts.RanOn) -> str:
-    return f"This was {fact.fidelity} {ran_text(fact.days, fact.versions)}."
-
-
-@say.register
-def _(fact: facts.AlsoProbed) -> str:
-    probes = count_text(fact.count, "probe")
-    return (
-        f"{probes} of this question {fact.fidelity} too; --fidelity {fact.fidelity} answers from"
-        " these."
-    )
-
-
-@say.register
 def _(fact: facts.AlsoDryRun) -> str:
     one = fact.count == 1
     counted = "1 class of settings was" if one else f"{fact.count} classes of settings were"
     return f"{counted} dry-run too; --fidelity predicted answers from these."
-
-
-@say.register
-def _(fact: facts.DryRunAgainstProbes) -> str:
-    found = fact.predicted
-    return (
-        f"Of {describe(found.settings)} a dry run predicts {size_text(found.expected_bytes)}"
-        f" (probe {_ids(found)}); {fact.fidelity} are {size_text(fact.needed_bytes)}."
-    )
 
 
 @say.register
@@ -500,16 +524,6 @@ def _(fact: facts.NothingProbed) -> str:
 
 
 @say.register
-def _(fact: facts.ProbedTrainsWrongly) -> str:
-    return f"What was {fact.fidelity} and fits trains something else: {fact.why}."
-
-
-@say.register
-def _(fact: facts.NothingProbedFits) -> str:
-    return f"None of the settings probed was seen to fit in {size_text(fact.limit_bytes)}."
-
-
-@say.register
 def _(fact: facts.SmallestNeed) -> str:
     return _sentence(need_text(fact.smallest, fact.limit_bytes))
 
@@ -520,11 +534,6 @@ def _(fact: facts.GoOn) -> str:
         return "Ask again, and it goes on where it ended."
     options = ", ".join(fact.options)
     return f"Ask again with a larger budget ({options}): it goes on where it ended."
-
-
-@say.register
-def _(fact: facts.WhatFollows) -> str:
-    return f"What follows is predicted, until something is {fact.fidelity} that fits."
 
 
 @say.register
@@ -547,44 +556,6 @@ def _(fact: facts.Predicted) -> str:
 
 
 @say.register
-def _(fact: facts.TransferredFrom) -> str:
-    return (
-        "No step of this question was timed. The most similar settings that other studies ran are"
-        f" {fact.near:.0%} alike, workload included; by these studies the step takes"
-        f" {fact.factor:.2f} times what {_arithmetic(fact.at_assumed_rates)} says."
-    )
-
-
-@say.register
-def _(fact: facts.MayNotFit) -> str:
-    return (
-        "At the upper end of its memory's interval it would not fit: nothing is predicted to fit in"
-        f" {size_text(fact.limit_bytes)} for sure."
-    )
-
-
-@say.register
-def _(fact: facts.Unverified) -> str:
-    leader = fact.leader
-    return (
-        f"By arithmetic {describe(leader.settings)} would be faster, with"
-        f" {seconds_text(leader.seconds)} ({change_text(fact.ratio)}) and {_need(leader)}, but its"
-        " class was not dry-run; more --max-probes allow that."
-    )
-
-
-@say.register
-def _(fact: facts.Lighter) -> str:
-    least = fact.least
-    return (
-        f"{describe(least.settings)} needs {size_text(fact.spared_bytes)} less,"
-        f" {basis_text(least)}, and is predicted to take {seconds_text(least.seconds)}"
-        f" ({change_text(fact.ratio)}): predictions err alike for all settings, so only a tie"
-        " within the tolerance is decided by memory."
-    )
-
-
-@say.register
 def _(fact: facts.MemoryPeak) -> str:
     by = "a dry run" if fact.basis is Basis.DRY_RUN else "arithmetic"
     parts = [f"{size_text(size)} of {CATEGORY_WORDS[name]}" for name, size in fact.largest.items()]
@@ -593,11 +564,6 @@ def _(fact: facts.MemoryPeak) -> str:
         f"By {by} the peak of {size_text(fact.peak_bytes)} is in {PHASE_WORDS[fact.phase]}:"
         f" {listed(parts)}{rest}."
     )
-
-
-@say.register
-def _(fact: facts.MemoryUnknown) -> str:
-    return f"What it needs is unknown: {fact.why}."
 
 
 @say.register
@@ -625,20 +591,6 @@ def _(fact: facts.KnobPredicted) -> str:
 
 
 @say.register
-def _(fact: facts.OfDryRun) -> str:
-    return f"Of its dry run: {fact.note}."
-
-
-@say.register
-def _(fact: facts.SpeedUnknown) -> str:
-    return (
-        f"{fact.fit} of the {fact.legal} legal settings are predicted to fit in"
-        f" {size_text(fact.limit_bytes)}, but which of them is the fastest is not known:"
-        f" {fact.why}."
-    )
-
-
-@say.register
 def _(fact: facts.HowToKnowSpeed) -> str:
     if fact.is_cpu:
         return (
@@ -655,46 +607,10 @@ def _(fact: facts.HowToKnowSpeed) -> str:
 
 
 @say.register
-def _(fact: facts.LargestListed) -> str:
-    first = fact.first
-    return (
-        "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
-        f" first: {describe(first.settings)} needs {_need(first)}, {basis_text(first)}."
-    )
-
-
-@say.register
-def _(fact: facts.AllTrainWrongly) -> str:
-    return (
-        f"{fact.fit} of the {fact.legal} legal settings are predicted to fit in"
-        f" {size_text(fact.limit_bytes)}, and all of them train something else."
-    )
-
-
-@say.register
 def _(fact: facts.NothingPredicted) -> str:
     if fact.dry_runs_failed:
         return "The dry runs failed, so nothing is known of what any settings need."
     return "Nothing is predicted of any settings."
-
-
-@say.register
-def _(fact: facts.NothingFits) -> str:
-    limit = size_text(fact.limit_bytes)
-    return f"None of the {fact.legal} legal settings is predicted to fit in {limit}."
-
-
-@say.register
-def _(fact: facts.Uncovered) -> str:
-    return (
-        f"Unknown of {fact.count} of the {fact.legal} legal settings, with"
-        f" {', '.join(fact.shardings)}: {fact.why}."
-    )
-
-
-@say.register
-def _(fact: facts.MeasuredRates) -> str:
-    return _sentence(fact.text)
 
 
 @say.register

@@ -98,7 +98,6 @@ class ScriptRan(Fact):
     launch: str
     ranks: int
     memory: str
-    """What its memory is."""
 
 
 @fact
@@ -130,7 +129,6 @@ class NextBest(Fact):
 
     second: Evaluation
     change: Change | float
-    """From the answer to it; of predictions a ratio alone."""
 
 
 @fact
@@ -143,7 +141,6 @@ class Extrapolated(Fact):
     """The answer's time is from shorter steps than its own."""
 
     ran: tuple[int, ...]
-    """Micro-batches of the steps that ran."""
     count: int
     probes: tuple[int, ...]
 
@@ -172,7 +169,6 @@ class ValueGroup:
     high_s: float
     probes: tuple[int, ...]
     early: tuple[int, ...]
-    """Those of the probes that ended early."""
 
 
 @fact
@@ -181,7 +177,6 @@ class OnlyKnob(Fact):
 
     knob: str
     groups: tuple[ValueGroup, ...]
-    """Fastest first."""
     without_effect: tuple[str, ...]
     """Knobs that differ between configurations of one value, and changed nothing."""
     confounded: tuple[str, ...]
@@ -200,11 +195,9 @@ class KnobChange:
     memory_bytes: float | None = None
     """By how much more it needs, or less; ``None`` where that is not known."""
     needed_bytes: float | None = None
-    """What it needs; where memory ran out, at least."""
     at_least: bool = False
     fits: bool = True
     trains: str = ""
-    """``wrongly``, or ``maybe wrongly``."""
     probes: tuple[int, ...] = ()
     """Where that is known from; none where it is predicted."""
     against: tuple[int, ...] = ()
@@ -212,7 +205,6 @@ class KnobChange:
     of_answer: bool = True
     """It is of the answer, and not of another configuration."""
     pairs: int = 0
-    """Pairs that it is the expected mean of."""
     configuration: Settings | None = None
     """The one with the other value; ``None`` where it is of several, or of another workload."""
     step_s: float | None = None
@@ -232,7 +224,6 @@ class KnobsExpected(Fact):
     changes: tuple[KnobChange, ...]
     grounds: Grounds
     others_are_known: bool
-    """Of other knobs something was said."""
 
 
 @fact
@@ -242,14 +233,11 @@ class TuningPaid(Fact):
     wall_s: float
     device_s: float
     step_s: float
-    """Of the answer."""
     rule: Settings
-    """What one would launch without tuning."""
     rule_s: float
     change: Change | None
     """From the answer to it; ``None`` where it is the answer."""
     probes: tuple[int, ...]
-    """Where that is known from; none where it is expected."""
     grounds: Grounds | None
     ended_early: bool
 
@@ -267,7 +255,6 @@ class EndedEarly(Fact):
 
     probes: tuple[Probe, ...]
     seconds: tuple[float | None, ...]
-    """About what a step of each takes."""
 
 
 @fact
@@ -301,7 +288,6 @@ class MoreProbes(Fact):
     mean: float
     """Expected gain in speed, relative."""
     most: float
-    """The 90% quantile."""
     grounds: Grounds
     next: Settings
 
@@ -337,10 +323,8 @@ class EarlierStudy:
     global_batch_size: int
     sequence_length: int
     optimizer: str
-    """Empty where it is this question's; so is the next."""
     reduce_dtype: str
     ran: tuple[tuple[int, Fidelity], ...]
-    """How many configurations, by fidelity."""
     days: tuple[str, ...]
     versions: Mapping[str, str]
 
@@ -460,7 +444,6 @@ class Predicted(Fact):
     limit_bytes: float
     basis: Basis
     time_from: str
-    """``arithmetic``, ``transferred`` or ``corrected``."""
 
 
 @fact
@@ -504,7 +487,6 @@ class MemoryPeak(Fact):
     peak_bytes: float
     phase: str
     largest: Mapping[str, float]
-    """Bytes of the largest categories."""
     is_all: bool
 
 
@@ -522,7 +504,6 @@ class ExpertsPadded(Fact):
     experts: int
     ranks: int
     each: int
-    """Experts that each rank has room for."""
     held_bytes: float
     gathered_bytes: float
 
@@ -533,12 +514,10 @@ class KnobPredicted(Fact):
 
     changes: tuple[KnobChange]
     reason: str
-    """The physical reason; empty where nothing changes."""
     beside: str
     """Other knobs that change with it and matter, such as ``gradient_accumulation_steps=2``."""
     basis: Basis
     of_dry_run: bool
-    """The configuration itself was dry-run."""
 
 
 @fact
@@ -565,11 +544,9 @@ class HowToKnowSpeed(Fact):
     cluster: str
     is_cpu: bool
     missing: tuple[str, ...]
-    """Figures of the cluster's file that are not known."""
     precisions: tuple[str, ...]
     """Precisions whose matrix rate is known, where no other figure is missing."""
     is_listed: bool
-    """The GPU is of the catalogue, with all of its rates."""
 
 
 @fact
@@ -653,9 +630,7 @@ class Transferred(Fact):
     count: int
     timed: int
     low: float
-    """The least factor; the next the largest."""
     high: float
     near: float
-    """How alike what was run must be."""
     at_assumed_rates: bool
     studies: tuple[EarlierStudy, ...]

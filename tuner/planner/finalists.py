@@ -1,6 +1,8 @@
 """The last probes of a study: the leaders again, so that the answer stands on more than one run."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from math import inf
 
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import KNOBS_PASSED, Evaluation, Guard
@@ -74,98 +76,74 @@ def _leaders(known: Knowledge) -> Iterator[Evaluation]:
 def guard_of(
     study: Study, settings: Settings, versions: Mapping[str, str], date: str | None
 ) -> Guard:
-    """Finds the check result of a configuration: the worst of its replicas'.
+    """The check of a configuration: the worst of its replicas'.
 
     Args:
-        study: with the verdicts on its model's structure in its versions.
-        settings: legal ones of it.
-        versions: what the settings were probed with, for the case that nothing was checked.
-        date: when they were.
+        study: with the checks of its model's structure in its versions.
+        settings: a legal configuration of it.
+        versions: what it was probed with, for the case that nothing was checked.
+        date: when it was.
     """
-    found, why = _verdicts(study, settings)
+    stated = study.question.framework.versions
+    found: list[GuardCheck] = []
+    count, notes, why = 0, dict[str, None](), ""
+    if missing := [package for package in STACK if package not in stated]:
+        why = f"the version of {' and '.join(missing)} is not known"
+    else:
+        try:
+            replicas = replicas_of(study.question, settings)
+            count, found = len(replicas), list(known_verdicts(study, settings))
+            # A check may be of another study's equal replica; what it leaves out is of this one's.
+            notes = dict.fromkeys(note for replica in replicas for note in replica.notes)
+        except NoReplicaError as error:
+            why = str(error)
+    is_wrong = any(one.ruling is CheckState.FAILED for one in found)
+    if not why and len(found) < count and not is_wrong:
+        why = "no small replica of these settings was trained with these versions yet"
     if why and is_checked(study, settings):
-        return _by_knob(study)
+        passed = [v.date for v in study.guards.values() if v.ruling is CheckState.PASSED and v.date]
+        return Guard(
+            verdict=KNOBS_PASSED,
+            versions=stack_of(stated),
+            date=max(passed, default=None),
+            why="small replicas with each of these values train what one process trains; one of"
+            " these settings and this model was not trained yet",
+        )
     if why:
         return Guard(versions=dict(versions), date=date, why=why)
-    worst = max(found, key=lambda verdict: _ORDER.index(verdict.ruling))
+    order = (CheckState.PASSED, CheckState.NOT_CHECKED, CheckState.FAILED)
+    worst = max(found, key=lambda one: order.index(one.ruling))
     if worst.ruling is CheckState.NOT_CHECKED:
         return Guard(versions=dict(versions), date=date, why=worst.detail)
-    why = "; ".join(filter(None, (worst.detail, *_notes(study, settings))))
+    why = "; ".join(filter(None, (worst.detail, *notes)))
     return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
 
 
 def to_guard(known: Knowledge) -> list[Settings]:
-    """The finalists without a verdict on each of their replicas: the answer, what ties with it, and
+    """The finalists without a check of each of their replicas: the answer, what ties with it, and
     what would be it if a knob's value were right that failed in another layout.
 
-    Settings that have no replica are left out.
+    A configuration that has no replica is left out.
     """
-    study, tolerance = known.study, known.study.terms.tolerance
-    choice = choose(known.fitting, tolerance)
+    study, fitting, tolerance = known.study, known.fitting, known.study.terms.tolerance
     if study.terms.fidelity not in PROBED:
         return []
-    finalists: list[Evaluation] = _to_confirm(known)
-    if choice is not None:
-        finalists += [choice.best, choice.fastest]
-        rivals = [f for f in known.fitting if f is not choice.best][:1]
-        finalists += [f for f in rivals if indistinguishable(choice.best, f, tolerance)]
-    wanted = dict.fromkeys(f.settings for f in finalists)
-    return [one for one in wanted if _is_open(study, one)]
-
-
-def _to_confirm(known: Knowledge) -> list[Evaluation]:
-    """The fastest finding that only an unconfirmed failure speaks against, if it is the fastest."""
-    found = (known.findings[one] for one in known.unconfirmed if one in known.findings)
-    timed = [
-        f for f in found if f.step_time_s.value is not None and f.settings not in known.too_large
-    ]
+    # The fastest finding that only an unconfirmed failure speaks against, if it is the fastest.
+    unconfirmed = (known.findings[one] for one in known.unconfirmed if one in known.findings)
+    timed = [f for f in unconfirmed if f.seconds < inf and f.settings not in known.too_large]
     first = min(timed, key=lambda f: (f.seconds, str(f.settings)), default=None)
-    is_faster = not known.fitting or (first and first.seconds < known.fitting[0].seconds)
-    return [first] if first is not None and is_faster else []
-
-
-def _by_knob(study: Study) -> Guard:
-    """Says that other small models were trained with each of the knobs, and none with all."""
-    stack = stack_of(study.question.framework.versions)
-    passed = [v.date for v in study.guards.values() if v.ruling is CheckState.PASSED and v.date]
-    return Guard(
-        verdict=KNOBS_PASSED,
-        versions=stack,
-        date=max(passed, default=None),
-        why="small replicas with each of these values train what one process trains; one of these"
-        " settings and this model was not trained yet",
-    )
-
-
-_ORDER = (CheckState.PASSED, CheckState.NOT_CHECKED, CheckState.FAILED)
-
-
-def _is_open(study: Study, settings: Settings) -> bool:
-    try:
-        count = len(replicas_of(study.question, settings))
-    except NoReplicaError:
-        return False
-    decided = [v for v in known_verdicts(study, settings) if v.ruling is not CheckState.NOT_CHECKED]
-    return len(decided) < count
-
-
-def _notes(study: Study, settings: Settings) -> tuple[str, ...]:
-    """Says what the replicas leave out: a result may be of another study's equal replica."""
-    notes = (note for replica in replicas_of(study.question, settings) for note in replica.notes)
-    return tuple(dict.fromkeys(notes))
-
-
-def _verdicts(study: Study, settings: Settings) -> tuple[list[GuardCheck], str]:
-    """The verdicts on all replicas, or why there are none."""
-    versions = study.question.framework.versions
-    if missing := [package for package in STACK if package not in versions]:
-        return [], f"the version of {' and '.join(missing)} is not known"
-    try:
-        count = len(replicas_of(study.question, settings))
-    except NoReplicaError as error:
-        return [], str(error)
-    found = list(known_verdicts(study, settings))
-    wrong = any(verdict.ruling is CheckState.FAILED for verdict in found)
-    if len(found) < count and not wrong:
-        return [], "no small replica of these settings was trained with these versions yet"
-    return found, ""
+    finalists = []
+    if first is not None and (not fitting or first.seconds < fitting[0].seconds):
+        finalists.append(first)
+    if (choice := choose(fitting, tolerance)) is not None:
+        finalists += [choice.best, choice.fastest]
+        rivals = [f for f in fitting if f is not choice.best][:1]
+        finalists += [f for f in rivals if indistinguishable(choice.best, f, tolerance)]
+    wanted = []
+    for settings in dict.fromkeys(f.settings for f in finalists):
+        with suppress(NoReplicaError):
+            checks = known_verdicts(study, settings)
+            decided = [one for one in checks if one.ruling is not CheckState.NOT_CHECKED]
+            if len(decided) < len(replicas_of(study.question, settings)):
+                wanted.append(settings)
+    return wanted

@@ -26,7 +26,7 @@ from tuner.planner.ranking import complexity
 from tuner.planner.spending import probes_of_asking
 from tuner.planner.wrong import is_checked, wrong_of
 from tuner.space import Space, enumerate_space
-from tuner.text import Same, size_text
+from tuner.text import kept, size_text
 
 # Part of a need by which another may exceed it and is named instead because it was dry-run:
 # arithmetic errs by as much.
@@ -166,7 +166,7 @@ class Corrections:
         outside = self.overheads.of(settings)
         if factor == 1.0 and not why and outside is None:
             return found
-        return _corrected(Same(found), factor, why, outside)
+        return _corrected(found, factor, why, outside)
 
     def why_not(self, settings: Settings) -> str:
         """Tells against a configuration, whatever is predicted; the strongest fidelity decides."""
@@ -215,11 +215,8 @@ def _tells_time(finding: Evaluation) -> bool:
 
 
 # One more probe changes what is known of few configurations.
-@lru_cache(maxsize=8192)
-def _corrected(
-    key: Same[Evaluation], factor: float, why: str, outside_bytes: int | None
-) -> Evaluation:
-    found = key.value
+@kept(maxsize=8192)
+def _corrected(found: Evaluation, factor: float, why: str, outside_bytes: int | None) -> Evaluation:
     if outside_bytes is not None:
         found = _with_outside(found, outside_bytes)
     if factor != 1.0 and found.step_time_s.value is not None:
@@ -413,6 +410,7 @@ class Forecast:
         return told(profile[0].notes) if profile else ()
 
 
+@kept(maxsize=4)
 def forecast(study: Study) -> Forecast:
     """Everything that is predicted for a study; a pure function of it, kept for what is asked of
     the same study next.
@@ -420,12 +418,7 @@ def forecast(study: Study) -> Forecast:
     Raises:
         UsageError: the question has no legal configurations.
     """
-    return _forecast(Same(study))
-
-
-@lru_cache(maxsize=4)
-def _forecast(key: Same[Study]) -> Forecast:
-    whole, study = key.value, key.value.at(Fidelity.PREDICTED)
+    whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.terms.limit_bytes(study.question.cluster)
     known, asked = dry_runs_of(study), _asked(study, limit)
     space = enumerate_space(study.question)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -32,7 +32,7 @@ from tuner.planner.timing import (
 )
 from tuner.planner.wrong import wrong_of
 from tuner.space import Space, enumerate_space
-from tuner.text import Same
+from tuner.text import kept
 
 # Outcomes that say nothing of the configuration: a later request may try it again.
 TEACHES_NOTHING = frozenset(
@@ -151,6 +151,8 @@ class Knowledge:
         ]
 
 
+# An answer, a plan, and what pages show are all made of it.
+@kept(maxsize=8)
 def learned(study: Study, fidelity: Fidelity) -> Knowledge:
     """Everything that the study's finished probes of one fidelity say today; see :func:`learn`.
 
@@ -161,13 +163,7 @@ def learned(study: Study, fidelity: Fidelity) -> Knowledge:
     Raises:
         UsageError: the question has no legal configurations.
     """
-    return _learned(Same(study), fidelity)
-
-
-# An answer, a plan, and what pages show are all made of it.
-@lru_cache(maxsize=8)
-def _learned(study: Same[Study], fidelity: Fidelity) -> Knowledge:
-    return learn(study.value.at(fidelity), study.value)
+    return learn(study.at(fidelity), study)
 
 
 def learn(study: Study, whole: Study | None = None) -> Knowledge:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from tuner.core.cluster import Device
@@ -15,7 +14,6 @@ from tuner.cost.time.compute import layer_backends
 from tuner.cost.time.emulated import priced, rates_of
 from tuner.cost.time.step import missing_link
 from tuner.planner.timing import speed_of, step_time
-from tuner.text import Same
 
 
 def repriced(study: Study) -> Study:
@@ -61,8 +59,7 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
     """Measured; or of a dry run, which takes no time, predicted."""
     settings, question = probe.request.settings, study.question
     if probe.request.fidelity is not Fidelity.PREDICTED:
-        timed = Same(measurement) if measurement.step_times_s else None
-        return _timed(timed, settings.gradient_accumulation_steps) if timed else UNKNOWN
+        return step_time([measurement], settings.gradient_accumulation_steps)
     if measurement.memory is None:
         return UNKNOWN
     found = predict(
@@ -73,12 +70,6 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
         calibration=study.calibration,
     )
     return found.step_time_s
-
-
-# What probes found stays the same when one more is done, and is told in many places of a page.
-@lru_cache(maxsize=2048)
-def _timed(key: Same[Measurement], accumulation: int) -> Quantity:
-    return step_time([key.value], accumulation)
 
 
 def attention_text(study: Study, measurement: Measurement) -> str:

@@ -20,10 +20,11 @@ from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
-from tuner.planner.prior import RUNS, Asked, predicted
+from tuner.planner.prior import RUNS, predicted
 from tuner.planner.timing import speed_of, step_time
 from tuner.search.kernel import Array, ByContents, alike, log_likelihood, one_thread, regress
 from tuner.search.trials import Past, joined, settings_features, workload_features
+from tuner.text import kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,9 @@ class Found:
     """Results of the probes of one configuration in an earlier study."""
 
     settings: Settings
-    """Which."""
     seconds: float | None
     """Of an optimizer step; ``None`` where none was timed."""
     ran: bool
-    """Whether its steps were done."""
 
 
 def past_of(study: Study) -> Past | None:
@@ -45,36 +44,19 @@ def past_of(study: Study) -> Past | None:
     devices today. Each settings is one trial: repetitions are pooled, and what was measured goes
     before what was emulated.
     """
-    return _past_of(_Key(study.past, study.calibration)) if study.past else None
+    return _past_of(study.past, study.calibration) if study.past else None
 
 
-class _Key:
-    """A past and today's rates. A past is the same one only while it is the same object: it is kept
-    from one step of planning to the next, and studies cannot be hashed."""
-
-    def __init__(self, past: tuple[Study, ...], calibration: Calibration | None) -> None:
-        self.past, self.calibration = past, calibration
-
-    def __hash__(self) -> int:
-        return hash((id(self.past), self.calibration))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Key):
-            return False
-        return self.past is other.past and self.calibration == other.calibration
-
-
-@lru_cache(maxsize=4)
-def _past_of(key: _Key) -> Past | None:
-    parts = [_past(number, earlier, key.calibration) for number, earlier in enumerate(key.past)]
+# It is kept from one step of planning to the next, in which the past is the same object.
+@kept(maxsize=4)
+def _past_of(past: tuple[Study, ...], calibration: Calibration | None) -> Past | None:
+    parts = []
+    for number, study in enumerate(past):
+        question, found = study.question, found_in(study)
+        steps = (predicted(question, one.settings, calibration)[1] for one in found)
+        seconds = [step.value or nan for step in steps]
+        parts.append(past_trials(number, question.workload, question.cluster, found, seconds))
     return joined([part for part in parts if part.size])
-
-
-def _past(number: int, study: Study, calibration: Calibration | None) -> Past:
-    question, found = study.question, found_in(study)
-    asked = Asked(question, calibration)
-    predicted_s = [_predicted_s(asked, one.settings) for one in found]
-    return past_trials(number, question.workload, question.cluster, found, predicted_s)
 
 
 def past_trials(
@@ -98,7 +80,9 @@ def past_trials(
         study=np.full(len(found), float(number)),
         features=settings_features([one.settings for one in found], cluster),
         workload=np.tile(workload_features(workload, cluster), (len(found), 1)),
-        log_excess=np.array([_excess(one.seconds, seconds) for one, seconds in rows]),
+        log_excess=np.array(
+            [log(o.seconds / s) if o.seconds and s > 0 else nan for o, s in rows], dtype=float
+        ),
         ran=np.array([float(one.ran) for one in found]),
         expected=np.full(len(found), RUNS),
     )
@@ -130,36 +114,14 @@ def found_in(study: Study) -> tuple[Found, ...]:
             if probe.measurement is not None:
                 by_settings[probe.request.settings].append(probe.measurement)
         for settings, measurements in by_settings.items():
-            if (one := _found(settings, measurements)) is not None:
-                groups[settings] = one
+            # One repetition that ran says that the configuration runs. Those that ran out of memory
+            # or time say nothing of one that has enough of both.
+            if ran := [m for m in measurements if m.outcome is Outcome.OK]:
+                seconds = step_time(ran, settings.gradient_accumulation_steps).value
+                groups[settings] = Found(settings=settings, seconds=seconds, ran=True)
+            elif any(m.outcome in BROKEN for m in measurements):
+                groups[settings] = Found(settings=settings, seconds=None, ran=False)
     return tuple(groups.values())
-
-
-def _found(settings: Settings, measurements: Sequence[Measurement]) -> Found | None:
-    """Combines all repetitions; one that ran says that the configuration runs.
-
-    Those that ran out of memory or time say nothing of settings that have enough of both.
-    """
-    ran = [m for m in measurements if m.outcome is Outcome.OK]
-    if ran:
-        seconds = step_time(ran, settings.gradient_accumulation_steps).value
-        return Found(settings=settings, seconds=seconds, ran=True)
-    if any(m.outcome in BROKEN for m in measurements):
-        return Found(settings=settings, seconds=None, ran=False)
-    return None
-
-
-def _excess(seen: float | None, predicted: float) -> float:
-    """Logarithm of what was seen over what was predicted; ``nan`` where one is not known."""
-    return log(seen / predicted) if seen and predicted > 0 else nan
-
-
-# A study is planned again after every probe, and its past stays the same.
-@lru_cache(maxsize=1024)
-def _predicted_s(asked: Asked, settings: Settings) -> float:
-    """Seconds of a step; ``nan`` where they are unknown."""
-    _, step = predicted(asked.question, settings, asked.calibration)
-    return step.value or nan
 
 
 # Similarity from which a measurement is evidence for other settings: that of workloads of which one
@@ -196,13 +158,9 @@ class VarianceSizes:
     """Standard deviations of the parts of what predictions are off by."""
 
     common: float
-    """:data:`RATES` where rates are assumed; else nothing."""
     shape: float
-    """Of :data:`SHAPE`."""
     own: float
-    """Of :data:`OWN`."""
     single: float
-    """Of :data:`SINGLE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,11 +168,9 @@ class Corrected:
     """Step times of configurations, corrected by other studies."""
 
     factor: float
-    """What the predicted seconds are multiplied by."""
     low: float
     """Lower end of the 80% interval of that factor."""
     high: float
-    """Upper end."""
     near: float
     """Similarity of the measured settings that are most alike, workloads included: 1 if equal."""
 
@@ -298,8 +254,11 @@ def corrected_by(
         np.full(len(features), whole),
     )
     width = QUANTILE * np.sqrt(off.variance)
-    found = zip(off.mean, width, near.max(1), strict=True)
-    return [_corrected(*map(float, numbers)) for numbers in found]
+    rows_found = zip(off.mean.tolist(), width.tolist(), near.max(1).tolist(), strict=True)
+    return [
+        Corrected(factor=exp(mean), low=exp(mean - half), high=exp(mean + half), near=alike_most)
+        for mean, half, alike_most in rows_found
+    ]
 
 
 def studies_near(study: Study) -> Iterator[Study]:
@@ -308,10 +267,6 @@ def studies_near(study: Study) -> Iterator[Study]:
     rows = None if past is None else _timed(past, _workload(study))
     if rows is not None:
         yield from studies_alike(study, rows, NEAR)
-
-
-def _corrected(mean: float, width: float, near: float) -> Corrected:
-    return Corrected(factor=exp(mean), low=exp(mean - width), high=exp(mean + width), near=near)
 
 
 def _workload(study: Study) -> Array:

@@ -5,7 +5,6 @@ Values stay what was measured; only the ends of intervals move.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import erf, exp, hypot, log, pi, sqrt
 
 import numpy as np
@@ -17,22 +16,18 @@ from tuner.core.quantity import QUANTILE, Change, Quantity
 from tuner.planner.knowledge import Knowledge, measurements_of
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.timing import RunVariation, logs, runs_timed, seen_variation, speed_of
-from tuner.text import Same
+from tuner.text import kept
 
 
+# The facts of one answer, and its figures, ask for the same again.
+@kept(maxsize=8)
 def fair(known: Knowledge) -> Mapping[Settings, Evaluation]:
     """All that fits, contenders with intervals that hold whichever of them is the answer.
 
     Contenders are those that the fastest cannot be told apart from, or that are nearly as fast.
     One that has none beside it keeps its own interval.
     """
-    return _fair(Same(known))
-
-
-# The facts of one answer, and its figures, ask for the same again.
-@lru_cache(maxsize=8)
-def _fair(key: Same[Knowledge]) -> Mapping[Settings, Evaluation]:
-    known, fitting = key.value, key.value.fitting
+    fitting = known.fitting
     found = {finding.settings: finding for finding in fitting}
     contenders = [f for f in fitting if indistinguishable(fitting[0], f, REACH)]
     if len(contenders) < 2:

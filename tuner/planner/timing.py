@@ -257,14 +257,8 @@ def alike(one: Quantity, other: Quantity) -> bool:
     That intervals overlap says less: two 80% intervals may overlap though the difference of
     their values is certain (Schenker and Gentleman, The American Statistician 55, 2001).
     """
-    return _holds(one, other.value) and _holds(other, one.value)
-
-
-def _holds(quantity: Quantity, value: float | None) -> bool:
-    assert quantity.low is not None
-    assert quantity.high is not None
-    assert value is not None
-    return quantity.low <= value <= quantity.high
+    pairs = ((one, other.value), (other, one.value))
+    return all((q.low or 0.0) <= (value or 0.0) <= (q.high or 0.0) for q, value in pairs)
 
 
 def _pooled(runs: Sequence[tuple[float, ...]]) -> _Interval | None:
@@ -273,7 +267,11 @@ def _pooled(runs: Sequence[tuple[float, ...]]) -> _Interval | None:
         return None
     each = [_of_run(run) for run in runs]
     value = median(run.value for run in each)
-    down, up = _mean_error([run.low for run in each]), _mean_error([run.high for run in each])
+    # The standard error of the mean of values with independent errors.
+    down, up = (
+        sqrt(fsum(error**2 for error in errors)) / len(errors)
+        for errors in ([run.low for run in each], [run.high for run in each])
+    )
     return _Interval(value, value * (1 - down), value * (1 + up))
 
 
@@ -282,11 +280,6 @@ def _of_run(steps: tuple[float, ...]) -> _Interval:
     value = median(steps)
     low, high = _median_interval(sorted(steps))
     return _Interval(value, 1 - low / value, high / value - 1)
-
-
-def _mean_error(errors: Sequence[float]) -> float:
-    """Standard error of the mean of values with independent errors."""
-    return sqrt(fsum(error**2 for error in errors)) / len(errors)
 
 
 def _median_interval(steps: Sequence[float]) -> tuple[float, float]:

@@ -4,7 +4,6 @@ That is what the verdicts show that a study was read with, and what was counted 
 """
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY
@@ -14,7 +13,7 @@ from tuner.guard.check import GuardCheck
 from tuner.guard.counts import blamed_by_counts, path_of
 from tuner.guard.faults import Faults, PathCheck, Wrong, checks_of
 from tuner.guard.replica import NoReplicaError, Replica, replica_of
-from tuner.text import Same
+from tuner.text import kept
 
 # Why settings of a script are not checked as those of the probe program are.
 NO_REPLICA_OF_A_SCRIPT = "a replica shows nothing of a script of one's own"
@@ -33,18 +32,13 @@ def replicas_of(question: Question, settings: Settings) -> tuple[Replica, ...]:
     return tuple(replica_of(question, settings, one) for one in formats)
 
 
+@kept(maxsize=8)
 def faults_of(study: Study) -> Faults:
     """Collects what was seen to train something else, in this study's versions.
 
     Args:
         study: with its probes of all fidelities.
     """
-    return _faults(Same(study))
-
-
-@lru_cache(maxsize=8)
-def _faults(key: Same[Study]) -> Faults:
-    study = key.value
     others = (v for v in study.guards.values() if v.study != study.id)
     return Faults((*_probed(study), *checks_of(study.question, others)))
 

@@ -20,7 +20,6 @@ class KnobChoice:
     """One knob, and the values that it has in some legal settings."""
 
     knob: str
-    """Its name."""
     values: tuple[Any, ...]
     """In order: numbers ascending, ``False`` before ``True``, names as they are listed."""
     follows: bool
@@ -39,14 +38,11 @@ class Option:
     """One value of a knob, given the others."""
 
     value: Any
-    """The value."""
     shown: str
-    """The same, as users write it."""
     settings: Settings | None
     """What it leads to: the others stay as they are, accumulation makes up the global batch, and
     knobs that are dead there have their canonical value. ``None`` when it is not legal."""
     is_current: bool
-    """Whether it is what is chosen now."""
     why_not: str
     """Why it is not legal, or does not act there; empty of what does."""
 
@@ -56,13 +52,9 @@ class Choices:
     """Choices in a study's space."""
 
     question: Question
-    """Whose."""
     knobs: tuple[KnobChoice, ...]
-    """All knobs, in their order."""
     legal: tuple[Settings, ...]
-    """All legal settings, in the space's order."""
     dead_knobs: tuple[InactiveKnob, ...]
-    """Knobs that do not act, with the reasons."""
 
     def __contains__(self, settings: object) -> bool:
         """Tells whether settings are legal ones, in canonical form."""

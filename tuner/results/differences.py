@@ -41,7 +41,6 @@ class Compared:
     """A study to compare."""
 
     study: Study
-    """Which."""
     suggestion: Suggestion | None
     """Its answer; ``None`` while there is none."""
 
@@ -56,7 +55,6 @@ class Cell:
     """Value of one study in one line."""
 
     text: str = ""
-    """In words, with its unit; empty where it has nothing."""
     quantity: Quantity | None = None
     """The number that the words are of, where they are of one with an interval."""
 
@@ -66,11 +64,8 @@ class Difference:
     """One line: something that each of the studies has or has not."""
 
     part: Part
-    """What it is of."""
     name: str
-    """Of the line, in words."""
     cells: tuple[Cell, ...]
-    """One for each study, in their order."""
     is_detail: bool = False
     """It is one of the many figures of a model or a cluster."""
 

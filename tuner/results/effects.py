@@ -20,9 +20,7 @@ class KnobValue:
     """The best known settings with one value of a knob."""
 
     value: Any
-    """The knob's value."""
     shown: str
-    """The same, as users write it."""
     settings: Settings | None
     """The fastest that fit with this value: of those that were probed if there are any, else as
     predicted. Where none fits, the ones that need least. ``None`` when nothing is known."""
@@ -39,7 +37,6 @@ class KnobValue:
     fits: bool | None
     """Whether they fit; ``None`` when that is not known."""
     is_best: bool
-    """Whether the answer has this value."""
     differs: tuple[str, ...]
     """Other knobs in which they differ from the answer, accumulation apart, which follows."""
     note: str
@@ -51,7 +48,6 @@ class KnobEffect:
     """One knob that acts, and all of its values."""
 
     knob: str
-    """Its name."""
     values: tuple[KnobValue, ...]
     """One for each value that some legal settings have, in order; two or more."""
 

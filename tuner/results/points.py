@@ -44,9 +44,7 @@ class Point:
     """One settings that was probed, or that the answer names."""
 
     settings: Settings
-    """What they are."""
     words: str
-    """The same, as people read it: what matters of it."""
     memory_gib: Quantity
     """What must be free on the device that needs most: what is compared with the limit. Of ``oom``
     a lower bound. Allocated, and what lies outside the allocator."""
@@ -55,9 +53,7 @@ class Point:
     tokens_per_s_per_gpu: Quantity
     """Tokens per second and rank; unknown where no step was timed or predicted."""
     step_time_s: Quantity
-    """Seconds of an optimizer step."""
     kind: PointKind
-    """How they stand to the limit."""
     provenance: Provenance
     """The weakest of memory's and speed's; of neither, how they were run."""
     probes: tuple[int, ...]
@@ -67,7 +63,6 @@ class Point:
     on_front: bool
     """Whether no other that fits is better in both memory and speed."""
     is_best: bool
-    """Whether they are the answer."""
     overshoot_gib: float | None
     """By how much they exceed the limit, at least; ``None`` where they do not, or it is unknown."""
     detail: str
@@ -170,17 +165,11 @@ class BestSoFar:
     """One probe that has ended."""
 
     number: int
-    """From 1, in the order in which they ended."""
     probe_id: int
-    """The probe's own number."""
     settings: Settings
-    """What was tried."""
     words: str
-    """The same, as people read it."""
     fidelity: Fidelity
-    """How it was run."""
     outcome: Outcome
-    """How it ended."""
     fits: bool | None
     """Whether it fits on the study's terms; ``None`` when that is not known."""
     tokens_per_s_per_gpu: Quantity
@@ -189,11 +178,9 @@ class BestSoFar:
     """Tokens per second and rank of the fastest that was known to fit then, from all probes of its
     settings up to then; ``None`` before there was one. A repetition may lower it."""
     is_best: bool
-    """Whether its settings were the fastest then."""
     wall_s: float
     """Seconds that probes had taken by then; those in which several ran count once."""
     device_s: float
-    """Device-seconds that probes had taken by then."""
 
 
 def progress(study: Study) -> tuple[BestSoFar, ...]:
@@ -314,9 +301,7 @@ class Row:
     """Results so far of the probes of one configuration."""
 
     ids: tuple[int, ...]
-    """Its probes; explanations name them."""
     settings: Settings
-    """What was tried."""
     outcome: str
     """``ok`` if any probe was, else the latest outcome, else the state of one that is pending."""
     needed_bytes: int | None
@@ -324,11 +309,9 @@ class Row:
     at_least: bool
     """Whether ``needed_bytes`` is a lower bound, because memory ran out there."""
     step_time: Quantity
-    """Seconds of one optimizer step."""
     speed: Quantity
     """Tokens of the global batch per second of its step and GPU."""
     detail: str
-    """What went wrong, for people."""
 
     @property
     def ran(self) -> bool:

@@ -22,9 +22,7 @@ class Headline:
     """The answer in one line, as lists of studies show it."""
 
     study_id: str
-    """Whose."""
     state: str
-    """Where the study stood."""
     settings: Settings | None
     """The best; ``None`` where there is none."""
     words: str
@@ -32,30 +30,23 @@ class Headline:
     tokens_per_s_per_gpu: Quantity
     """Their speed; unknown where there are none."""
     step_time_s: Quantity
-    """Seconds of their optimizer step."""
     allocated_gib: Quantity
     """Peak of allocated tensors on the device that needs most."""
     needed_gib: Quantity
     """What must be free on that device, which is compared with the limit."""
     limit_gib: float
-    """What one device may need."""
     per: str
     """What a rank is to its user: ``GPU``, or ``rank`` where it is a CPU process."""
     provenance: Provenance
-    """What stands behind speed and memory, the weakest."""
     is_forecast: bool
     """Whether this is predicted, while it was to be measured or emulated."""
     is_pending: bool
-    """Whether nothing is known yet, and something will be."""
     why_none: str
     """Why there is no answer of the fidelity that was asked for, in short; empty where there is, or
     while the study is open."""
     probes: int
-    """Probes that are done."""
     wall_s: float
-    """Seconds that they took."""
     device_s: float
-    """Device-seconds that they took."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

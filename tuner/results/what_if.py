@@ -29,39 +29,29 @@ class WhatIf:
     """Prediction for one configuration."""
 
     settings: Settings
-    """What they are, dead knobs at their canonical value."""
     words: str
-    """The same, as people read it."""
     collapsed: tuple[InactiveKnob, ...]
     """Knobs that were asked for at other values, with the reasons why they have not got them."""
     global_batch_size: int
-    """Sequences of one optimizer step: always the study's."""
     fits: bool | None
     """Whether they are expected to fit and run; ``None`` when nothing is known."""
     why: str
     """Why they are not, or why a quantity is unknown; empty when all is known and fits."""
     limit_gib: float
-    """What one device may need."""
     memory_gib: Quantity
     """What must be free on a device: what is compared with the limit."""
     allocated_gib: Quantity
-    """Peak of allocated tensors."""
     reserved_gib: Quantity
-    """Peak held by the caching allocator."""
     device_gib: Quantity
-    """What the device's own tool would show."""
     breakdown_gib: Mapping[str, float]
     """Allocated memory by category at the peak; adds up to ``allocated_gib``."""
     by_phase_gib: Mapping[str, float]
-    """The highest allocated memory of each phase."""
     outside_gib: float
     """What lies outside the allocator: the device's context, and communicators."""
     basis: Basis | None
     """What the memory was computed from; ``None`` when it is unknown."""
     tokens_per_s_per_gpu: Quantity
-    """Tokens per second and rank."""
     step_time_s: Quantity
-    """Seconds of an optimizer step."""
     notes: tuple[str, ...]
     """What is to be known of the figures, in sentences: what they are from, and how sure."""
     seen: tuple[Evaluation, ...]

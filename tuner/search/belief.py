@@ -49,17 +49,12 @@ class Belief:
     """All arrays have shape ``(n,)``, one number per candidate."""
 
     log_seconds: Array
-    """Mean of the logarithm of the seconds of a step."""
     error: Array
     """Its standard deviation; before any trial, without what all candidates have in common."""
     log_need: Array
-    """Mean of the logarithm of the bytes needed."""
     need_error: Array
-    """Its standard deviation."""
     fits: Array
-    """Probability that the need is within the limit."""
     succeeds: Array
-    """Probability that it fits and runs."""
 
 
 @one_thread()
@@ -108,13 +103,10 @@ class _ErrorRow:
     """The error of the prediction for one trial."""
 
     index: int
-    """Row of the candidate."""
     off: float
     """Logarithm of the measured value over the predicted one."""
     error: float
-    """Standard deviation of that."""
     indirect: bool
-    """Run in another way, as the trial says."""
 
 
 def _errors(rows: Sequence[_ErrorRow]) -> TrialErrors:

@@ -21,13 +21,10 @@ class Proposal:
     """The candidate to probe next."""
 
     index: int
-    """Its row."""
     gain: float
     """Expected gain over the best known, relative; infinite while nothing is known to fit."""
     fits: float
-    """Probability that its memory suffices."""
     succeeds: float
-    """Probability that it fits and runs."""
 
     @property
     def is_hopeless(self) -> bool:

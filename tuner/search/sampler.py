@@ -7,7 +7,6 @@ large (its constraint is above zero) or too slow (its last report says how slow)
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -23,7 +22,7 @@ from tuner.search.belief import believe, believed_trials
 from tuner.search.gain import Proposal, chosen
 from tuner.search.kernel import Mask
 from tuner.search.trials import Past, Prior, Result, Trial
-from tuner.text import Same
+from tuner.text import kept
 
 # Name of the constraint: bytes that one device needs, less those that it may need.
 MEMORY = "memory_over_limit_bytes"
@@ -111,13 +110,11 @@ class KnobParameters:
 
 def parameters_of(prior: Prior) -> KnobParameters:
     """The parameters of a prior's candidates."""
-    return _parameters(Same(prior.settings))
+    return _parameters(prior.settings)
 
 
 # A study is planned again after every probe, and its space stays the same.
-@lru_cache(maxsize=8)
-def _parameters(legal: Same[Sequence[Settings]]) -> KnobParameters:
-    return KnobParameters(legal.value)
+_parameters = kept(maxsize=8)(KnobParameters)
 
 
 class CostModelSampler(BaseSampler):

@@ -184,10 +184,10 @@ SHRINKS = (*SHRINKS, "at once, and keeps its own shard", " less of ")
 def test_no_reason_contradicts_its_sign() -> None:
     for model in ["llama-3.1-8b", "mixtral-8x7b", "stories15m"]:
         for cluster in ["8xh100-80gb", "4x8xa100-80gb", "cpu:2"]:
-            for batch in [32, 64]:
+            for batch in [32]:
                 of = question(model, cluster, batch=batch, sequence_length=256)
                 legal = enumerate_space(of).legal
-                for settings in legal[:: max(1, len(legal) // 12)]:
+                for settings in legal[:: max(1, len(legal) // 4)]:
                     for change in map(PeakChange, memory_changes(of, settings, {})):
                         wrong = SHRINKS if change.change_bytes > 0 else GROWS
                         assert not any(words in change.reason for words in wrong), str(change)

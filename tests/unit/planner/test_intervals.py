@@ -43,15 +43,15 @@ NOISES: dict[str, Noise] = {
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A machine on which runs differ in luck, and steps in noise."""
+    """A machine on which runs differ in variation, and steps in noise."""
 
     noise: Noise
-    luck: float
+    variation: float
     """Standard deviation of the logarithm of a run's time."""
 
     def run(self, draw: random.Random, truth: Callable[[int], float], count: int) -> Measurement:
         """Up to ten timed steps, of short accumulations where ``count`` is long."""
-        lucky, steps = exp(self.luck * draw.gauss(0, 1)), draw.choice([3, 4, 5, 7, 10, 10])
+        lucky, steps = exp(self.variation * draw.gauss(0, 1)), draw.choice([3, 4, 5, 7, 10, 10])
         times = {
             n: tuple(truth(n) * lucky * self.noise(draw) for _ in range(steps))
             for n in counts_to_run(count) or (count,)
@@ -59,17 +59,17 @@ class Planted:
         return Measurement(outcome=Outcome.OK, step_times_s=times)
 
 
-def a_luck(draw: random.Random) -> float:
+def a_variation(draw: random.Random) -> float:
     """A machine's, from the distribution that is assumed: scaled inverse chi squared."""
     return ASSUMED / max(abs(draw.gauss(0, 1)), 0.05)
 
 
-def covered(noise: Noise, *, runs: int, count: int, luck: float | None = None) -> float:
+def covered(noise: Noise, *, runs: int, count: int, variation: float | None = None) -> float:
     """Part of 400 settings, each on a machine of its own, whose truth lies in the interval."""
-    draw, inside = random.Random(f"{runs} {count} {luck}"), 0
+    draw, inside = random.Random(f"{runs} {count} {variation}"), 0
     for _ in range(400):
         fixed, each = draw.uniform(0.02, 0.6), draw.uniform(0.1, 2.0)
-        planted = Planted(noise, a_luck(draw) if luck is None else luck)
+        planted = Planted(noise, a_variation(draw) if variation is None else variation)
 
         def truth(n: int, fixed: float = fixed, each: float = each) -> float:
             return fixed + n * each
@@ -80,7 +80,7 @@ def covered(noise: Noise, *, runs: int, count: int, luck: float | None = None) -
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_intervals_cover_on_machines_of_any_luck(noise: str) -> None:
+def test_intervals_cover_on_machines_of_any_variation(noise: str) -> None:
     """Single probes, repeated finalists and long accumulations: 2,400 probes of each noise.
 
     Variation is drawn from what is assumed of it. Where steps vary much, too, more are covered: the
@@ -92,24 +92,26 @@ def test_intervals_cover_on_machines_of_any_luck(noise: str) -> None:
     assert 0.78 <= mean(found) <= 0.93, found
 
 
-@pytest.mark.parametrize(("luck", "least"), [(0.0, 0.95), (0.01, 0.95), (0.02, 0.8), (0.05, 0.35)])
-def test_one_run_covers_what_runs_usually_differ_by(luck: float, least: float) -> None:
+@pytest.mark.parametrize(
+    ("variation", "least"), [(0.0, 0.95), (0.01, 0.95), (0.02, 0.8), (0.05, 0.35)]
+)
+def test_one_run_covers_what_runs_usually_differ_by(variation: float, least: float) -> None:
     """A machine whose runs differ by 5% is not to be seen from one run, and not assumed."""
-    assert covered(NOISES["1%"], runs=1, count=1, luck=luck) >= least
+    assert covered(NOISES["1%"], runs=1, count=1, variation=variation) >= least
 
 
-@pytest.mark.parametrize("luck", [0.005, 0.02, 0.05])
-def test_repetitions_of_some_settings_tell_the_luck_of_all(luck: float) -> None:
+@pytest.mark.parametrize("variation", [0.005, 0.02, 0.05])
+def test_repetitions_of_some_settings_tell_the_variation_of_all(variation: float) -> None:
     """After three repeated settings, intervals of others that ran once cover about 80% too."""
-    draw, planted, inside = random.Random(7), Planted(NOISES["1%"], luck), 0
+    draw, planted, inside = random.Random(7), Planted(NOISES["1%"], variation), 0
     for _ in range(400):
         runs = [[planted.run(draw, lambda _: 1.0, 1) for _ in range(2)] for _ in range(3)]
-        found = step_time([planted.run(draw, lambda _: 1.0, 1)], 1, luck=seen_variation(runs))
+        found = step_time([planted.run(draw, lambda _: 1.0, 1)], 1, variation=seen_variation(runs))
         inside += found.low <= 1.0 <= found.high
     assert 0.72 <= inside / 400 <= 0.97
 
 
-def test_the_median_alone_covers_without_luck() -> None:
+def test_the_median_alone_covers_without_variation() -> None:
     """The part of the steps, for itself, by the number of steps."""
     draw = random.Random(1)
     for n in (2, 3, 4, 5, 7, 10, 20):
@@ -117,7 +119,7 @@ def test_the_median_alone_covers_without_luck() -> None:
         for _ in range(1000):
             steps = tuple(draw.lognormvariate(0, 0.3) for _ in range(n))
             one = Measurement(outcome=Outcome.OK, step_times_s={1: steps})
-            found = step_time([one], 1, luck=RunVariation(squares=0.0))
+            found = step_time([one], 1, variation=RunVariation(squares=0.0))
             inside += found.low <= 1.0 <= found.high
         assert 0.76 <= inside / 1000 <= 0.88, (n, inside / 1000)
 
@@ -143,6 +145,7 @@ def believed(prior: Prior, truth: np.ndarray, probed: Sequence[int], noise: floa
     return np.delete(inside, list(probed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stretch", [0.35, 1.0, 3.0])
 @pytest.mark.parametrize("noise", [0.01, 0.1])
 def test_beliefs_cover_on_machines_that_are_off_as_assumed(
@@ -162,6 +165,7 @@ def test_beliefs_cover_on_machines_that_are_off_as_assumed(
     assert 0.65 <= mean(shares) <= 0.95, mean(shares)
 
 
+@pytest.mark.long
 def test_beliefs_cover_on_a_machine_with_reasons_of_its_own(lab: SimpleNamespace) -> None:
     """Arithmetic that the cost model knows nothing of, in the middle of many sets of probes."""
     question = lab.question("cpu:4", 96)
@@ -181,12 +185,13 @@ def test_beliefs_cover_on_a_machine_with_reasons_of_its_own(lab: SimpleNamespace
 # -- whole studies ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_findings_of_studies_that_were_played_through_cover(lab: SimpleNamespace) -> None:
-    """On 16 machines of any luck, about 150 settings that were probed once or twice."""
+    """On 16 machines of any variation, about 150 settings that were probed once or twice."""
     question, inside = lab.question("cpu:2", 96), []
     machine = lab.Machine(question)
     for seed in range(16):
-        planted = Planted(NOISES["1%"], min(a_luck(random.Random(seed)), 0.1))
+        planted = Planted(NOISES["1%"], min(a_variation(random.Random(seed)), 0.1))
         study, _ = play(lab.study(question, max_probes=12), _runner(planted, machine, seed))
         for found in learn(study).findings.values():
             one = found.settings
@@ -201,7 +206,7 @@ def _runner(planted: Planted, machine: Any, seed: int) -> Run:
         one = request.settings
         counts = request.accumulation_counts or (one.gradient_accumulation_steps,)
         draw = random.Random(f"{seed} {one} {request.repetition}")
-        lucky = exp(planted.luck * draw.gauss(0, 1))
+        lucky = exp(planted.variation * draw.gauss(0, 1))
         times = {
             n: tuple(machine.seconds(one, n) * lucky * planted.noise(draw) for _ in range(10))
             for n in counts
@@ -232,14 +237,14 @@ class Probed:
     lab: SimpleNamespace
     question: Question
     draw: random.Random
-    luck: float
+    variation: float
     truths: dict[Settings, float]
     runs: dict[Settings, int] = field(default_factory=dict)
     probes: list[Probe] = field(default_factory=list)
 
     def probe(self, settings: Settings) -> None:
         repetition = self.runs.get(settings, 0)
-        median_s = self.truths[settings] * exp(self.luck * self.draw.gauss(0, 1))
+        median_s = self.truths[settings] * exp(self.variation * self.draw.gauss(0, 1))
         steps = [median_s * exp(0.003 * self.draw.gauss(0, 1)) for _ in range(7)]
         measured = self.lab.ok({settings.gradient_accumulation_steps: steps}, 2**28)
         number = len(self.probes) + 1
@@ -261,12 +266,12 @@ class Probed:
         return self.known()
 
 
-def replayed(lab: SimpleNamespace, gaps: str, count: int, luck: float, seed: int) -> Probed:
-    draw = random.Random(f"{gaps} {count} {luck} {seed}")
+def replayed(lab: SimpleNamespace, gaps: str, count: int, variation: float, seed: int) -> Probed:
+    draw = random.Random(f"{gaps} {count} {variation} {seed}")
     question = lab.question("cpu:2", 96)
     legal = enumerate_space(question).legal
     truths = {one: exp(GAPS[gaps](draw, n)) for n, one in enumerate(draw.sample(legal, count))}
-    study = Probed(lab, question, draw, luck, truths)
+    study = Probed(lab, question, draw, variation, truths)
     for one in truths:
         study.probe(one)
     return study
@@ -288,6 +293,7 @@ def told(study: Probed) -> tuple[bool, bool, list[bool], float]:
     )
 
 
+@pytest.mark.long
 def test_the_answer_covers_though_it_was_chosen_for_its_speed(lab: SimpleNamespace) -> None:
     """384 studies of 1 to 20 settings; also the ratios of all others' times to the answer's.
 

@@ -1,7 +1,5 @@
-import random
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -274,28 +272,6 @@ def test_a_tighter_limit_makes_the_same_study_go_on(lab: SimpleNamespace) -> Non
     more, _ = machine.play(tight)
     assert len(more.probes) > len(study.probes)
     assert answer(more).best.allocated_gib.value * GIB <= needed[2]
-
-
-def large_study(lab: SimpleNamespace) -> Study:
-    """200 probes in a space of thousands."""
-    question = lab.question("8x8xh100-80gb", 5040 * 64, heads=8)
-    limit, machine = 60 * GIB, lab.Machine(question)
-    study = lab.study(question, memory_limit_bytes=limit, max_probes=400)
-    chosen = random.Random(0).sample(enumerate_space(question).legal, 200)
-    requests = [ProbeRequest(settings=s, fidelity=study.terms.fidelity) for s in chosen]
-    found = [machine.run(request, limit) for request in requests]
-    probes = [lab.probe(n, s, m) for n, (s, m) in enumerate(zip(chosen, found, strict=True), 1)]
-    return replace(study, probes=tuple(probes))
-
-
-def test_a_plan_among_thousands_is_made_at_every_ask(lab: SimpleNamespace) -> None:
-    """It takes about 0.3 s; the bound is only there to notice another order of growth."""
-    study = large_study(lab)
-    assert len(enumerate_space(study.question).legal) > 5000
-    start = time.process_time()
-    assert isinstance(next_probe(study), ProbeRequest)
-    assert Search(learn(study), confirms=True).propose() is not None
-    assert time.process_time() - start < 10
 
 
 def test_a_stop_says_why(lab: SimpleNamespace) -> None:

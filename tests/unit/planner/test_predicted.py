@@ -41,6 +41,8 @@ FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator
 
 Says = Callable[[Settings], float | Mapping[str, str]]
 """GiB at a micro-batch of one sequence, or an error, of a class of settings."""
+Make = Callable[..., Study]
+Play = Callable[..., tuple[Study, Stop]]
 
 
 def ask(name: str = "torch", cluster: str = "8xh100-80gb", **knobs: tuple[Any, ...]) -> Question:
@@ -105,7 +107,7 @@ def after(
     return replace(study, probes=(*study.probes, probe), dry_runs=kept)
 
 
-def test_without_dry_runs_all_is_arithmetic(predicted: Callable[..., Study]) -> None:
+def test_without_dry_runs_all_is_arithmetic(predicted: Make) -> None:
     found = answer(predicted())
     assert found.best is not None
     assert found.best.basis is Basis.ARITHMETIC
@@ -116,9 +118,7 @@ def test_without_dry_runs_all_is_arithmetic(predicted: Callable[..., Study]) -> 
     assert found.probes == {}
 
 
-def test_the_class_of_the_winner_is_dry_run(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_the_class_of_the_winner_is_dry_run(predicted: Make, play: Play) -> None:
     study, stop = play(predicted(), lambda settings: 20.0)
     assert stop.reason == "the class of the best settings was dry-run"
     found = answer(study)
@@ -137,9 +137,7 @@ def test_the_class_of_the_winner_is_dry_run(
     assert "dry run (probe #" in found.explanation[0]
 
 
-def test_what_a_dry_run_shows_too_large_is_not_the_answer(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted: Make, play: Play) -> None:
     def says(settings: Settings) -> float:
         checkpointed = settings.activation_checkpointing is Checkpointing.FULL
         return 20.0 if checkpointed else 500.0
@@ -152,9 +150,7 @@ def test_what_a_dry_run_shows_too_large_is_not_the_answer(
     assert best.settings.activation_checkpointing is Checkpointing.FULL
 
 
-def test_a_spent_budget_answers_with_what_was_dry_run(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_a_spent_budget_answers_with_what_was_dry_run(predicted: Make, play: Play) -> None:
     """Only settings of the first class are small, and only in small micro-batches."""
     first = next_probe(predicted())
     assert isinstance(first, ProbeRequest)
@@ -170,9 +166,7 @@ def test_a_spent_budget_answers_with_what_was_dry_run(
     assert "spent" in stop.reason or "was dry-run" in stop.reason
 
 
-def test_the_last_dry_run_is_spent_on_what_fits_for_sure(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_the_last_dry_run_is_spent_on_what_fits_for_sure(predicted: Make, play: Play) -> None:
     """The fastest-looking may all be too large; an answer from a dry run is wanted all the same."""
     first = next_probe(predicted())
     assert isinstance(first, ProbeRequest)
@@ -190,9 +184,7 @@ def test_the_last_dry_run_is_spent_on_what_fits_for_sure(
     assert len(study.probes) <= 3
 
 
-def test_three_failed_classes_are_the_end(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_three_failed_classes_are_the_end(predicted: Make, play: Play) -> None:
     study, stop = play(predicted(max_probes=20), lambda settings: FAILURE)
     assert len(study.probes) == MOST_CLASSES
     assert not stop.nothing_fits
@@ -204,9 +196,7 @@ def test_three_failed_classes_are_the_end(
     assert what_is_needed(study) == ""
 
 
-def test_failures_of_an_earlier_asking_do_not_spend_this_one(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_failures_of_an_earlier_asking_do_not_spend_this_one(predicted: Make, play: Play) -> None:
     first, _ = play(predicted(max_probes=1), lambda settings: FAILURE)
     assert len(first.probes) == 1
     assert answer(first).best is None
@@ -225,8 +215,8 @@ def requests_of(study: Study) -> int:
 @pytest.mark.parametrize("knobs", [{}, {"tp_size": (2, 4)}, {"tp_size": (1,)}])
 @pytest.mark.parametrize("says", [lambda settings: 500.0, lambda settings: FAILURE])
 def test_dry_runs_are_counted_and_not_only_classes(
-    predicted: Callable[..., Study],
-    play: Callable[..., tuple[Study, Stop]],
+    predicted: Make,
+    play: Play,
     knobs: dict[str, Any],
     says: Says,
 ) -> None:
@@ -239,17 +229,13 @@ def test_dry_runs_are_counted_and_not_only_classes(
         )
 
 
-def test_probes_that_are_asked_for_are_not_counted_as_dry_runs(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_probes_that_are_asked_for_are_not_counted_as_dry_runs(predicted: Make, play: Play) -> None:
     study, _ = play(predicted(ask(tp_size=(2, 4)), max_probes=5), lambda settings: 500.0)
     assert len(study.probes) == 5
     assert requests_of(study) == 20
 
 
-def test_a_failed_class_is_left_out(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_a_failed_class_is_left_out(predicted: Make, play: Play) -> None:
     first = next_probe(predicted())
     assert isinstance(first, ProbeRequest)
 
@@ -265,7 +251,7 @@ def test_a_failed_class_is_left_out(
 
 
 def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+    predicted: Make, play: Play
 ) -> None:
     study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 2.0)
     (probe,) = study.probes
@@ -278,7 +264,7 @@ def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(
 
 
 def test_the_smallest_need_is_named_whatever_was_dry_run_for_an_earlier_question(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+    predicted: Make, play: Play
 ) -> None:
     """With all memory the fastest is dry-run, with little the smallest, which is another."""
     first, _ = play(predicted(), lambda settings: 40.0)
@@ -297,7 +283,7 @@ def test_the_smallest_need_is_named_whatever_was_dry_run_for_an_earlier_question
 
 
 def test_what_a_dry_run_shows_larger_than_others_is_not_named_as_the_smallest(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+    predicted: Make, play: Play
 ) -> None:
     study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 500.0)
     assert 1 < len(study.probes) <= 3
@@ -305,7 +291,7 @@ def test_what_a_dry_run_shows_larger_than_others_is_not_named_as_the_smallest(
 
 
 def test_of_needs_that_are_alike_the_one_that_was_dry_run_is_named(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+    predicted: Make, play: Play
 ) -> None:
     """Settings with and without tp_recompute_allgather need nearly the same."""
     asked = predicted(memory_limit_bytes=2**20)
@@ -317,17 +303,13 @@ def test_of_needs_that_are_alike_the_one_that_was_dry_run_is_named(
     assert "(probe #1)" in stop.nothing_fits
 
 
-def test_nothing_fits_by_far_is_no_reason_to_try_again(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_nothing_fits_by_far_is_no_reason_to_try_again(predicted: Make, play: Play) -> None:
     study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: FAILURE)
     assert len(study.probes) == 1
     assert "(by arithmetic)" in stop.nothing_fits
 
 
-def test_nothing_fits_by_a_hair_is_looked_into(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_nothing_fits_by_a_hair_is_looked_into(predicted: Make, play: Play) -> None:
     least = forecast(predicted()).smallest
     assert least is not None
     asked = predicted(memory_limit_bytes=int(least.expected_bytes * 0.995))
@@ -337,7 +319,7 @@ def test_nothing_fits_by_a_hair_is_looked_into(
     assert stop.nothing_fits
 
 
-def test_padding_of_experts_is_named_where_nothing_fits(predicted: Callable[..., Study]) -> None:
+def test_padding_of_experts_is_named_where_nothing_fits(predicted: Make) -> None:
     mixtral = Workload(
         model=load_model("mixtral-8x7b"), sequence_length=2048, global_batch_size=512
     )
@@ -353,9 +335,7 @@ NO_RATES = Cluster.from_dict(
 )
 
 
-def test_where_no_speed_is_known_what_fits_is_listed(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_where_no_speed_is_known_what_fits_is_listed(predicted: Make, play: Play) -> None:
     study, stop = play(predicted(replace(ask(), cluster=NO_RATES)), lambda settings: 40.0)
     assert stop.reason.startswith("settings fit, but none is known to be the fastest: time is")
     assert not stop.nothing_fits
@@ -372,9 +352,7 @@ def test_where_no_speed_is_known_what_fits_is_listed(
     assert what_is_needed(study) == ""
 
 
-def test_of_each_class_the_largest_micro_batch_that_fits_is_listed(
-    predicted: Callable[..., Study],
-) -> None:
+def test_of_each_class_the_largest_micro_batch_that_fits_is_listed(predicted: Make) -> None:
     known = forecast(predicted(replace(ask(), cluster=NO_RATES)))
     classes = [e.settings.settings_class for e in known.untimed]
     assert len(set(classes)) == len(classes)
@@ -385,7 +363,7 @@ def test_of_each_class_the_largest_micro_batch_that_fits_is_listed(
         assert all(e.settings.micro_batch_size <= size for e in same if e.fits)
 
 
-def test_what_is_missing_for_a_speed_is_named(predicted: Callable[..., Study]) -> None:
+def test_what_is_missing_for_a_speed_is_named(predicted: Make) -> None:
     said = answer(predicted(replace(ask(), cluster=NO_RATES))).explanation
     assert "which of them is the fastest is not known: time is unknown: the matrix rate" in said[0]
     assert (
@@ -402,7 +380,7 @@ def test_what_is_missing_for_a_speed_is_named(predicted: Callable[..., Study]) -
     )
 
 
-def test_a_precision_whose_rate_is_known_is_named(predicted: Callable[..., Study]) -> None:
+def test_a_precision_whose_rate_is_known_is_named(predicted: Make) -> None:
     """The catalogue knows that a V100 has no bf16 matrix units: there is nothing to state."""
     said = answer(predicted(ask(cluster="8xv100-32gb"))).explanation
     assert said[1] == (
@@ -418,13 +396,13 @@ def test_a_precision_whose_rate_is_known_is_named(predicted: Callable[..., Study
     assert answer(asked).best is not None
 
 
-def test_stating_what_is_missing_gives_an_answer(predicted: Callable[..., Study]) -> None:
+def test_stating_what_is_missing_gives_an_answer(predicted: Make) -> None:
     gpu = replace(NO_RATES.gpu, dense_bf16_flops_per_s=1e14, memory_bytes_per_s=1e12)
     stated = replace(NO_RATES, gpu=gpu, intra_node=Link(bytes_per_s=1e11))
     assert answer(predicted(replace(ask(), cluster=stated))).best is not None
 
 
-def test_cpu_ranks_are_to_be_measured(predicted: Callable[..., Study]) -> None:
+def test_cpu_ranks_are_to_be_measured(predicted: Make) -> None:
     question = replace(ask(cluster="cpu:2"), workload=replace(ask().workload, global_batch_size=2))
     study = predicted(question, memory_limit_bytes=2**50)
     found = answer(study)
@@ -433,9 +411,7 @@ def test_cpu_ranks_are_to_be_measured(predicted: Callable[..., Study]) -> None:
     assert "--fidelity measured" in found.explanation[1]
 
 
-def test_nothing_fits_at_an_unknown_speed_either(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_nothing_fits_at_an_unknown_speed_either(predicted: Make, play: Play) -> None:
     asked = predicted(replace(ask(), cluster=NO_RATES), memory_limit_bytes=2**20)
     study, stop = play(asked, lambda settings: 2.0)
     assert len(study.probes) == 1
@@ -443,7 +419,7 @@ def test_nothing_fits_at_an_unknown_speed_either(
     assert answer(study).alternatives == ()
 
 
-def test_nanotron_is_arithmetic(predicted: Callable[..., Study]) -> None:
+def test_nanotron_is_arithmetic(predicted: Make) -> None:
     study = predicted(ask("nanotron"))
     stop = next_probe(study)
     assert isinstance(stop, Stop)
@@ -454,7 +430,7 @@ def test_nanotron_is_arithmetic(predicted: Callable[..., Study]) -> None:
     assert any("nanotron's step is not one" in sentence for sentence in found.explanation)
 
 
-def test_what_is_underway_is_waited_for(predicted: Callable[..., Study]) -> None:
+def test_what_is_underway_is_waited_for(predicted: Make) -> None:
     study = predicted()
     request = next_probe(study)
     assert isinstance(request, ProbeRequest)
@@ -465,17 +441,13 @@ def test_what_is_underway_is_waited_for(predicted: Callable[..., Study]) -> None
     assert next_probe(other) == request
 
 
-def test_the_answer_is_the_same_whatever_the_order_of_probes(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_the_answer_is_the_same_whatever_the_order_of_probes(predicted: Make, play: Play) -> None:
     study, _ = play(predicted(max_probes=5), lambda settings: 70.0)
     turned = replace(study, probes=tuple(reversed(study.probes)))
     assert answer(turned) == answer(study)
 
 
-def test_other_versions_are_said(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_other_versions_are_said(predicted: Make, play: Play) -> None:
     question = replace(ask(), framework=framework("torch", {"torch": "2.12.0"}, {}))
     study, _ = play(predicted(question), lambda settings: 20.0)
     said = [s for s in answer(study).explanation if "2.12.0" in s]
@@ -485,9 +457,7 @@ def test_other_versions_are_said(
     assert not any("instead of" in sentence for sentence in answer(same).explanation)
 
 
-def test_a_dry_run_that_is_not_kept_any_more_is_made_again(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_a_dry_run_that_is_not_kept_any_more_is_made_again(predicted: Make, play: Play) -> None:
     study, _ = play(predicted(), lambda settings: 20.0)
     again = next_probe(replace(study, dry_runs={}, probes_before=len(study.probes)))
     assert isinstance(again, ProbeRequest)
@@ -497,8 +467,8 @@ def test_a_dry_run_that_is_not_kept_any_more_is_made_again(
 
 def test_each_fidelity_mentions_the_other(
     lab: SimpleNamespace,
-    predicted: Callable[..., Study],
-    play: Callable[..., tuple[Study, Stop]],
+    predicted: Make,
+    play: Play,
 ) -> None:
     study, _ = play(predicted(), lambda settings: 20.0)
     best = answer(study).best
@@ -533,7 +503,7 @@ def test_a_measured_answer_is_untouched_by_fidelity(lab: SimpleNamespace) -> Non
 
 
 def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_not(
-    predicted: Callable[..., Study],
+    predicted: Make,
 ) -> None:
     request = next_probe(predicted())
     assert isinstance(request, ProbeRequest)
@@ -553,7 +523,7 @@ def ended(request: ProbeRequest, outcome: Outcome, **known: Any) -> Probe:
     return Probe(id=1, request=request, state=ProbeState.DONE, measurement=measurement)
 
 
-def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted: Callable[..., Study]) -> None:
+def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted: Make) -> None:
     request = next_probe(predicted())
     assert isinstance(request, ProbeRequest)
     probe = ended(request, Outcome.TIMEOUT, detail="TimeLimit", dry_run="key")
@@ -563,7 +533,7 @@ def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted: Callable[..., 
 
 
 def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
+    predicted: Make, play: Play
 ) -> None:
     busy = {"type": "Crashed", "message": "ended by signal 9"}
     study, stop = play(predicted(), lambda settings: busy)
@@ -590,9 +560,7 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(
     assert is_answered(settled)
 
 
-def test_an_accident_does_not_settle_what_may_not_fit(
-    predicted: Callable[..., Study], play: Callable[..., tuple[Study, Stop]]
-) -> None:
+def test_an_accident_does_not_settle_what_may_not_fit(predicted: Make, play: Play) -> None:
     """Where the upper end of the memory is above the limit, a class that fits for sure leads."""
     first = next_probe(predicted())
     assert isinstance(first, ProbeRequest)
@@ -621,7 +589,7 @@ def sharded_is_unknown(monkeypatch: pytest.MonkeyPatch, *shardings: Sharding) ->
 
 
 def test_settings_that_are_not_covered_are_left_out_and_said(
-    predicted: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    predicted: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sharded_is_unknown(monkeypatch, Sharding.FULL_SHARD)
     study = predicted(memory_limit_bytes=77 * GIB + 1)  # of its own: arithmetic is kept by it
@@ -638,7 +606,7 @@ def test_settings_that_are_not_covered_are_left_out_and_said(
 
 
 def test_where_no_settings_are_covered_nothing_is_predicted(
-    predicted: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+    predicted: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sharded_is_unknown(monkeypatch, *Sharding)
     study = predicted(memory_limit_bytes=77 * GIB + 2)
@@ -667,7 +635,7 @@ def test_ties_go_to_less_memory_then_to_simplicity() -> None:
 
 
 def test_probes_of_one_fidelity_keep_their_place_in_the_askings(
-    lab: SimpleNamespace, predicted: Callable[..., Study]
+    lab: SimpleNamespace, predicted: Make
 ) -> None:
     dry = ProbeRequest(settings=Settings(), fidelity=Fidelity.PREDICTED)
     probes = [lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, GIB)) for n in (1, 2, 4)]

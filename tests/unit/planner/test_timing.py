@@ -132,7 +132,7 @@ def test_nothing_timed_is_unknown() -> None:
     assert step_time([run(n2=[1.0], n8=[3.0])], 4).value is None
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(20))
 @given(
     runs=st.lists(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -149,7 +149,7 @@ def test_order_does_not_matter_and_the_interval_holds_the_value(
     assert found.value == median(median(steps) for steps in runs)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(20))
 @given(
     few=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
     many=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),

@@ -138,6 +138,7 @@ def test_studies_that_agree_narrow_the_interval(asked: Study, earlier: Earlier) 
     assert width(*alike) < width(*apart)
 
 
+@pytest.mark.long
 def test_intervals_cover_what_they_promise(lab: SimpleNamespace, earlier: Earlier) -> None:
     """Of 60 questions, each off by luck of its own beside what all have in common."""
     inside = total = 0

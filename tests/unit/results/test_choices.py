@@ -61,7 +61,7 @@ def of_knob(found: Choices, knob: str) -> tuple[Any, ...]:
 
 
 @given(question=QUESTIONS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(10))
 def test_values_are_those_of_the_space(question: Question) -> None:
     found, legal = of(question), enumerate_space(question).legal
     assert [choice.knob for choice in found.knobs] == list(KNOBS)
@@ -74,7 +74,7 @@ def test_values_are_those_of_the_space(question: Question) -> None:
 
 
 @given(question=QUESTIONS, place=st.integers(0, 10**6))
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(10))
 def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
     question: Question, place: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
     asked=st.one_of(almost_legal(), st.tuples(QUESTIONS, RAW)),
     keep=st.sampled_from(["", *CHOSEN]),
 )
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(30))
 def test_the_nearest_is_legal_and_keeps_what_was_moved(
     asked: tuple[Question, Settings], keep: str
 ) -> None:

@@ -50,7 +50,7 @@ QUESTIONS = st.builds(
 
 
 @given(one=QUESTIONS, other=QUESTIONS)
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(8))
 def test_questions_differ_where_they_are_not_the_same(one: Question, other: Question) -> None:
     found = of(predicted_study(one), predicted_study(other))
     differs = any(line.differs for line in found.values() if line.part is Part.QUESTION)

@@ -30,7 +30,7 @@ def effects(study: Study, suggestion: Suggestion | None) -> dict[str, dict[str, 
     limit_mib=st.sampled_from([1, 200, 4000]),
     trouble=st.sampled_from([0.0, 0.5]),
 )
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(5))
 def test_whatever_a_machine_says(
     seed: int, where: tuple[str, int], limit_mib: int, trouble: float
 ) -> None:

@@ -67,7 +67,7 @@ def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> Non
     limit_mib=st.sampled_from([1, 130, 260, 4000]),
     trouble=st.sampled_from([0.0, 0.3, 0.9]),
 )
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(6))
 def test_whatever_a_machine_says(
     seed: int, where: tuple[str, int], limit_mib: int, trouble: float
 ) -> None:

@@ -31,7 +31,7 @@ TOKENS = 128 * 8 / 2
     limit_mib=st.sampled_from([1, 130, 260, 4000]),
     trouble=st.sampled_from([0.0, 0.3, 0.9]),
 )
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(8))
 def test_it_ends_where_the_answer_is(seed: int, limit_mib: int, trouble: float) -> None:
     question = make_question("cpu:2", 12)
     study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=10, seed=seed)

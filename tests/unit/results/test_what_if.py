@@ -86,7 +86,7 @@ def as_answered(study: Study, predictor: Predictor) -> None:
 
 
 @given(question=QUESTIONS, limit_mib=st.sampled_from([100, 400, 80_000]), dry=st.booleans())
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(8))
 def test_of_every_legal_settings(question: Question, limit_mib: int, dry: bool) -> None:
     study = predicted_study(question, memory_limit_bytes=limit_mib * MIB)
     legal = enumerate_space(question).legal
@@ -108,7 +108,7 @@ def test_of_every_legal_settings(question: Question, limit_mib: int, dry: bool) 
     limit_mib=st.sampled_from([1, 200, 400, 4000]),
     trouble=st.sampled_from([0.0, 0.5]),
 )
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(5))
 def test_of_every_legal_settings_whatever_probes_found(
     seed: int, where: tuple[str, int], limit_mib: int, trouble: float
 ) -> None:
@@ -135,7 +135,7 @@ def checked_or_refused(
 
 
 @given(asked=almost_legal(), given_all=st.booleans())
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(30))
 def test_dead_knobs_collapse_as_the_space_says(
     asked: tuple[Question, Settings], given_all: bool
 ) -> None:
