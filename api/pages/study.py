@@ -168,7 +168,15 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
     points = results.points(study, suggestion, evidence)
     ended = results.progress(study)
     effects = results.knob_effects(study, suggestion, evidence)
-    shown_effects = tuple(_fewer(effect) for effect in effects)
+    shown_effects = []
+    for effect in effects:
+        # The best of many values, in their order.
+        fastest = sorted(
+            effect.values,
+            key=lambda one: (not one.is_best, -(one.tokens_per_s_per_gpu.value or 0.0)),
+        )[:MOST_VALUES]
+        kept = tuple(one for one in effect.values if one in fastest)
+        shown_effects.append(replace(effect, values=kept))
     needed_gib = next((point.memory_gib.value for point in points if point.is_best), None)
     answer = answer_of(study, suggestion, needed_gib)
     bar = Markup()
@@ -273,15 +281,6 @@ def _path(study_id: str, point: results.Point) -> str:
     return probe_path(study_id, found) if found else settings_path(study_id, point.settings)
 
 
-def _fewer(effect: results.KnobEffect) -> results.KnobEffect:
-    """The same with the best of many values."""
-    fastest = sorted(
-        effect.values,
-        key=lambda one: (not one.is_best, -(one.tokens_per_s_per_gpu.value or 0.0)),
-    )[:MOST_VALUES]
-    return replace(effect, values=tuple(one for one in effect.values if one in fastest))
-
-
 # -- status -----------------------------------------------------------------------------------
 
 
@@ -303,7 +302,16 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
     )
-    budgets = _budgets(study)
+    terms, spent = study.terms, cost_of_asking(study)
+    ended = sum(probe.state is ProbeState.DONE for probe in probes_of_asking(study))
+    # A probe that another worker was running when it was asked may come on top.
+    most = max(ended, terms.max_probes)
+    budgets = [Budget(spent=ended, most=most, words=f"{ended} of {count_text(most, 'probe')}")]
+    times = (("", spent.wall_s, terms.wall_s), (" of devices", spent.device_s, terms.device_s))
+    for of_what, gone_s, most_s in times:
+        if most_s is not None:
+            words = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
+            budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=words))
     queued = [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]
     if study.state is StudyState.QUEUED:
         waits_for = "Waiting for a worker"
@@ -328,22 +336,8 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
         reason=study.reason,
         began=study.asked_at,
         ended=ends[-1] if ends and not is_open else "",
-        budgets=budgets,
+        budgets=tuple(budgets),
         running=running,
         waits_for=waits_for,
         said=said,
     )
-
-
-def _budgets(study: Study) -> tuple[Budget, ...]:
-    terms, spent = study.terms, cost_of_asking(study)
-    done = sum(probe.state is ProbeState.DONE for probe in probes_of_asking(study))
-    # A probe that another worker was running when it was asked may come on top.
-    most = max(done, terms.max_probes)
-    budgets = [Budget(spent=done, most=most, words=f"{done} of {count_text(most, 'probe')}")]
-    times = (("", spent.wall_s, terms.wall_s), (" of devices", spent.device_s, terms.device_s))
-    for of_what, gone_s, most_s in times:
-        if most_s is not None:
-            words = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
-            budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=words))
-    return tuple(budgets)

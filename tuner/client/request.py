@@ -281,9 +281,9 @@ def _maybe_uncovered(error: UsageError, info: ValidationInfo) -> UsageError:
 class ClusterGiven(Part):
     """Where training runs; links that are left out are the catalogue's, or unknown."""
 
+    gpu: Annotated[Gpu, WrapValidator(_read_gpu, json_schema_input_type=Short | Gpu)]
     nodes: Annotated[int, Whole(1, MOST_NODES)]
     gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
-    gpu: Annotated[Gpu, WrapValidator(_read_gpu, json_schema_input_type=Short | Gpu)]
     intra_node: Annotated[Link, WrapValidator(_read_link)] | None = None
     inter_node: Annotated[Link, WrapValidator(_read_link)] | None = None
 

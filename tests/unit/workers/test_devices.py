@@ -80,17 +80,14 @@ def test_a_rank_alone_has_a_place_on_each_gpu() -> None:
     assert set(found[1].rest) == {"GPU-a", "GPU-c", "node7/cpu"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "visible"),
-    [
+def test_others_have_the_machine_for_themselves() -> None:
+    for kind, visible in [
         (Kind(ranks=2, world_size=2, device="cuda"), ("GPU-c", "GPU-a")),
         (Kind(ranks=2, world_size=2, device="cpu"), ()),
         (Kind(ranks=1, world_size=8, device="cpu", fidelity=Fidelity.EMULATED), ()),
-    ],
-)
-def test_others_have_the_machine_for_themselves(kind: Kind, visible: tuple[str, ...]) -> None:
-    everything = tuple(device.name for device in DEVICES)
-    assert shares(kind, DEVICES) == (DeviceShare(own=everything, visible=visible),)
+    ]:
+        everything = tuple(device.name for device in DEVICES)
+        assert shares(kind, DEVICES) == (DeviceShare(own=everything, visible=visible),)
 
 
 # The machine that a study asks about

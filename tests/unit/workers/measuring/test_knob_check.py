@@ -1,8 +1,7 @@
 """A knob that did not act is found by the collectives, whatever the settings say."""
 
 from dataclasses import replace
-
-import pytest
+from itertools import product
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, parse_settings
@@ -15,6 +14,7 @@ from tuner.model import load_model
 from workers.measuring.measure import check_knobs
 
 SYNC = "gradient_accumulation_steps=4,sync_each_batch={}"
+BOTH = ("true", "false")
 FULL = f"sharding=full_shard,{SYNC}"
 DDP = f"sharding=ddp,{SYNC}"
 TENSOR = "sharding=full_shard,tp_size=2,gradient_accumulation_steps=4,tp_recompute_allgather={}"
@@ -50,20 +50,20 @@ def outcome(text: str, acted: str, asked: Question | None = None) -> Outcome:
     return check_knobs(asked, parse_settings(text), measured(seen)).outcome
 
 
-@pytest.mark.parametrize("form", [FULL, DDP, TENSOR, f"{TENSOR},activation_checkpointing=full"])
-@pytest.mark.parametrize("value", ["true", "false"])
-@pytest.mark.parametrize("did", ["true", "false"])
-@pytest.mark.parametrize("model", ["llama-3.2-1b", "mixtral-8x7b"])
-def test_a_knob_acts_as_it_says(form: str, value: str, did: str, model: str) -> None:
-    expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
-    assert outcome(form.format(value), form.format(did), question(model)) is expected
+def test_a_knob_acts_as_it_says() -> None:
+    forms = (FULL, DDP, TENSOR, f"{TENSOR},activation_checkpointing=full")
+    models = ("llama-3.2-1b", "mixtral-8x7b")
+    for form, value, did, model in product(forms, BOTH, BOTH, models):
+        expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
+        found = outcome(form.format(value), form.format(did), question(model))
+        assert found is expected, (form, value, did, model)
 
 
-@pytest.mark.parametrize("asked", ["none", "full"])
-def test_checkpointing_that_does_nothing_is_seen_where_it_gathers_again(asked: str) -> None:
-    other = {"none": "full", "full": "none"}[asked]
-    form = f"{TENSOR.format('true')},activation_checkpointing="
-    assert outcome(form + asked, form + other) is Outcome.KNOB_INACTIVE
+def test_checkpointing_that_does_nothing_is_seen_where_it_gathers_again() -> None:
+    for asked in ["none", "full"]:
+        other = {"none": "full", "full": "none"}[asked]
+        form = f"{TENSOR.format('true')},activation_checkpointing="
+        assert outcome(form + asked, form + other) is Outcome.KNOB_INACTIVE
 
 
 def test_parameters_that_stay_gathered() -> None:
@@ -79,14 +79,14 @@ def test_no_reductions_at_all() -> None:
     assert found.outcome is Outcome.KNOB_INACTIVE
 
 
-@pytest.mark.parametrize("value", ["true", "false"])
-def test_other_buckets_than_expected_are_no_inactive_knob(value: str) -> None:
+def test_other_buckets_than_expected_are_no_inactive_knob() -> None:
     """DDP fills its buckets in the order in which gradients come."""
-    settings = parse_settings(DDP.format(value))
-    seen = counts(settings)
-    passes = 4 if value == "true" else 1
-    seen["all_reduce", "dp", "backward"] += passes * 3
-    assert check_knobs(question(), settings, measured(seen)).outcome is Outcome.OK
+    for value in BOTH:
+        settings = parse_settings(DDP.format(value))
+        seen = counts(settings)
+        passes = 4 if value == "true" else 1
+        seen["all_reduce", "dp", "backward"] += passes * 3
+        assert check_knobs(question(), settings, measured(seen)).outcome is Outcome.OK
 
 
 def test_a_step_without_accumulation_shows_nothing_of_syncing() -> None:
@@ -112,63 +112,58 @@ def test_nothing_tracked_and_other_outcomes_stay() -> None:
         assert check_knobs(question(), settings, one) is one
 
 
-@pytest.mark.parametrize("value", ["true", "false"])
-@pytest.mark.parametrize("did", ["true", "false"])
-def test_reducing_micro_batches_show_syncing_whatever_the_buckets(value: str, did: str) -> None:
+def test_reducing_micro_batches_show_syncing_whatever_the_buckets() -> None:
     """One bucket is seen here, where more are expected: the counts are near to neither."""
-    settings = parse_settings(DDP.format(value))
-    seen = Counts({("all_reduce", "dp", "backward"): 4 if did == "true" else 1})
-    found = measured(seen, reducing_micro_batches=4 if did == "true" else 1)
-    expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
-    checked = check_knobs(question(), settings, found)
-    assert checked.outcome is expected
-    if value != did:
-        assert checked.detail.startswith(f"sync_each_batch={value} acted as {did}: ")
+    for value in BOTH:
+        for did in BOTH:
+            settings = parse_settings(DDP.format(value))
+            seen = Counts({("all_reduce", "dp", "backward"): 4 if did == "true" else 1})
+            found = measured(seen, reducing_micro_batches=4 if did == "true" else 1)
+            expected = Outcome.OK if value == did else Outcome.KNOB_INACTIVE
+            checked = check_knobs(question(), settings, found)
+            assert checked.outcome is expected
+            if value != did:
+                assert checked.detail.startswith(f"sync_each_batch={value} acted as {did}: ")
 
 
-@pytest.mark.parametrize("form", [DDP, FULL, TENSOR])
-@pytest.mark.parametrize("value", ["none", "full"])
-@pytest.mark.parametrize("did", ["none", "full"])
-def test_checkpointing_is_seen_by_the_layers_that_backward_computes(
-    form: str, value: str, did: str
-) -> None:
+def test_checkpointing_is_seen_by_the_layers_that_backward_computes() -> None:
     """Also where no collective shows it."""
-    settings = parse_settings(f"{form.format('true')},activation_checkpointing={value}")
-    layers = 16 * 4
-    found = measured(
-        counts(settings), reducing_micro_batches=4, recomputed_layers=layers * (did == "full")
-    )
-    checked = check_knobs(question(), settings, found)
-    assert checked.outcome is (Outcome.OK if value == did else Outcome.KNOB_INACTIVE)
-    if value != did:
-        assert checked.detail == (
-            f"activation_checkpointing={value} acted as {did}: backward computed"
-            f" {layers * (did == 'full')} of {layers} layers again"
-        )
+    for form in [DDP, FULL, TENSOR]:
+        for value in ["none", "full"]:
+            for did in ["none", "full"]:
+                settings = parse_settings(f"{form.format('true')},activation_checkpointing={value}")
+                layers = 16 * 4
+                found = measured(
+                    counts(settings),
+                    reducing_micro_batches=4,
+                    recomputed_layers=layers * (did == "full"),
+                )
+                checked = check_knobs(question(), settings, found)
+                assert checked.outcome is (Outcome.OK if value == did else Outcome.KNOB_INACTIVE)
+                if value != did:
+                    assert checked.detail == (
+                        f"activation_checkpointing={value} acted as {did}: backward computed"
+                        f" {layers * (did == 'full')} of {layers} layers again"
+                    )
 
 
-@pytest.mark.parametrize(
-    ("cluster", "held_gib", "outcome"),
-    [
+def test_offloading_is_seen_by_what_a_device_keeps() -> None:
+    for cluster, held_gib, outcome in [
         ("8xh100-80gb", 0.0, Outcome.OK),  # buffers alone
         ("8xh100-80gb", 0.29, Outcome.KNOB_INACTIVE),  # an eighth of 1.24 billion in bf16
         ("cpu:8", 0.29, Outcome.OK),  # host memory is all that there is
-    ],
-)
-def test_offloading_is_seen_by_what_a_device_keeps(
-    cluster: str, held_gib: float, outcome: Outcome
-) -> None:
-    asked = question(cluster=cluster)
-    settings = parse_settings(f"{FULL.format('true')},cpu_offload=true")
-    held = {"parameters": int(held_gib * 2**30)}
-    memory = Memory(
-        allocated_bytes=1, allocated_low_bytes=1, reserved_bytes=1, device_bytes=1,
-        overhead_bytes=0, by_phase={}, by_category=held, per_rank_bytes=(1,) * 8,
-    )  # fmt: skip
-    found = check_knobs(asked, settings, measured(counts(settings, asked), memory=memory))
-    assert found.outcome is outcome
-    if outcome is Outcome.KNOB_INACTIVE:
-        assert "cpu_offload=true acted as false: the device held " in found.detail
+    ]:
+        asked = question(cluster=cluster)
+        settings = parse_settings(f"{FULL.format('true')},cpu_offload=true")
+        held = {"parameters": int(held_gib * 2**30)}
+        memory = Memory(
+            allocated_bytes=1, allocated_low_bytes=1, reserved_bytes=1, device_bytes=1,
+            overhead_bytes=0, by_phase={}, by_category=held, per_rank_bytes=(1,) * 8,
+        )  # fmt: skip
+        found = check_knobs(asked, settings, measured(counts(settings, asked), memory=memory))
+        assert found.outcome is outcome
+        if outcome is Outcome.KNOB_INACTIVE:
+            assert "cpu_offload=true acted as false: the device held " in found.detail
 
 
 def test_a_knob_that_did_not_act_closes_its_class_though_the_probe_ended_early() -> None:

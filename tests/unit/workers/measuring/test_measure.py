@@ -3,8 +3,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
-
 from tests.unit.cost.calibrations import calibration_of
 from tests.unit.workers.measuring.test_emulation import CLUSTER, FIRST, SETTINGS, memory, noted
 from tuner.core.cluster import parse_cluster
@@ -106,18 +104,13 @@ def test_why_a_probe_ended_early(question: Question) -> None:
     assert made == replace(found, detail=detail)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "fidelity", "machines", "ranks", "nodes", "sharing"),
-    [
+def test_ranks_are_spread_over_the_machines_that_are_there() -> None:
+    for cluster, fidelity, machines, ranks, nodes, sharing in [
         ("2x2xcpu", Fidelity.MEASURED, 1, 4, 1, 4),  # groups of one machine
         ("2x2xcpu", Fidelity.MEASURED, 2, 4, 2, 2),
         ("2x2xcpu", Fidelity.EMULATED, 2, 1, 1, 2),
         ("2x8xh100-80gb", Fidelity.MEASURED, 3, 16, 2, 8),
         ("8xh100-80gb", Fidelity.MEASURED, 2, 8, 1, 8),
-    ],
-)
-def test_ranks_are_spread_over_the_machines_that_are_there(
-    cluster: str, fidelity: Fidelity, machines: int, ranks: int, nodes: int, sharing: int
-) -> None:
-    kind = kind_of(parse_cluster(cluster), fidelity, machines)
-    assert (kind.ranks, kind.nodes, kind.sharing) == (ranks, nodes, sharing)
+    ]:
+        kind = kind_of(parse_cluster(cluster), fidelity, machines)
+        assert (kind.ranks, kind.nodes, kind.sharing) == (ranks, nodes, sharing)

@@ -2,8 +2,6 @@ import json
 import signal
 from dataclasses import replace
 
-import pytest
-
 from tuner.core.measurement import RAN, Collective, Measurement, Outcome
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.measuring.merge import merge
@@ -261,20 +259,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_outcomes(case) -> None:
-    ends, records, why, kills, outcome, detail = case
-    measurement = merged(ends, records, why, kills)
-    assert measurement.outcome is outcome
-    assert measurement.detail.startswith(detail)
-    assert bool(measurement.detail) == (outcome not in RAN)
-    assert measurement.log_tails == ({} if outcome in RAN else LOGS)
-    assert (measurement.oom is not None) == (outcome is Outcome.OOM)
-    complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
-    assert (measurement.memory is not None) == complete
-    assert bool(measurement.step_times_s) == complete
-    assert measurement.wall_s == 12.0
-    assert measurement.device_s == 24.0
+def test_outcomes() -> None:
+    for case in CASES.values():
+        ends, records, why, kills, outcome, detail = case
+        measurement = merged(ends, records, why, kills)
+        assert measurement.outcome is outcome
+        assert measurement.detail.startswith(detail)
+        assert bool(measurement.detail) == (outcome not in RAN)
+        assert measurement.log_tails == ({} if outcome in RAN else LOGS)
+        assert (measurement.oom is not None) == (outcome is Outcome.OOM)
+        complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
+        assert (measurement.memory is not None) == complete
+        assert bool(measurement.step_times_s) == complete
+        assert measurement.wall_s == 12.0
+        assert measurement.device_s == 24.0
 
 
 def test_every_outcome_that_a_run_can_have_is_among_the_cases() -> None:
@@ -380,27 +378,23 @@ def test_many_ranks_make_a_short_detail() -> None:
 MISSING = BadRecord(why="is missing", missing=True)
 
 
-@pytest.mark.parametrize(
-    ("why", "outcome"),
-    [(Why.NODE_LOST, Outcome.DEVICE_LOST), (Why.TAKEN_AWAY, Outcome.CRASHED)],
-)
-def test_what_others_end_is_told_in_their_words(why: Why, outcome: Outcome) -> None:
-    ends = (end(0, -15, stopped=True), end(1, -9, stopped=True))
-    ended = Ended(why=why, ranks=ends, wall_s=12.0, detail="node n2 went down")
-    found = merge(ended, (MISSING, MISSING), {}, deadline_s=60.0)
-    assert (found.outcome, found.detail) == (outcome, "node n2 went down")
-    broken = (bad(0, Outcome.COMMUNICATION_ERROR), MISSING)
-    assert merge(ended, broken, {}, deadline_s=60.0).outcome is outcome
-    short = merge(ended, (oom(0), MISSING), {}, deadline_s=60.0)
-    assert short.outcome is Outcome.OOM, "which was so before"
+def test_what_others_end_is_told_in_their_words() -> None:
+    for why, outcome in [(Why.NODE_LOST, Outcome.DEVICE_LOST), (Why.TAKEN_AWAY, Outcome.CRASHED)]:
+        ends = (end(0, -15, stopped=True), end(1, -9, stopped=True))
+        ended = Ended(why=why, ranks=ends, wall_s=12.0, detail="node n2 went down")
+        found = merge(ended, (MISSING, MISSING), {}, deadline_s=60.0)
+        assert (found.outcome, found.detail) == (outcome, "node n2 went down")
+        broken = (bad(0, Outcome.COMMUNICATION_ERROR), MISSING)
+        assert merge(ended, broken, {}, deadline_s=60.0).outcome is outcome
+        short = merge(ended, (oom(0), MISSING), {}, deadline_s=60.0)
+        assert short.outcome is Outcome.OOM, "which was so before"
 
 
 LOST_ONE = bad(1, Outcome.DEVICE_LOST)
 
 
-@pytest.mark.parametrize(
-    ("lost_nodes", "records", "devices"),
-    [
+def test_of_nodes_those_that_lost_a_device_are_told() -> None:
+    for lost_nodes, records, devices in [
         ((1,), [MISSING] * 4, ("GPU-2", "GPU-3", "n2/cpu")),
         (
             (),
@@ -408,25 +402,21 @@ LOST_ONE = bad(1, Outcome.DEVICE_LOST)
             ("GPU-0", "GPU-1", "n1/cpu"),
         ),
         ((), [MISSING] * 4, ()),
-    ],
-)
-def test_of_nodes_those_that_lost_a_device_are_told(
-    lost_nodes: tuple[int, ...], records: list[RankRecord | BadRecord], devices: tuple[str, ...]
-) -> None:
-    first, second = ("GPU-0", "GPU-1", "n1/cpu"), ("GPU-2", "GPU-3", "n2/cpu")
-    ended = Ended(
-        why=Why.NODE_LOST,
-        ranks=tuple(end(rank, -9, stopped=True) for rank in range(4)),
-        wall_s=12.0,
-        lost_nodes=lost_nodes,
-        node_devices=(first, second),
-    )
-    found = merge(ended, records, {}, deadline_s=60.0)
-    assert found.outcome is Outcome.DEVICE_LOST
-    assert found.lost_devices == devices
-    assert Measurement.from_dict(found.as_dict()) == found
-    other = merge(replace(ended, why=Why.TAKEN_AWAY), [MISSING] * 4, {}, deadline_s=60.0)
-    assert (other.outcome, other.lost_devices) == (Outcome.CRASHED, ())
+    ]:
+        first, second = ("GPU-0", "GPU-1", "n1/cpu"), ("GPU-2", "GPU-3", "n2/cpu")
+        ended = Ended(
+            why=Why.NODE_LOST,
+            ranks=tuple(end(rank, -9, stopped=True) for rank in range(4)),
+            wall_s=12.0,
+            lost_nodes=lost_nodes,
+            node_devices=(first, second),
+        )
+        found = merge(ended, records, {}, deadline_s=60.0)
+        assert found.outcome is Outcome.DEVICE_LOST
+        assert found.lost_devices == devices
+        assert Measurement.from_dict(found.as_dict()) == found
+        other = merge(replace(ended, why=Why.TAKEN_AWAY), [MISSING] * 4, {}, deadline_s=60.0)
+        assert (other.outcome, other.lost_devices) == (Outcome.CRASHED, ())
 
 
 def test_what_a_node_that_is_well_has_too_is_not_lost() -> None:

@@ -2,8 +2,6 @@ import copy
 import json
 from typing import Any
 
-import pytest
-
 from tuner.core.measurement import Collective, Outcome
 from workers.measuring.records import BadRecord, RankRecord, parse_record, read_records
 
@@ -63,22 +61,19 @@ def test_a_good_record() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("clocks", "is_good"),
-    [
+def test_clocks_are_numbers_and_reasons() -> None:
+    for clocks, is_good in [
         ({"sm_mhz": 1980.0, "power_w": 412.5, "temperature_c": 61, "throttle": ["x"]}, True),
         ({}, True),
         ({"sm_mhz": "1980"}, False),
         ({"sm_mhz": float("nan")}, False),
         ({"throttle": [4]}, False),
         ([1980], False),
-    ],
-)
-def test_clocks_are_numbers_and_reasons(clocks: object, is_good: bool) -> None:
-    record = parsed(hardware={"device": "NVIDIA H200", "clocks": clocks})
-    assert isinstance(record, RankRecord if is_good else BadRecord)
-    if isinstance(record, RankRecord):
-        assert record.hardware["clocks"] == clocks
+    ]:
+        record = parsed(hardware={"device": "NVIDIA H200", "clocks": clocks})
+        assert isinstance(record, RankRecord if is_good else BadRecord)
+        if isinstance(record, RankRecord):
+            assert record.hardware["clocks"] == clocks
 
 
 def test_what_a_rank_alone_noted() -> None:
@@ -97,9 +92,8 @@ def test_an_error_becomes_one_line() -> None:
     assert record.error == "RuntimeError: no such thing"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_records_of_another_form() -> None:
+    for changes in [
         {"format": 2},
         {"rank": 0},
         {"rank": True},
@@ -125,25 +119,22 @@ def test_an_error_becomes_one_line() -> None:
         {"emulation": {**ALONE, "copies_s": {}}},
         {"emulation": {**ALONE, "copies_s": {"2": {"forward": -0.1}}}},
         {"emulation": {**ALONE, "phase_times_s": {"2": [{"forward": float("nan")}]}}},
-    ],
-    ids=str,
-)
-def test_records_of_another_form(changes) -> None:
-    bad = parsed(**changes)
-    assert isinstance(bad, BadRecord)
-    assert not bad.missing
+    ]:
+        bad = parsed(**changes)
+        assert isinstance(bad, BadRecord)
+        assert not bad.missing
 
 
-@pytest.mark.parametrize("name", sorted(GOOD))
-def test_a_missing_field(name) -> None:
-    values = copy.deepcopy(GOOD)
-    del values[name]
-    assert isinstance(parse_record(json.dumps(values), 1), BadRecord)
+def test_a_missing_field() -> None:
+    for name in sorted(GOOD):
+        values = copy.deepcopy(GOOD)
+        del values[name]
+        assert isinstance(parse_record(json.dumps(values), 1), BadRecord)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "3", json.dumps(GOOD)[:-20], "[" * 100_000])
-def test_text_that_is_no_record(text) -> None:
-    assert isinstance(parse_record(text, 1), BadRecord)
+def test_text_that_is_no_record() -> None:
+    for text in ["", "null", "[]", "3", json.dumps(GOOD)[:-20], "[" * 100_000]:
+        assert isinstance(parse_record(text, 1), BadRecord)
 
 
 def test_reading_those_of_all_ranks(tmp_path) -> None:

@@ -22,18 +22,15 @@ def job(device: str, ranks: int, nodes: int) -> Job:
     return Job(argv=argv, directory=place, ranks=ranks, nodes=nodes, device=device, deadline_s=1.0)
 
 
-@pytest.mark.parametrize(
-    ("there", "used"),
-    [
+def test_the_nodes_that_are_used_are_of_one_kind() -> None:
+    for there, used in [
         ({"a": machine(8), "b": machine(8)}, ["a", "b"]),
         ({"a": machine(8), "b": machine(8, "A100"), "c": machine(8)}, ["a", "c"]),
         ({"a": machine(), "b": machine(), "c": machine(4)}, ["c"]),
         ({"a": machine(8), "b": machine(4), "c": machine(4)}, ["b", "c"]),
         ({"a": machine(cores=2), "b": machine(cores=4), "c": machine(cores=4)}, ["b", "c"]),
-    ],
-)
-def test_the_nodes_that_are_used_are_of_one_kind(there: dict[str, Any], used: list[str]) -> None:
-    assert alike(there) == used
+    ]:
+        assert alike(there) == used
 
 
 def test_a_gpu_rank_takes_a_gpu_and_its_share_of_the_cpus() -> None:
