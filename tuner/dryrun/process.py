@@ -136,11 +136,19 @@ class DryRunner:
                     raise DryRunStoppedError(why)
                 ready = [key.fileobj for key, _ in selector.select(POLL_S)]
                 if told in ready:
-                    unsent = unsent[self._write(unsent) :]
+                    try:
+                        unsent = unsent[os.write(told.fileno(), unsent[: 2**16]) :]
+                    except BlockingIOError:
+                        pass
+                    except BrokenPipeError:  # that it has ended is seen where it is read
+                        unsent = b""
                     if not unsent:
                         selector.unregister(told)
                 if said in ready:
-                    self._read()
+                    found = os.read(said.fileno(), 2**20)
+                    if not found:
+                        self._fail("ended")
+                    self._unread += found
                     heard = time.monotonic()
                 elif time.monotonic() - heard > self._silence_s:
                     self._fail(f"said nothing for {self._silence_s:g} s")
@@ -155,25 +163,6 @@ class DryRunner:
                 continue
             if isinstance(answer, dict):
                 yield answer
-
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        found = os.read(self._process.stdout.fileno(), 2**20)
-        if not found:
-            self._fail("ended")
-        self._unread += found
-
-    def _write(self, unsent: bytes) -> int:
-        """Bytes that the process took; all of them when it takes none any more."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            return os.write(self._process.stdin.fileno(), unsent[: 2**16])
-        except BlockingIOError:
-            return 0
-        except BrokenPipeError:  # that it has ended is seen where it is read
-            return len(unsent)
 
     def _start(self) -> None:
         self._words, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115  (closed in _end)
@@ -193,19 +182,14 @@ class DryRunner:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _fail(self, what: str) -> None:
-        """End the process and raise."""
-        words = self._last_words()
+        """End the process and raise, with the end of its stderr in one line."""
+        words = ""
+        if self._words is not None:
+            end = self._words.seek(0, os.SEEK_END)
+            self._words.seek(max(0, end - 4 * LAST_WORDS))
+            words = " ".join(self._words.read().decode("utf-8", "replace").split())[-LAST_WORDS:]
         self._end()
         raise ProbeError(f"the dry-run program {what}{f': {words}' if words else ''}")
-
-    def _last_words(self) -> str:
-        """The end of stderr in one line; what torch's absence means comes first."""
-        if self._words is None:
-            return ""
-        end = self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, end - 4 * LAST_WORDS))
-        text = " ".join(self._words.read().decode("utf-8", "replace").split())
-        return text[-LAST_WORDS:]
 
     def _end(self) -> None:
         """End the process and all that it started, and wait for it."""

@@ -145,12 +145,12 @@ def test_formats_are_printed_written_and_replaced_or_refused(
     cli: Any, trainer: Study, tmp_path: Path
 ) -> None:
     told = " ".join(cli("export", "--help").out.replace("│", " ").split())
-    for name, known in FORMATS.items():
+    for name in FORMATS:
         assert name in told
         shown = cli("export", trainer.id, name)
         assert (shown.code == 0) is bool(shown.out)
         assert shown.code == 0 or f"format: got '{name}'" in shown.err
-        if known.merge is None:  # twice: a file of ours is replaced
+        if name in ("accelerate", "trainer", "json"):  # twice: a file of ours is replaced
             path = tmp_path / name
             for _ in range(2):
                 assert cli("export", trainer.id, name, "--write", str(path)).code == shown.code
