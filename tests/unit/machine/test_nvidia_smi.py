@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.machine import nvidia_smi as said
 from tests.unit.machine.nvidia_smi import Said
-from tuner.core.cluster import Cluster, read_cluster_file
+from tuner.client.request import read_cluster
+from tuner.core.cluster import Cluster
 from tuner.errors import UsageError
 from tuner.machine import facts as machine
 
@@ -103,7 +104,7 @@ def described(why: str, folder: Path) -> Cluster:
     assert lines is not None, why
     file = folder / "slice.toml"
     file.write_text(lines[1].replace("; ", "\n"))
-    return Cluster.from_dict(read_cluster_file(file))
+    return read_cluster(str(file))
 
 
 def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path) -> None:
