@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# Of one run of tests: a mistake may make them wait for ever.
+LONGEST_S = 3600
 # Tests of the text of sources, which see any mutation and say nothing of it.
 OF_SOURCES = ("tests/unit/test_mutations.py", "tests/unit/dryrun/test_format.py")
 
@@ -71,10 +73,13 @@ def passes(root: Path, arguments: Sequence[str]) -> tuple[bool, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    ended = subprocess.run(
-        [*command, *arguments], cwd=root, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    try:
+        ended = subprocess.run(
+            [*command, *arguments], cwd=root, env=environment, capture_output=True, text=True,
+            check=False, timeout=LONGEST_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False, f"ERROR (it does not end in {LONGEST_S} s)"
     said = ended.stdout + ended.stderr
     assert ended.returncode in (0, 1), said[-3000:]  # else it ran no tests
     return ended.returncode == 0, said

@@ -17,7 +17,7 @@ Candidate = Evaluation
 
 
 class Reason(StrEnum):
-    """What makes the answer go before the fastest, where they are two."""
+    """The reason for which the answer goes before the fastest, where they are two."""
 
     CHECKED = "checked"  # its knobs were seen to train what they should
     LIGHTER = "lighter"  # it needs less memory
@@ -26,7 +26,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What expected numbers rest on."""
+    """The grounds of expected numbers."""
 
     by_rules_of_thumb: bool
     """The model is not named, and nothing is predicted of it."""

@@ -1,4 +1,4 @@
-"""What an answer rests on, as data: each fact is one sentence of the explanation.
+"""The evidence of an answer, as data: each fact is one sentence of the explanation.
 
 Numbers carry their units in their names. :mod:`tuner.explain.english` says the facts in words;
 nothing is ever decided by those.
@@ -125,7 +125,7 @@ class TiedWithOthers(Fact):
 
 @fact
 class NextBest(Fact):
-    """What comes after the answer."""
+    """The one that comes after the answer."""
 
     second: Evaluation
     change: Change | float
@@ -162,7 +162,7 @@ class AllocatorConfigured(Fact):
 
 @fact
 class ValueGroup:
-    """What was timed with one value of a knob."""
+    """Configurations that were timed with one value of a knob."""
 
     value: Any
     low_s: float
@@ -185,7 +185,7 @@ class OnlyKnob(Fact):
 
 @fact
 class KnobChange:
-    """What one other value of a knob does: a row of the table of knobs."""
+    """The effect of one other value of a knob: a row of the table of knobs."""
 
     knob: str
     value: Any
@@ -212,14 +212,14 @@ class KnobChange:
 
 @fact
 class KnobProbed(Fact):
-    """What another value of one knob did, by a pair of probes that differ in it alone."""
+    """The effect of another value of one knob, by a pair of probes that differ in it alone."""
 
     changes: tuple[KnobChange]
 
 
 @fact
 class KnobsExpected(Fact):
-    """What other values should do where no pair of probes tells, the largest effect first."""
+    """Effects that are expected where no pair of probes tells, the largest effect first."""
 
     changes: tuple[KnobChange, ...]
     grounds: Grounds
@@ -228,7 +228,7 @@ class KnobsExpected(Fact):
 
 @fact
 class TuningPaid(Fact):
-    """What the tuning has cost, and when it has paid for itself against a rule of thumb."""
+    """The cost of the tuning, and a rule of thumb against which it pays for itself."""
 
     wall_s: float
     device_s: float
@@ -279,7 +279,7 @@ class NotSuggested(Fact):
 
 @fact
 class MoreProbes(Fact):
-    """What a few more probes may gain, and what they cost."""
+    """The gain that a few more probes may have, and their cost."""
 
     count: int
     wall_s: float
@@ -294,7 +294,7 @@ class MoreProbes(Fact):
 
 @fact
 class Untried(Fact):
-    """What may fit and was not probed, while nothing is known to fit."""
+    """Configurations that may fit and were not probed, while nothing is known to fit."""
 
     count: int
     grounds: Grounds
@@ -415,7 +415,7 @@ class NothingProbedFits(Fact):
 
 @fact
 class SmallestNeed(Fact):
-    """What needs least of the configurations that do not fit."""
+    """The one that needs least of the configurations that do not fit."""
 
     smallest: Evaluation
     limit_bytes: float
@@ -481,7 +481,7 @@ class Lighter(Fact):
 
 @fact
 class MemoryPeak(Fact):
-    """Where the memory goes."""
+    """The categories that the memory goes to."""
 
     basis: Basis
     peak_bytes: float
@@ -510,7 +510,7 @@ class ExpertsPadded(Fact):
 
 @fact
 class KnobPredicted(Fact):
-    """What another value of a knob would do to the peak of memory."""
+    """The effect of another value of a knob on the peak of memory."""
 
     changes: tuple[KnobChange]
     reason: str
@@ -522,7 +522,7 @@ class KnobPredicted(Fact):
 
 @fact
 class OfDryRun(Fact):
-    """What a reader should know of the figures of the answer's dry run."""
+    """A note on the figures of the answer's dry run."""
 
     note: str
 
@@ -539,7 +539,7 @@ class SpeedUnknown(Fact):
 
 @fact
 class HowToKnowSpeed(Fact):
-    """What to do where no speed is predicted."""
+    """A way to a speed where none is predicted."""
 
     cluster: str
     is_cpu: bool
@@ -608,7 +608,7 @@ class NoDryRuns(Fact):
 
 @fact
 class DryRunsMade(Fact):
-    """Which layouts were dry-run."""
+    """The layouts that were dry-run."""
 
     probes: tuple[int, ...]
     layouts: int

@@ -162,7 +162,7 @@ class _Pairs:
         return [one for one in self._probed if one != best and others(one) == mine]
 
     def in_another(self, best: Evaluation, knob: str) -> KnobProbed | None:
-        """What a knob did to the fastest configuration of which a pair was probed."""
+        """The effect of a knob on the fastest configuration of which a pair was probed."""
         for finding in (f for f in self.known.fitting if f.settings != best.settings):
             for other in self.differing(finding.settings, knob):
                 if other in self.timed:
@@ -172,7 +172,7 @@ class _Pairs:
         return None
 
     def compared(self, best: Evaluation, other: Settings, knob: str) -> KnobProbed:
-        """What the other value of a knob did."""
+        """The effect of the other value of a knob."""
         found, need = self.timed.get(other), self.known.too_large.get(other)
         wrong = self.known.wrong.get(other)
         change = KnobChange(

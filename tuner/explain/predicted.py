@@ -66,7 +66,7 @@ def awaited_facts(
 
 
 def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
-    """What the probes have shown of memory, why the study has ended, and how it goes on."""
+    """Says what the probes have shown of memory, why the study has ended, and how it goes on."""
     memory, fidelity = ExpectedMemory(known), study.terms.fidelity
     least = memory.smallest()
     if not finished(known):
@@ -193,7 +193,7 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
 
 
 def how_to_know_speed(question: Question) -> facts.HowToKnowSpeed:
-    """What to do where no speed is predicted."""
+    """Says what to do where no speed is predicted."""
     cluster, precision = question.cluster, question.workload.precision
     matrices = _matrix_rate(precision)
     missing = _missing_figures(cluster, matrices)
@@ -237,7 +237,7 @@ def _failures(known: Forecast) -> Iterator[Fact]:
 
 
 def _grounds(known: Forecast) -> Iterator[Fact]:
-    """Which numbers are from dry runs, which are arithmetic, and made with what."""
+    """Tells numbers from dry runs from those that are arithmetic, and what they were made with."""
     if not known.estimates:
         return
     question, calibration = known.study.question, known.study.calibration

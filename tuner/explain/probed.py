@@ -165,7 +165,7 @@ def not_suggested(found: Mapping[Settings, Wrong], study: Study) -> Iterator[Fac
 
 
 def what_is_left(known: Knowledge, outlook: Outlook | None = None) -> Iterator[Fact]:
-    """What more probes may gain, and how much was seen."""
+    """Says what more probes may gain, and how much was seen."""
     done = finished(known)
     if done:
         outlook = outlook or Outlook(known)

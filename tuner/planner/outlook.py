@@ -34,7 +34,7 @@ class Outlook:
 
     @cached_property
     def grounds(self) -> Grounds:
-        """What these numbers rest on."""
+        """The grounds of these numbers."""
         known, question = self._known, self._known.study.question
         by_rules, is_assumed = not is_named(question.workload.model), False
         if not by_rules:

@@ -1,4 +1,4 @@
-"""What is believed of each legal configuration before any probe: the prior of a search."""
+"""The prior of a search: beliefs about each legal configuration before any probe."""
 
 from collections.abc import Mapping
 from dataclasses import replace

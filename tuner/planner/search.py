@@ -65,7 +65,7 @@ class ExpectedMemory:
         return self._bound(settings).floor_bytes > self._known.limit_bytes
 
     def smallest(self) -> Evaluation | None:
-        """What needs least of the configurations that do not fit; ``None`` without any."""
+        """The one that needs least of those that do not fit; ``None`` without any."""
         seen = self._known.too_large.values()
         return min(seen, key=lambda need: (need.most_bytes, need.probes[0].id), default=None)
 
@@ -229,7 +229,7 @@ class Proposed:
 
 
 class Search:
-    """What is believed of the legal configurations, and which to try next."""
+    """Beliefs about the legal configurations, and the one to try next."""
 
     def __init__(
         self, known: Knowledge, pending: Collection[Settings] = (), *, confirms: bool = False

@@ -61,7 +61,7 @@ class Evidence:
         return Outlook(known) if timed else None
 
     def seen(self, settings: Settings) -> tuple[Evaluation, ...]:
-        """What was measured or emulated of a configuration, in the order of :attr:`probed`."""
+        """Measured and emulated results of a configuration, in the order of :attr:`probed`."""
         return tuple(found[settings] for found in self.probed.values() if settings in found)
 
     def predicted(self, settings: Settings) -> Evaluation | None:
@@ -93,7 +93,7 @@ def _found(known: Knowledge) -> dict[Settings, Evaluation]:
 
 
 def _evaluated(known: Knowledge, finding: Evaluation | None, probes: Sequence[Probe]) -> Evaluation:
-    """What all probes of a configuration say, those that failed too.
+    """Evaluates all probes of a configuration, those that failed too.
 
     Args:
         known: what all probes of their fidelity taught.
