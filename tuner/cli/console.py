@@ -1,4 +1,4 @@
-"""What is written to the terminal: facts, plain tables, paragraphs, and what is waited for."""
+"""Output to the terminal: facts, plain tables, paragraphs, and what is waited for."""
 
 import os
 import re

@@ -24,7 +24,7 @@ class Texts:
         self.wrong: list[UsageError] = []
 
     def read(self, read: Callable[[str, G], T], field: str, given: G | None) -> T | None:
-        """What ``read`` makes of an option; ``None`` of one that is left out, or is wrong."""
+        """The value of an option by ``read``; ``None`` where it is left out, or is wrong."""
         return None if given is None else self.made(lambda: read(field, given))
 
     def made(self, make: Callable[[], T]) -> T | None:
