@@ -161,13 +161,13 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Cluster":
-        """The reverse of :meth:`as_dict`."""
+        """The reverse of :meth:`as_dict`; links that are left out are unknown."""
         return cls(
             nodes=values["nodes"],
             gpus_per_node=values["gpus_per_node"],
             gpu=Gpu(**values["gpu"]),
-            intra_node=Link(**values["intra_node"]),
-            inter_node=Link(**values["inter_node"]),
+            intra_node=Link(**values.get("intra_node", {})),
+            inter_node=Link(**values.get("inter_node", {})),
         )
 
 
