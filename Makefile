@@ -32,11 +32,11 @@ suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU proc
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.
 test test-all test-long: export PYTHONDONTWRITEBYTECODE =
 
-test: $(INSTALLED)  ## the tests that need no system package and no network (about 10 minutes)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup \
-		-m "not slow and not browser and not slurm and not ray and not cuda"
+test: $(INSTALLED)  ## the unit tests, and a few that start processes: no system package, no network (about 5 minutes)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit tests/process \
+		-m "(unit or smoke) and not slow and not long"
 
-test-all: $(INSTALLED)  ## all tests: the slow ones too, and on Slurm and Ray where they are installed
+test-all: $(INSTALLED)  ## all tests but the long ones; on Slurm, Ray and Chromium where they are installed
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not cuda and not long"
 
 test-long: $(INSTALLED)  ## before a release: long tests, and made-up input at random, twenty times as much

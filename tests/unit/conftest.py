@@ -24,6 +24,16 @@ from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.model import load_model
 from tuner.store import open_store
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is in this folder, which is what ``make test`` runs whole."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("unit")
+
+
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 """Of the packages that the dry runs are said to have been made with."""
 
