@@ -12,8 +12,9 @@ from judging import holds
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import Framework, framework
+from tuner.core.study import HEADROOM
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
-from tuner.cost.prediction import HEADROOM, Prediction, predict
+from tuner.cost.prediction import Prediction, predict
 from tuner.cost.script import PLAIN, Script
 from tuner.model import published_model as read
 

@@ -12,6 +12,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.study import HEADROOM
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
@@ -64,10 +65,6 @@ def uncovered_settings(
             " apart; with 5 and later, which packs them, it is"
         )
     return ""
-
-
-# Share of the device's memory that is left free, unless the caller says otherwise.
-HEADROOM = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
