@@ -20,7 +20,7 @@ from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
-from tuner.planner.prior import RUNS, predicted
+from tuner.planner.prior import RUNS, Asked, predicted
 from tuner.planner.timing import speed_of, step_time
 from tuner.search.kernel import Array, ByContents, alike, log_likelihood, one_thread, regress
 from tuner.search.trials import Past, joined, settings_features, workload_features
@@ -47,16 +47,25 @@ def past_of(study: Study) -> Past | None:
     return _past_of(study.past, study.calibration) if study.past else None
 
 
-# It is kept from one step of planning to the next, in which the past is the same object.
+# One step of planning asks for it several times. The next one has read the past anew: it is another
+# object then, and its predictions are what is kept.
 @kept(maxsize=4)
 def _past_of(past: tuple[Study, ...], calibration: Calibration | None) -> Past | None:
     parts = []
     for number, study in enumerate(past):
         question, found = study.question, found_in(study)
-        steps = (predicted(question, one.settings, calibration)[1] for one in found)
-        seconds = [step.value or nan for step in steps]
+        asked = Asked(question, calibration)
+        seconds = [_predicted(asked, one.settings) for one in found]
         parts.append(past_trials(number, question.workload, question.cluster, found, seconds))
     return joined([part for part in parts if part.size])
+
+
+# A study is planned again after every probe, and what is predicted of its past stays the same.
+@lru_cache(maxsize=1024)
+def _predicted(asked: Asked, settings: Settings) -> float:
+    """Seconds of a step; ``nan`` where they are unknown."""
+    _, step = predicted(asked.question, settings, asked.calibration)
+    return step.value or nan
 
 
 def past_trials(

@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, Study
-from tuner.planner.prior import RUNS
+from tuner.core.study import Probe, Question, Study
+from tuner.cost.calibration import Calibration
+from tuner.planner import next_probe
+from tuner.planner.prior import RUNS, predicted
 from tuner.planner.similar import found_in, past_of
 
 ONE = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
@@ -56,6 +59,26 @@ def test_excess_is_what_was_seen_over_what_is_predicted(
     assert two.log_excess[0] - one.log_excess[0] == pytest.approx(log(1.5))
     assert one.ran.tolist() == [1.0]
     assert one.expected.tolist() == [RUNS]
+
+
+def test_a_past_that_is_read_anew_is_not_predicted_anew(
+    lab: SimpleNamespace, study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Settings] = []
+
+    def counted(question: Question, settings: Settings, calibration: Calibration | None) -> Any:
+        asked.append(settings)
+        return predicted(question, settings, calibration)
+
+    monkeypatch.setattr("tuner.planner.similar.predicted", counted)
+    earlier = study((ONE, lab.ok(1.0, 100, count=2)), (TWO, lab.ok(1.0, 100)))
+    question = replace(
+        earlier.question, workload=replace(earlier.question.workload, sequence_length=136)
+    )
+    for _ in range(2):
+        past = (replace(earlier, question=replace(question)),)
+        next_probe(replace(lab.study(lab.question("8xh100-80gb", batch=64)), past=past))
+    assert asked == [ONE, TWO]
 
 
 def test_studies_are_told_apart_and_settings_pooled(
