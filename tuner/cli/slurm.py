@@ -21,8 +21,11 @@ SHORT = {
     "M": "clusters", "n": "ntasks", "o": "output", "Q": "quiet", "s": "oversubscribe",
     "V": "version", "W": "wait",
 }  # fmt: skip
-# Letters that take no value: sbatch would read more letters behind them as options too.
+# Letters that take no value: sbatch would read more letters behind them as options too, and take the
+# next word for the job's script.
 FLAGS = frozenset("HIKOXhkrsuv")
+# Letters that must have a value, beside those above.
+VALUED = frozenset("ABCFGLNSbcdmpqtwx")
 NOTHING = "no job would be submitted"
 # Options that would break the worker, or its being followed, and why. Slurm judges all others.
 OURS = {
@@ -74,19 +77,24 @@ def batch_options(text: str) -> tuple[str, ...]:
     while words:
         word = words.pop(0)
         if long := re.fullmatch(r"--([a-z][a-z-]+)(?:=(.*))?", word, re.DOTALL):
-            name, value = long[1], long[2]
+            name, value, flag = long[1], long[2], False
         elif short := re.fullmatch(r"-([A-Za-z])=?(.*)", word, re.DOTALL):
             name, value = SHORT.get(short[1], short[1]), short[2] or None
-            if value is not None and short[1] in FLAGS:
+            flag = short[1] in FLAGS
+            if value is not None and flag:
                 raise UsageError("slurm", word, "must be one option, and not several letters")
+            if short[1] not in FLAGS | VALUED | SHORT.keys():
+                raise UsageError("slurm", word, "is not known; give the option's long name")
         else:
             raise UsageError("slurm", word, "must be an option of sbatch, such as --partition=NAME")
         # sbatch takes the beginning of a long name for it
         refused = next((one for one in OURS if one.startswith(name)), None)
         if refused and len(name) > 1:
             raise UsageError("slurm", word, f"cannot be given: {OURS[refused]}")
-        if value is None and words and not words[0].startswith("-"):
+        if value is None and not flag and words and not words[0].startswith("-"):
             value = words.pop(0)
+        if value is None and name in VALUED:
+            raise UsageError("slurm", word, "must have a value")
         if value is not None and not value.isprintable():
             raise UsageError("slurm", word, "must be of printable characters")
         if len(name) == 1:
