@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import typer
@@ -133,8 +133,8 @@ def _single(asked: PredictAsked) -> Case:
     given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
     case = read_single_case(**given, beside=texts.wrong)
     if note := model_note(str(asked.model)):
-        typer.echo(note, err=True)
-    return case
+        typer.echo(note, err=True)  # and not once more among the notes
+    return replace(case, notes=tuple(one for one in case.notes if one != note))
 
 
 def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:

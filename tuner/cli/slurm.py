@@ -21,8 +21,8 @@ SHORT = {
     "M": "clusters", "n": "ntasks", "o": "output", "Q": "quiet", "s": "oversubscribe",
     "V": "version", "W": "wait",
 }  # fmt: skip
-# Letters that take no value: sbatch would read more letters behind them as options too, and take the
-# next word for the job's script.
+# Letters that take no value: sbatch would read more letters behind them as options too, and the
+# next word as the job's script.
 FLAGS = frozenset("HIKOXhkrsuv")
 # Letters that must have a value, beside those above.
 VALUED = frozenset("ABCFGLNSbcdmpqtwx")

@@ -90,6 +90,22 @@ def test_one_case_as_json_is_the_answer_of_a_file(
     assert again == alone
 
 
+def test_sizes_that_a_configuration_leaves_out_are_told_once(
+    cli: Any, tiny: str, tmp_path: Path
+) -> None:
+    sizes = json.loads(Path(tiny).read_text())
+    del sizes["max_position_embeddings"]
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps(sizes))
+    done = _one(cli, str(path), "--json", "--headroom", "0.1", "--memory-limit", "20GiB")
+    assert done.err.startswith("bare: not in the model's configuration")
+    (note,) = done.json["notes"]
+    assert note.startswith("the headroom is not applied")
+    done = _one(cli, str(path))
+    assert "not in the model's configuration" in done.err
+    assert "not in the model's configuration" not in " ".join(done.out.split())
+
+
 def test_dead_knobs_are_said(cli: Any, tiny: str) -> None:
     done = _one(cli, tiny, settings="sharding=ddp,tp_recompute_allgather=true")
     assert "tp_recompute_allgather is false, not true as asked" in " ".join(done.out.split())
