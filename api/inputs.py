@@ -86,9 +86,12 @@ async def _json_body(request: Request) -> Any:
         raise ProblemError(422, detail, field=path, allowed=allowed) from error
     except json.JSONDecodeError as error:
         raise ProblemError(400, f"the body is not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        detail = "the body is JSON too deep, or with a number too long, to be read"
-        raise ProblemError(400, detail) from error
+    except UnicodeDecodeError as error:
+        raise ProblemError(400, "the body is not UTF-8") from error
+    except RecursionError as error:
+        raise ProblemError(400, "the body is JSON too deep to be read") from error
+    except ValueError as error:
+        raise ProblemError(400, f"the body cannot be read: {error}") from error
 
 
 JsonBody = Annotated[Any, Depends(_json_body)]

@@ -185,7 +185,10 @@ def read_json(text: str) -> Any:
         return found
 
     decoder = json.JSONDecoder(
-        object_pairs_hook=read_object, parse_float=_finite_number, parse_constant=_no_constant
+        object_pairs_hook=read_object,
+        parse_float=_finite_number,
+        parse_int=_short_number,
+        parse_constant=_no_constant,
     )
     value = decoder.decode(text)
     if doubled:
@@ -214,6 +217,13 @@ def _finite_number(text: str) -> float:
     if not isfinite(value):
         raise ValueError(f"{text[:40]} is too large a number")
     return value
+
+
+def _short_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:  # Python's own limit of digits
+        raise ValueError(f"{text[:40]} is too large a number") from error
 
 
 def _no_constant(text: str) -> float:

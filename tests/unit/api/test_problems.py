@@ -48,11 +48,19 @@ def test_a_key_of_idempotency_may_not_be_empty(client: TestClient) -> None:
     assert body["detail"] == "idempotency-key: got ''; must have 1 characters or more"
 
 
-@pytest.mark.parametrize("text", ["[" * 50_000, "9" * 5_000])
-def test_json_that_cannot_be_read_is_told_so(client: TestClient, text: str) -> None:
-    response = client.post("/tune", content=text, headers=JSON)
-    assert response.status_code == 400
-    assert response.json()["detail"].startswith("the body is JSON too deep, or with a number")
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[" * 50_000, "the body is JSON too deep to be read"),
+        (b"9" * 5_000, f"the body cannot be read: {'9' * 40} is too large a number"),
+        (b"1e999", "the body cannot be read: 1e999 is too large a number"),
+        (b'{"headroom": NaN}', "the body cannot be read: NaN is not JSON"),
+        (b'{"pool": "\xff"}', "the body is not UTF-8"),
+    ],
+)
+def test_json_that_cannot_be_read_is_told_so(client: TestClient, content: bytes, why: str) -> None:
+    response = client.post("/tune", content=content, headers=JSON)
+    assert (response.status_code, response.json()["detail"]) == (400, why)
 
 
 def test_a_request_without_a_body_is_told_so(client: TestClient) -> None:

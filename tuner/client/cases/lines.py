@@ -86,7 +86,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
         raise _UnreadableError(_TOO_DEEP) from error
     except DoubledNameError as error:
         raise UsageError(error.path or "case", "two values", "must be given once") from error
-    except ValueError as error:  # not JSON, or an integer of thousands of digits
+    except ValueError as error:  # not JSON, or a number that is too large
         raise _UnreadableError(f"must be JSON: {_reason(error)}") from error
     if not isinstance(value, dict):
         raise _UnreadableError("must be a JSON object")

@@ -55,7 +55,7 @@ def test_a_stream_that_breaks_is_the_files_fault() -> None:
         (b'{"a": NaN}', "must be JSON: NaN is not JSON"),
         (b'{"a": -Infinity}', "must be JSON: -Infinity is not JSON"),
         (b'{"a": 1e999}', "must be JSON: 1e999 is too large a number"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "must be JSON: Exceeds the limit"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is too large a number"),
         (b'{"a": 1} {"b": 2}', "must be JSON: Extra data"),
         (b'{"a": "\xff"}', "must be JSON in UTF-8"),
         (b"[1]", "must be a JSON object"),
