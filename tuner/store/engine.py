@@ -2,6 +2,7 @@
 
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,9 @@ KEPT_ALIVE = {
 # The question takes as long as a short statement, and no server ends and starts again in a second.
 # Seconds without use after which a connection to PostgreSQL is asked if it still works.
 PING_AFTER_S = 1.0
+
+# Claims return the rows that they change.
+OLDEST_SQLITE = (3, 35)
 
 # How a durable commit of SQLite waits for the disk, which takes milliseconds: fully. Without that a
 # power cut would undo measurements that took minutes each.
@@ -123,7 +127,7 @@ def make_engine(url: URL) -> Engine:
     """Connections to the database; nothing is opened yet.
 
     Raises:
-        StoreError: the library for this kind of database is not installed.
+        StoreError: the library for this kind of database is not installed, or is too old.
     """
     return _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
 
@@ -165,6 +169,9 @@ class Transactions:
 
 def _sqlite_engine(url: URL) -> Engine:
     """Connections to a file that exists, and is the one that the path names."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreError(f"db: SQLite {oldest} is needed; this is {sqlite3.sqlite_version}")
     # A file that is moved away or put back from a copy is noticed when a connection is next used:
     # those to the file that was there are closed. None makes a file, which would take the place of
     # the one that is away, and undo what its write-ahead log holds.

@@ -80,6 +80,15 @@ def test_a_file_that_is_absent_is_refused_when_it_must_not_be_made(sqlite_url: s
     assert not Path(parse_url(sqlite_url).database or "").parent.exists()
 
 
+def test_a_library_that_is_too_old_is_refused(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(sqlite_url).close()
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    refused(sqlite_url, StoreError, r"SQLite 3\.35 is needed; this is 3\.34\.1")
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 100)
