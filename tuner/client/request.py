@@ -7,7 +7,7 @@ what may be written, and all that is wrong is told at once, each with its path, 
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -39,7 +39,7 @@ from tuner.client.values import (
     uncovered_gpu,
     uncovered_model_type,
 )
-from tuner.client.wrong import MOST_VALUES, errors_of, telling, told, wrong
+from tuner.client.wrong import A_LIST, MOST_VALUES, errors_of, telling, told, wrong
 from tuner.core.bounds import Number, Whole
 from tuner.core.cluster import (
     MOST_GPUS_PER_NODE,
@@ -109,6 +109,8 @@ NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of it
 INLINE_MODEL = "the model"
 # Parts of cases that are kept once read, and the characters of the largest.
 MOST_KEPT, LONGEST_KEPT = 4096, 16 * 1024
+# Names of one object, but of a model's configuration.
+MOST_NAMES = 100
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -142,16 +144,24 @@ class Kept:
 
 
 class Part(BaseModel):
-    """Part of a request; what is null is left out."""
+    """Part of a request; a field that is null is left out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: one for name, one in value.items() if one is not None}
-        return value
+        if not isinstance(value, Mapping):
+            return value
+        check_few(value)
+        known = cls.model_fields
+        return {name: one for name, one in value.items() if one is not None or name not in known}
+
+
+def check_few(value: Mapping[Any, Any]) -> None:
+    """Refuses an object of so many names that to tell what is wrong with each takes long."""
+    if len(value) > MOST_NAMES:
+        raise wrong("", f"{len(value)} fields", f"must have {MOST_NAMES} fields at most")
 
 
 def short(text: str, field: str) -> str:
@@ -257,6 +267,8 @@ def _read_gpu(value: Any, handler: ValidatorFunctionWrapHandler, info: Validatio
             return catalogue_gpu(name, "gpu")[0]
         if not isinstance(value, Mapping | Gpu):
             raise UsageError("gpu", value, "must be a catalogue name or a table of fields")
+        if isinstance(value, Mapping):
+            check_few(value)
         found: Gpu = handler(value)
     except UsageError as error:
         raise told(_maybe_uncovered(error, info)) from error
@@ -264,6 +276,8 @@ def _read_gpu(value: Any, handler: ValidatorFunctionWrapHandler, info: Validatio
 
 
 def _read_link(value: Any, handler: ValidatorFunctionWrapHandler) -> Link:
+    if isinstance(value, Mapping):
+        check_few(value)
     try:
         found: Link = handler(value)
     except UsageError as error:
@@ -316,9 +330,6 @@ def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
         if not isinstance(found, Mapping):
             raise UsageError("cluster", found, "must be a table of fields")
         return on_machine(_read_fields(found, info))
-    if spelled.lower() == "local" and not is_here(info):
-        allowed = "is the machine that asks: name what it has, such as 8xa100-80gb"
-        raise UsageError("cluster", value, allowed)
     try:
         parse_cluster(spelled)
     except UsageError as error:
@@ -326,6 +337,15 @@ def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
             raise UsageError("cluster", value, NETWORK_SPELLINGS) from error
         raise _maybe_uncovered(error, info) from error
     return spelled
+
+
+def _read_named_place(value: Any, info: ValidationInfo) -> str | Cluster:
+    """The same, of a request that may come from another machine than this."""
+    is_local = isinstance(value, str) and value.strip().lower() == "local"
+    if is_local and not is_here(info):
+        allowed = "is the machine that asks: name what it has, such as 8xa100-80gb"
+        raise UsageError("cluster", value, allowed)
+    return _read_place(value, info)
 
 
 def cluster_of(value: Any, info: ValidationInfo) -> Cluster:
@@ -423,10 +443,17 @@ def _knob_field(name: str) -> Any:
     def read(value: Any, info: ValidationInfo) -> Any:
         return knob_value(name, value) if is_here(info) else json_knob(name, value)
 
+    def check_list(value: Any, info: ValidationInfo) -> Any:
+        # A set has no order, and an iterator is gone once it is read.
+        is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        if not is_list or (len(value) > MOST_VALUES and not is_here(info)):
+            raise UsageError(name, value, A_LIST)
+        return value
+
     knob = KNOBS[name]
     one = Annotated[knob.kind, BeforeValidator(telling(read))]  # type: ignore[name-defined]
-    bounds = Field(min_length=1, max_length=MOST_VALUES)
-    listed = Annotated[tuple[one, ...], bounds]
+    bounds = Field(min_length=1, json_schema_extra={"maxItems": MOST_VALUES})
+    listed = Annotated[tuple[one, ...], bounds, BeforeValidator(telling(check_list))]
     return listed | None, Field(default=None, description=f"{knob.label}; active: {knob.live_when}")
 
 
@@ -488,7 +515,7 @@ class TuneRequest(Common):
 
     cluster: Annotated[
         str | Cluster,
-        PlainValidator(telling(_read_place), json_schema_input_type=Short | ClusterGiven),
+        PlainValidator(telling(_read_named_place), json_schema_input_type=Short | ClusterGiven),
     ] = Field(
         description="8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields.",
         examples=["8xh100-80gb"],
@@ -712,7 +739,7 @@ def read(
     try:
         made = kind.model_validate(values, context=here)
     except ValidationError as error:
-        errors += map(named, errors_of(error.errors(include_url=False), _MODELS))
+        errors += map(named, errors_of(error.errors(include_url=False), {**_MODELS, "": kind}))
     if errors:
         raise all_of(errors)
     assert made is not None
@@ -736,7 +763,6 @@ def _check_plain(values: Any) -> None:
 
 # Objects by their paths, for those who name a field that there is not.
 _MODELS: Mapping[str, type[Any]] = {
-    "": TuneRequest,
     "workload": WorkloadGiven,
     "cluster": ClusterGiven,
     "cluster.gpu": Gpu,

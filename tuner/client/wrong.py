@@ -1,10 +1,11 @@
 """Usage errors through pydantic and back: raised where a part is read, told with its path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationInfo
+from pydantic import BaseModel, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from tuner.errors import UsageError
@@ -77,8 +78,7 @@ def errors_of(
             continue
         if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             path, name = ".".join(names[:-1]), names[-1][:80]
-            fields = sorted(models[path].__annotations__) if path in models else ()
-            known = ", ".join(name for name in fields if not name.startswith("_"))
+            known = ", ".join(sorted(_fields(models[path]))) if path in models else ""
             field = f"{path}.{name}" if path else name
             yield UsageError(field, line["input"], f"no such field; there are {known}")
             continue
@@ -87,6 +87,12 @@ def errors_of(
         allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
         given = None if kind == "missing" else line.get("input")
         yield UsageError(".".join(names) or "body", given, allowed)
+
+
+def _fields(kind: type[Any]) -> Iterable[str]:
+    if issubclass(kind, BaseModel):
+        return kind.model_fields
+    return (field.name for field in fields(kind))
 
 
 def _placed(names: Sequence[str], field: str) -> str:

@@ -120,14 +120,17 @@ def read_case(
         reasons = "; ".join(one.allowed for one in error.errors)
         raise NotCoveredError(error.field, error.given, reasons) from error
     workload = given.workload.workload
-    stack = framework(given.framework.name, given.framework.versions, _installed())
-    if reason := uncovered(workload, stack):
-        raise NotCoveredError("workload", workload.model.name, reason)
-    question = Question(workload=workload, cluster=given.cluster, framework=stack)
     try:
+        stack = framework(given.framework.name, given.framework.versions, _installed())
+        if reason := uncovered(workload, stack):
+            raise NotCoveredError("workload", workload.model.name, reason)
+        question = Question(workload=workload, cluster=given.cluster, framework=stack)
         settings, changed = canonical(question, *given.settings)
+    except NotCoveredError:
+        raise
     except UsageError as error:
-        raise named(error) from error
+        is_version = error.field == "framework_version"
+        raise named(error.at("framework.versions") if is_version else error) from error
     return Case(
         question=question,
         settings=settings,
