@@ -446,6 +446,9 @@ class Executor:
             self._is_waiting = True
             if self._stop.wait(ACQUIRE_S) or time.monotonic() > until:
                 return None
+            # what ended meanwhile has devices too, and they are free now
+            if self._collect():
+                return None
         self._is_waiting = False
         for other in self._free():
             if other is not found:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from math import inf
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -461,6 +462,30 @@ def test_another_workers_device_is_left_to_it(store, eight, on_gpus, how: str) -
     assert outcomes(store.study(study.id)) == [Outcome.OK] * 4
     assert set(on_gpus.on_gpu()) == {"GPU-a", "GPU-c"}
     assert not other.wanted
+
+
+def test_a_probe_that_ends_while_other_devices_are_waited_for_makes_room_for_the_next(
+    store, eight, on_gpus, stop, clock
+) -> None:
+    assert on_gpus.another("GPU-b", "GPU-c").acquire()
+    waits, move, began = Event(), stop.move, clock.now
+
+    def act(run: FakeRun, spec: Any, number: int) -> str:
+        return "ok" if waits.is_set() else "wait"
+
+    def moved(seconds: float) -> None:
+        if seconds == executor_module.ACQUIRE_S:
+            waits.set()
+        move(seconds)
+
+    stop.move = moved
+    stop.when = lambda: "it waits for ever" if clock.now > began + 60 else ""
+    study = store.ask(eight, emulated(max_probes=2))
+    for micro in (8, 4):
+        enter(store, study, micro, 8, Fidelity.EMULATED)
+    assert on_gpus(study, act) == 0
+    assert outcomes(store.study(study.id)) == [Outcome.OK] * 2
+    assert set(on_gpus.on_gpu()) == {"GPU-a"}
 
 
 def test_device_seconds_end_all_that_run(store, eight, on_gpus) -> None:
