@@ -19,7 +19,7 @@ import anyio
 from tuner.client.advance import is_answered
 from tuner.client.launch import with_launch
 from tuner.core.answer import Suggestion
-from tuner.core.study import OPEN, Study, Terms
+from tuner.core.study import OPEN, Limits, Study
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
 from tuner.explain.known import best_known, is_forecast, why_none
 from tuner.model.shape import shown_question
@@ -123,9 +123,9 @@ class Body:
     """Entity tag of the content, with its quotes; weak, since answers may be compressed."""
     standing: StudyStatus
     """When it was read."""
-    terms: Terms
+    limits: Limits
     answered: bool
-    """True where asking again on the same terms would find nothing new."""
+    """True where asking again within the same limits would find nothing new."""
 
     def with_notes(self, notes: Sequence[str]) -> bytes:
         """The content with what was decided for whoever asked."""
@@ -225,8 +225,8 @@ class Answers:
             "asked_at": study.asked_at,
             "probes_before": study.probes_before,
             "question": shown_question(study.question.as_dict()),
-            "terms": study.terms.as_dict(),
-            "terms_id": study.terms.id,
+            "terms": study.limits.as_dict(),
+            "terms_id": study.limits.id,
             "pending": suggestion is None and is_open,
             "suggestion": suggestion and suggestion.as_dict(),
             "no_answer": no_answer(study, suggestion) if suggestion and not is_open else None,
@@ -236,8 +236,8 @@ class Answers:
             content=content,
             etag=f'W/"{hashlib.sha256(content).hexdigest()[:32]}"',
             standing=whole.standing,
-            terms=study.terms,
-            answered=is_answered(study, study.terms, here=False),
+            limits=study.limits,
+            answered=is_answered(study, study.limits, here=False),
         )
 
 

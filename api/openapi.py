@@ -33,7 +33,7 @@ DETAILS: Mapping[int, str] = {
 EVERYWHERE = (400, 401, 403, 429, 503)
 # Headers that problems come with.
 HEADERS: Mapping[int, str] = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
-# Operations that answer on the terms of a caller, or not at all.
+# Operations that answer within the limits of a caller, or not at all.
 OF_TERMS = frozenset({"show_study", "export_study"})
 
 

@@ -21,7 +21,7 @@ from api import examples
 from tuner.client.wrong import errors_of
 from tuner.errors import (
     NothingFitsError,
-    OtherTermsError,
+    OtherLimitsError,
     ProbeError,
     SpeedUnknownError,
     StoreError,
@@ -136,7 +136,7 @@ class Problem(BaseModel):
         default=None, description="All fields that are wrong; the first is told above too."
     )
     study_id: str | None = Field(
-        default=None, description="The study that is on other terms than were asked for."
+        default=None, description="The study that has other limits than those asked for."
     )
     terms: dict[str, Any] | None = Field(
         default=None,
@@ -214,7 +214,7 @@ def problem_of(error: TunerError) -> JSONResponse:
         log.error("%s", error)  # not told: it names the database
         retry = {"Retry-After": str(RETRY_S)}
         return problem(503, "the database cannot be used now", retry)
-    if isinstance(error, OtherTermsError):
+    if isinstance(error, OtherLimitsError):
         apart = {
             name: {"study": there, "asked": ours} for name, (there, ours) in error.apart.items()
         }

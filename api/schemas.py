@@ -162,8 +162,8 @@ class Question(Answered):
     knobs: dict[str, list[Any]]
 
 
-class Terms(Answered):
-    """On what terms."""
+class Limits(Answered):
+    """Holds the answer to a memory limit, a tolerance, a budget and a fidelity."""
 
     fidelity: Fidelity
     headroom: float
@@ -189,9 +189,9 @@ class Study(Answered):
     asked_at: str
     probes_before: int = Field(description="Probes that earlier askings had spent.")
     question: Question
-    terms: Terms
+    terms: Limits
     terms_id: str = Field(
-        description="Names these terms: with `terms` of this value, no answer on others is given."
+        description="Names these limits: with `?terms=` this, no answer within others is given."
     )
     pending: bool = Field(description="Whether the first suggestion waits for a worker.")
     suggestion: Suggestion | None

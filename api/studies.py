@@ -27,7 +27,7 @@ from api.security import Caller, Reader, Submitter
 from tuner.client.launch import exported
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.errors import UnknownNameError
 from tuner.explain.known import require_best
 from tuner.launchfiles import FORMATS, why_not
@@ -55,7 +55,7 @@ OfTerms = Annotated[
     str | None,
     Query(
         pattern=r"^[0-9a-f]{12}$",
-        description="`terms_id` of an answer: 409 when the study is on other terms.",
+        description="`terms_id` of an answer: 409 when the study has other limits.",
         examples=[examples.TERMS_ID],
     ),
 ]
@@ -100,9 +100,9 @@ async def submit_question(
         ),
     ] = None,
 ) -> Response:
-    """The same question on the same terms is asked once: who asks again joins, or gets its answer.
+    """A question is asked once within the same limits: who asks again joins, or gets its answer.
 
-    While its study is open on other terms it is refused (409), unless ``replace`` puts it on these.
+    While its study is open with others it is refused (409), unless ``replace`` gives it these.
     Versions that are not stated are those of the living workers. Where nothing is known yet,
     ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs.
     """
@@ -218,7 +218,7 @@ async def show_study(
             body = await context.turns.run(caller.owner, context.answers.of, found)
     else:
         body = await _waited(context, caller, study_id, known, wait, terms)
-    check_terms(study_id, body.terms, terms)
+    check_limits(study_id, body.limits, terms)
     headers = {"ETag": body.etag, **REVALIDATED}
     if _tag(body.etag) in known or "*" in known:
         return Response(None, 304, headers)
@@ -271,15 +271,15 @@ def cancel(context: Context, caller: Caller, study_id: str) -> None:
         raise ProblemError(409, detail, code=ProblemCode.STUDY_ENDED)
 
 
-def check_terms(study_id: str, terms: Terms, wanted: str | None) -> None:
-    """Refuses to answer on other terms than were asked for.
+def check_limits(study_id: str, limits: Limits, wanted: str | None) -> None:
+    """Refuses to answer within other limits than those asked for.
 
     Raises:
         ProblemError: 409.
     """
-    if wanted is not None and wanted != terms.id:
-        detail = f"study {study_id} was put on other terms meanwhile; ask the question again"
-        apart = {name: {"study": value} for name, value in terms.as_dict().items()}
+    if wanted is not None and wanted != limits.id:
+        detail = f"study {study_id} was given other limits meanwhile; ask the question again"
+        apart = {name: {"study": value} for name, value in limits.as_dict().items()}
         code = ProblemCode.OTHER_LIMITS
         raise ProblemError(409, detail, code=code, study_id=study_id, terms=apart)
 
@@ -293,7 +293,7 @@ async def _waited(
     terms: str | None,
 ) -> Body:
     """The study at its end or, if something is known of it, when it is another than that; or as
-    soon as it is on other terms."""
+    soon as it has other limits."""
 
     async def now() -> Body:
         if body := context.answers.fresh(feed.standing):
@@ -302,7 +302,7 @@ async def _waited(
             return await context.answers.soon(feed.standing)
 
     def is_over() -> bool:
-        other = terms is not None and Terms.from_dict(feed.standing.terms).id != terms
+        other = terms is not None and Limits.from_dict(feed.standing.limits).id != terms
         return feed.is_over or other
 
     until = anyio.current_time() + wait_s
@@ -421,7 +421,7 @@ async def export_study(
     def export() -> str:
         whole = context.answers.whole(standing)
         study = whole.study
-        check_terms(study.id, study.terms, terms)
+        check_limits(study.id, study.limits, terms)
         if whole.suggestion is None:
             detail = f"study {study.id} has no suggestion yet"
             raise ProblemError(409, detail, code=ProblemCode.NO_ANSWER)

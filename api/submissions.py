@@ -14,9 +14,9 @@ from tuner.client.advance import closed_as_probed, conclude, foresee
 from tuner.client.place import Placed, place
 from tuner.client.request import TuneRequest, read_request
 from tuner.core.measurement import Fidelity
-from tuner.core.study import OPEN, Question, StudyState, Terms
+from tuner.core.study import OPEN, Limits, Question, StudyState
 from tuner.cost.calibration import Calibration
-from tuner.errors import OtherTermsError, StoreError
+from tuner.errors import OtherLimitsError, StoreError
 from tuner.store import Store, StudyStatus, study_id
 from tuner.store.audit import LOCAL, Action, Audit, AuditNote
 from tuner.store.requests import RequestKey, Requests, body_hash
@@ -90,7 +90,7 @@ class Submissions:
         self._noted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def submit(self, value: object, *, owner: str, key: str | None, address: str = "") -> Submitted:
-        """Asks the question of a request, unless it is being answered, or was, on its terms.
+        """Asks the question of a request, unless it is being answered, or was, within its limits.
 
         The audit notes who asked, in the transaction that asks; and the first time in this process
         that a key is answered by a study that it need not ask.
@@ -103,7 +103,7 @@ class Submissions:
 
         Raises:
             UsageError: something about it is wrong; nothing was written.
-            OtherTermsError: its study is on other terms: open, and they are not to be replaced, or
+            OtherLimitsError: its study has other limits: open, and they are not to be replaced, or
                 replaced by somebody else meanwhile.
             ProblemError: too many studies are open.
             StoreError: the database fails.
@@ -128,49 +128,54 @@ class Submissions:
         self._check_room(standing, owner)
         self._store.reap()
         data: dict[str, str | int] = {"address": address}
-        if standing and standing.state in OPEN and placed.terms.apart(standing.terms):
+        if standing and standing.state in OPEN and placed.limits.apart(standing.limits):
             data["replaced"] = 1
         note = AuditNote(actor=owner or LOCAL, action=Action.SUBMIT, data=data)
         asked_id = self._requests.ask(
-            placed.question, placed.terms, request_key, note, replace=request.replace
+            placed.question, placed.limits, request_key, note, replace=request.replace
         )
         self._remember_noted(owner, asked_id)
         self._advance(asked_id, placed)
         asked_standing = self._standing(asked_id)
-        return Submitted(body=self._on_terms(asked_standing, placed.terms), notes=placed.notes)
+        return Submitted(
+            body=self._within_limits(asked_standing, placed.limits), notes=placed.notes
+        )
 
     def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
         """The study, if asking it again would change nothing of it.
 
         Raises:
-            OtherTermsError: it is open on others, which are not to be replaced.
+            OtherLimitsError: it is open with others, which are not to be replaced.
         """
-        apart = placed.terms.apart(standing.terms)
+        apart = placed.limits.apart(standing.limits)
         if standing.state in OPEN:
             if apart and not replace:
-                raise OtherTermsError(standing.id, apart)
-            return None if apart else self._on_terms(standing, placed.terms)
+                raise OtherLimitsError(standing.id, apart)
+            return None if apart else self._within_limits(standing, placed.limits)
         if apart or standing.state is not StudyState.DONE:
             return None
-        body = self._on_terms(standing, placed.terms)
+        body = self._within_limits(standing, placed.limits)
         return body if body.answered else None
 
     def _sent_again(self, request: TuneRequest, known: str) -> Body:
-        """The study that a request asked when it came first, if it still is on its terms."""
+        """The study that a request asked when it came first, if it still is within its limits."""
         standing = self._standing(known)
-        terms = request.limits_at(request.fidelity or Fidelity(standing.terms["fidelity"]))
-        return self._on_terms(standing, terms)
+        limits = request.limits_at(request.fidelity or Fidelity(standing.limits["fidelity"]))
+        return self._within_limits(standing, limits)
 
-    def _on_terms(self, standing: StudyStatus, terms: Terms) -> Body:
+    def _within_limits(self, standing: StudyStatus, limits: Limits) -> Body:
         """A study as it stands.
 
         Raises:
-            OtherTermsError: somebody else has put it on other terms a moment ago, or long since.
+            OtherLimitsError: somebody else has given it other limits a moment ago, or long since.
         """
         body = self._answers.of(standing)
-        if body.terms != terms:
-            apart, why = terms.apart(body.terms.as_dict()), "was put on other terms meanwhile"
-            raise OtherTermsError(standing.id, apart, why, "ask anew, with a new Idempotency-Key")
+        if body.limits != limits:
+            apart, why = (
+                limits.apart(body.limits.as_dict()),
+                "was given other limits meanwhile",
+            )
+            raise OtherLimitsError(standing.id, apart, why, "ask anew, with a new Idempotency-Key")
         return body
 
     def _note_joined(self, owner: str, study_id: str, address: str) -> None:
@@ -213,9 +218,9 @@ class Submissions:
         """Enters what is known already, and ends a study that needs nothing more."""
         with self._answers.computing():
             study = self._store.study(asked_id)
-            if study.state is not StudyState.QUEUED or study.terms != placed.terms:
-                return  # a worker is at it, or another asked on other terms meanwhile
-            if placed.terms.fidelity is Fidelity.PREDICTED:
+            if study.state is not StudyState.QUEUED or study.limits != placed.limits:
+                return  # a worker is at it, or another asked within others meanwhile
+            if placed.limits.fidelity is Fidelity.PREDICTED:
                 study = foresee(self._store, study, placed.versions)
                 conclude(self._store, study, here=False)
             elif closed_as_probed(self._store, study) is None:
@@ -265,12 +270,12 @@ class Submissions:
 
 def _joining(request: TuneRequest, placed: Placed, standing: StudyStatus | None) -> Placed:
     """Puts a question that leaves the fidelity open at that of its study, if this is open: workers
-    come and go, and who asks again should not be told that the terms are others for that."""
+    come and go, and who asks again should not be told that the limits are others for that."""
     if standing is None or standing.state not in OPEN or request.fidelity or request.replace:
         return placed
-    fidelity = Fidelity(standing.terms["fidelity"])
-    if fidelity is placed.terms.fidelity:
+    fidelity = Fidelity(standing.limits["fidelity"])
+    if fidelity is placed.limits.fidelity:
         return placed
     note = f"fidelity {fidelity}: the study is open on it; asked again at its end it is chosen anew"
     # Where the fidelity is left open, the last note is of how it was chosen.
-    return replace(placed, terms=request.limits_at(fidelity), notes=(*placed.notes[:-1], note))
+    return replace(placed, limits=request.limits_at(fidelity), notes=(*placed.notes[:-1], note))

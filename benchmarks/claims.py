@@ -24,7 +24,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
-from tuner.core.study import ProbeRequest, Question, Terms
+from tuner.core.study import Limits, ProbeRequest, Question
 from tuner.core.workload import Workload
 from tuner.errors import TunerError
 from tuner.model import load_model
@@ -132,7 +132,7 @@ def new_study(store: Store, number: int, probes: int) -> str:
         cluster=parse_cluster("cpu:2"),
         framework=framework("torch"),
     )
-    study = store.ask(question, Terms(max_probes=probes))
+    study = store.ask(question, Limits(max_probes=probes))
     settings = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
     for repetition in range(probes):
         request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)

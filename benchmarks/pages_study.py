@@ -23,13 +23,13 @@ from tuner.core.measurement import (
     OutOfMemory,
 )
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.core.workload import Workload
 from tuner.model import load_model
@@ -70,7 +70,7 @@ class Machine:
 
     def __init__(self, asked: Question, seed: int = 0) -> None:
         self.question = asked
-        self.limit_bytes = Terms().limit_bytes(asked.cluster)
+        self.limit_bytes = Limits().limit_bytes(asked.cluster)
         self._prior = prior_of(asked, None, self.limit_bytes)
         self._places = {settings: n for n, settings in enumerate(self._prior.settings)}
         self._random = random.Random(seed)
@@ -222,7 +222,7 @@ def study(asked: Question | None = None, count: int = PROBES, seed: int = 0) -> 
     return Study(
         id=f"st-{asked.identity[:12]}",
         question=asked,
-        terms=Terms(max_probes=2 * count),
+        limits=Limits(max_probes=2 * count),
         state=StudyState.RUNNING,
         probes=probes(Machine(asked, seed), count),
         created_at=moment(0),
@@ -232,7 +232,7 @@ def study(asked: Question | None = None, count: int = PROBES, seed: int = 0) -> 
 
 def enter(store: Store, made: Study, count: int) -> str:
     """Asks the study's question in a store, and enters its first probes there; its id."""
-    study_id = store.ask(made.question, made.terms).id
+    study_id = store.ask(made.question, made.limits).id
     store.move(study_id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     for probe in made.probes[:count]:
         enter_one(store, study_id, probe)

@@ -19,13 +19,13 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
@@ -57,7 +57,7 @@ class Machine:
     """Measures what is predicted, with noise: the same each time."""
 
     def __init__(self, asked: Question) -> None:
-        self.limit_bytes = Terms().limit_bytes(asked.cluster)
+        self.limit_bytes = Limits().limit_bytes(asked.cluster)
         prior = prior_of(asked, None, self.limit_bytes)
         self._prior = prior
         self._place = {settings: n for n, settings in enumerate(prior.settings)}
@@ -100,8 +100,8 @@ class Machine:
 
 def empty_study() -> Study:
     """Asked, and nothing done."""
-    terms = Terms(max_probes=10_000, tolerance=0.0)
-    return Study(id="st-0", question=question(), terms=terms, state=StudyState.RUNNING)
+    limits = Limits(max_probes=10_000, tolerance=0.0)
+    return Study(id="st-0", question=question(), limits=limits, state=StudyState.RUNNING)
 
 
 def with_probe(study: Study, request: ProbeRequest, machine: Machine) -> Study:

@@ -14,13 +14,13 @@ from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, framework
 from tuner.core.measurement import Fidelity
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.model import ModelConfig, read_model_config
@@ -202,7 +202,7 @@ def spec_of(
     request = ProbeRequest(settings=case.settings, fidelity=fidelity, accumulation_counts=counts)
     probe = Probe(id=1, request=request, state=ProbeState.RUNNING, memory_limit_bytes=limit_bytes)
     study = Study(
-        id="st-benchmark", question=case.question, terms=Terms(), state=StudyState.RUNNING
+        id="st-benchmark", question=case.question, limits=Limits(), state=StudyState.RUNNING
     )
     return {**probe_spec(study, probe), **steps}
 

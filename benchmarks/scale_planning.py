@@ -19,7 +19,7 @@ from plan_speed import forget
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
@@ -63,8 +63,8 @@ def study(gpus: int, batch: int, offload: bool) -> Study:
         framework=framework("torch", {"torch": "2.13.0"}, {}),
         knobs={"cpu_offload": (False, True)} if offload else {},
     )
-    terms = Terms(max_probes=10_000)
-    return Study(id="st-0", question=question, terms=terms, state=StudyState.RUNNING)
+    limits = Limits(max_probes=10_000)
+    return Study(id="st-0", question=question, limits=limits, state=StudyState.RUNNING)
 
 
 def _row(gpus: int, batch: int, offload: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
-from tuner.core.study import ProbeRequest, Question, StudyState, Terms
+from tuner.core.study import Limits, ProbeRequest, Question, StudyState
 from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.store import Store, WorkerIdentity, open_store
@@ -38,7 +38,7 @@ def question(number: int) -> Question:
 def ask(store: Store, studies: int, first: int = 0) -> list[str]:
     """Ids of new studies that run."""
     numbers = range(first, first + studies)
-    ids = [store.ask(question(number), Terms(max_probes=1000)).id for number in numbers]
+    ids = [store.ask(question(number), Limits(max_probes=1000)).id for number in numbers]
     for study_id in ids:
         store.move(study_id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     return ids

@@ -17,7 +17,7 @@ from common import Goal, report
 from probe_cases import Case, case
 
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from workers.measuring.measure import measure
 from workers.measuring.ranks import WarmRanks
 
@@ -38,7 +38,9 @@ def probe(one: Case, ranks: WarmRanks, fidelity: Fidelity) -> Measurement:
     """One probe of a case."""
     request = ProbeRequest(settings=one.settings, fidelity=fidelity)
     found = Probe(id=1, request=request, state=ProbeState.RUNNING)
-    study = Study(id="st-benchmark", question=one.question, terms=Terms(), state=StudyState.RUNNING)
+    study = Study(
+        id="st-benchmark", question=one.question, limits=Limits(), state=StudyState.RUNNING
+    )
     return measure(study, found, ranks, stands_in=False, deadline_s=DEADLINE_S, pause=_pause)
 
 

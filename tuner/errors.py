@@ -9,7 +9,7 @@ TunerError                  something the user can act on; shown as one line
 ├── NothingFitsError        no settings fit in memory: what would be needed (exit 3)
 ├── TrainsWronglyError      settings fit, and all of them train something else (exit 4)
 ├── SpeedUnknownError       settings fit, but nothing says which is the fastest (exit 1)
-├── OtherTermsError         a study is on other terms than were asked for (exit 1)
+├── OtherLimitsError         a study has other limits than those asked for (exit 1)
 ├── StoreError              the database cannot be used (exit 1)
 │   ├── AwayError           it may be usable again: not reached, busy, or its disk is full
 │   └── UnreadableStudyError  another version wrote it; the rest of the database is fine
@@ -158,12 +158,12 @@ class SpeedUnknownError(TunerError):
     """Settings fit, but no speed is known of any; the message says what is missing."""
 
 
-class OtherTermsError(TunerError):
-    """A study is on other terms than were asked for; nothing was written.
+class OtherLimitsError(TunerError):
+    """A study has other limits than those asked for; nothing was written.
 
     Args:
         study_id: the study's id.
-        apart: the terms that differ, by name: what the study has, and what was asked for.
+        apart: the limits that differ, by name: what the study has, and what was asked for.
         why: what that means, put after the study's name.
         what_now: what can be done about it.
     """
@@ -172,15 +172,15 @@ class OtherTermsError(TunerError):
         self,
         study_id: str,
         apart: Mapping[str, tuple[object, object]],
-        why: str = "is open on other terms",
-        what_now: str = 'wait for its end, ask on its terms, or send "replace": true',
+        why: str = "is open with other limits",
+        what_now: str = 'wait for its end, ask within its limits, or send "replace": true',
     ) -> None:
         self.study_id = study_id
         self.apart = apart
-        terms = ", ".join(
+        limits = ", ".join(
             f"{name} {_plain(there)}, not {_plain(asked)}" for name, (there, asked) in apart.items()
         )
-        self.in_short = f"study {study_id} {why} ({terms})"
+        self.in_short = f"study {study_id} {why} ({limits})"
         super().__init__(f"{self.in_short}; {what_now}")
 
 

@@ -73,7 +73,7 @@ class ReplicaTrainer:
         installed: what trains here says nothing of them.
         """
         question = study.question
-        if study.terms.fidelity not in PROBED:
+        if study.limits.fidelity not in PROBED:
             return []
         if stack_of(question.framework.versions) != stack_of(installed_versions()):
             return []
@@ -81,7 +81,7 @@ class ReplicaTrainer:
             replica.key(question.framework.versions): RequestedReplica(
                 replica=replica, family=family_of(question)
             )
-            for settings in to_guard(learned(study, study.terms.fidelity))
+            for settings in to_guard(learned(study, study.limits.fidelity))
             for replica in replicas_of(question, settings)
         }
         decided = {k for k, v in study.guards.items() if v.ruling is not CheckState.NOT_CHECKED}

@@ -15,7 +15,7 @@ from tuner.core import lease
 from tuner.core.cluster import Device
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import PROBED, Fidelity
-from tuner.core.study import OPEN, Study, StudyState, Terms
+from tuner.core.study import OPEN, Limits, Study, StudyState
 from tuner.dryrun import dry_run_versions
 from tuner.errors import AwayError, ProbeError, TunerError, UnreadableStudyError
 from tuner.explain.known import best_known
@@ -243,7 +243,7 @@ class Service:
         """
         self._store = store
         self._stop = stop
-        self._pools = tuple(Terms(pool=pool).pool for pool in pools)
+        self._pools = tuple(Limits(pool=pool).pool for pool in pools)
         self._name = name
         self._until = until
         self._options = replace(options or WorkerOptions(), serves=True)
@@ -337,7 +337,7 @@ class Service:
         site = self._options.site
         try:
             there = self._machine if site.is_here else together(site.machines())
-            check_machine(study.question, study.terms.fidelity, there)
+            check_machine(study.question, study.limits.fidelity, there)
         except ProbeError as error:
             return Fitness(takes=False, why=str(error))
         return Fitness(takes=True)
@@ -380,7 +380,7 @@ def exit_code(stop: StopRequest) -> int:
 
 def is_predicted(study: Study) -> bool:
     """True if a study's own probes are dry runs."""
-    return study.terms.fidelity is Fidelity.PREDICTED
+    return study.limits.fidelity is Fidelity.PREDICTED
 
 
 def wants_dry_runs(study: Study) -> bool:
@@ -389,7 +389,7 @@ def wants_dry_runs(study: Study) -> bool:
     Raises:
         UsageError: the question has no legal settings.
     """
-    return study.terms.fidelity in PROBED and not study.dry_runs and best_known(study) is None
+    return study.limits.fidelity in PROBED and not study.dry_runs and best_known(study) is None
 
 
 class Registration:

@@ -121,7 +121,7 @@ class Worker:
         if study.state is not StudyState.RUNNING:
             log.info("the study is %s: %s", study.state, study.reason)
             return 0
-        fidelity = self._options.fidelity or study.terms.fidelity
+        fidelity = self._options.fidelity or study.limits.fidelity
         if self._options.predicts:
             fidelity = Fidelity.PREDICTED
         executor.prepare(study, fidelity)
@@ -146,7 +146,7 @@ class Worker:
     # Planning
 
     def _plan(self, study: Study) -> int | None:
-        if study.terms.fidelity is Fidelity.PREDICTED:
+        if study.limits.fidelity is Fidelity.PREDICTED:
             study = retried(partial(advance_from_cache, self._store, study), self._stop)
             if end := end_of(study):
                 return self._finish(study, *end)
@@ -181,7 +181,7 @@ class Worker:
         return None
 
     def _enter(self, study: Study, plan: ProbeRequest) -> None:
-        limit_bytes = study.terms.limit_bytes(study.question.cluster)
+        limit_bytes = study.limits.limit_bytes(study.question.cluster)
         enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
         retried(enter, self._stop)
 
@@ -339,15 +339,15 @@ def time_left(
     """
     if not limited:
         return TimeLeft()
-    terms, study = study.terms, study.at(study.terms.fidelity)
-    seconds = math.inf if terms.wall_s is None else terms.wall_s - worked_s
+    limits, study = study.limits, study.at(study.limits.fidelity)
+    seconds = math.inf if limits.wall_s is None else limits.wall_s - worked_s
     devices_s = math.inf  # of one probe more: a dry run holds none
-    if terms.fidelity is not Fidelity.PREDICTED:
+    if limits.fidelity is not Fidelity.PREDICTED:
         devices_s = remaining_device_time_s(study) - math.fsum(running_s)
     why = ""
-    if terms.wall_s is not None and seconds <= 0:
-        why = wall_is_spent(terms.wall_s)
-    elif terms.device_s is not None and devices_s <= 0:
-        why = device_time_is_spent(terms.device_s)
+    if limits.wall_s is not None and seconds <= 0:
+        why = wall_is_spent(limits.wall_s)
+    elif limits.device_s is not None and devices_s <= 0:
+        why = device_time_is_spent(limits.device_s)
     of_running_s = min(seconds, devices_s / max(len(running_s), 1))
     return TimeLeft(seconds=seconds, of_running_s=of_running_s, why_spent=why)

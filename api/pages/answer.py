@@ -80,7 +80,7 @@ def answer_of(study: Study, suggestion: Suggestion | None, needed_gib: float | N
         title, note = "Nothing is known yet" if is_open else "No answer", ""
     elif suggestion and is_forecast(study, suggestion):
         yet = " yet" if is_open else ""
-        note = f"This is predicted: nothing that fits was {study.terms.fidelity}{yet}."
+        note = f"This is predicted: nothing that fits was {study.limits.fidelity}{yet}."
         title = "Predicted"
     elif is_open:
         title, note = "Best so far", "The study is not at its end: something better may come."

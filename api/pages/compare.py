@@ -21,7 +21,7 @@ STEP = "step"
 TITLES = {
     Part.ANSWER: "The answer",
     Part.QUESTION: "The question",
-    Part.TERMS: "The terms",
+    Part.TERMS: "The limits",
     Part.COST: "What it took",
 }
 

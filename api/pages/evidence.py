@@ -179,7 +179,7 @@ def _oom_facts(oom: OutOfMemory) -> Iterator[Fact]:
 
 
 def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
-    limit, per = study.terms.limit_bytes(study.question.cluster), rank_word(study.question)
+    limit, per = study.limits.limit_bytes(study.question.cluster), rank_word(study.question)
     yield "memory", f"{size_text(memory.allocated_bytes)} allocated per {per}"
     if memory.overhead_bytes:
         yield "outside the allocator", size_text(memory.overhead_bytes)

@@ -32,7 +32,7 @@ from tuner.catalog.gpus import gpu_kinds
 from tuner.client.request import read_request
 from tuner.core.cluster import Cluster, Device, parse_cluster
 from tuner.core.framework import parse_stated_versions
-from tuner.core.study import HEADROOM, MOST_PROBES, Question, SamplerName, Study, Terms
+from tuner.core.study import HEADROOM, MOST_PROBES, Limits, Question, SamplerName, Study
 from tuner.errors import UsageError
 from tuner.model import published_model
 from tuner.space.inactive import show
@@ -324,7 +324,7 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
         FRAMEWORK: str(question.framework.name),
         **_texts_of_model(question),
         **_texts_of_cluster(question.cluster),
-        **_texts_of_limits(study.terms),
+        **_texts_of_limits(study.limits),
     }
     for name, values in question.knobs.items():
         shown = [show(value) for value in values]
@@ -351,21 +351,21 @@ def _texts_of_cluster(cluster: Cluster) -> dict[str, str]:
     return {CLUSTER: json.dumps(cluster.as_dict(), indent=2)}
 
 
-def _texts_of_limits(terms: Terms) -> dict[str, str]:
+def _texts_of_limits(limits: Limits) -> dict[str, str]:
     texts = {
-        "fidelity": str(terms.fidelity),
-        "tolerance": f"{terms.tolerance:g}",
-        "pool": terms.pool,
+        "fidelity": str(limits.fidelity),
+        "tolerance": f"{limits.tolerance:g}",
+        "pool": limits.pool,
     }
-    if terms.sampler is not SamplerName.COST_MODEL:
-        texts["sampler"] = str(terms.sampler)
-    if terms.max_probes != MOST_PROBES[terms.fidelity]:  # a default has further ones with it
-        texts["budget.max_probes"] = str(terms.max_probes)
-    for name, seconds in (("budget.wall_s", terms.wall_s), ("budget.gpu_s", terms.device_s)):
+    if limits.sampler is not SamplerName.COST_MODEL:
+        texts["sampler"] = str(limits.sampler)
+    if limits.max_probes != MOST_PROBES[limits.fidelity]:  # a default has further ones with it
+        texts["budget.max_probes"] = str(limits.max_probes)
+    for name, seconds in (("budget.wall_s", limits.wall_s), ("budget.gpu_s", limits.device_s)):
         if seconds is not None:
             texts[name] = f"{seconds:g}s"
-    if terms.memory_limit_bytes is not None:
-        texts["memory_limit_gib"] = f"{terms.memory_limit_bytes / 2**30:.10g}"
-    elif terms.headroom != HEADROOM:
-        texts["headroom"] = f"{terms.headroom:g}"
+    if limits.memory_limit_bytes is not None:
+        texts["memory_limit_gib"] = f"{limits.memory_limit_bytes / 2**30:.10g}"
+    elif limits.headroom != HEADROOM:
+        texts["headroom"] = f"{limits.headroom:g}"
     return texts

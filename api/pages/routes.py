@@ -42,7 +42,7 @@ from api.security import Reader, Submitter, note_refused
 from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
 from api.studies import LARGEST_EVENT, cancel, listened, standing_of
 from tuner.core.study import StudyState
-from tuner.errors import OtherTermsError, TunerError, UsageError
+from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results import Predictor
 from tuner.results.differences import LEAST_COMPARED
 from tuner.store.access import IDLE, LASTS, Keys, Sessions, includes
@@ -51,7 +51,7 @@ from tuner.text import json_text
 
 # Problems that are told above the form, which keeps what was typed.
 TOLD = frozenset({409, 422, 429})
-# The field that puts an open study on the terms of the form.
+# The field that gives an open study the limits of the form.
 REPLACE = "replace"
 
 LONGEST_WORD = 64
@@ -154,7 +154,7 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
         submitted = await context.turns.run(caller.owner, submit)
     except UsageError as error:
         return _again(request, asked, (place_of(asked, error),))
-    except OtherTermsError as error:
+    except OtherLimitsError as error:
         wrong = (Wrong(name="", said=f"{error.in_short}."),)
         return _again(request, asked, wrong, 409, error.study_id)
     except ProblemError as error:

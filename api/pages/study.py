@@ -164,7 +164,7 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
     study, suggestion, evidence = whole.study, whole.suggestion, whole.evidence
     best = suggestion.best if suggestion else None
     per = rank_word(study.question)
-    limit_bytes = study.terms.limit_bytes(study.question.cluster)
+    limit_bytes = study.limits.limit_bytes(study.question.cluster)
     points = results.points(study, suggestion, evidence)
     ended = results.progress(study)
     effects = results.knob_effects(study, suggestion, evidence)
@@ -205,7 +205,7 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
         "bar": bar,
         "scatter": _scatter(study, points, limit_bytes, per),
         "unprobed": [(point, _path(study.id, point)) for point in unprobed[:MOST_UNPROBED]],
-        "is_predicted": study.terms.fidelity is Fidelity.PREDICTED,
+        "is_predicted": study.limits.fidelity is Fidelity.PREDICTED,
         "progress": charts.progress(ended, per=per, prefix="steps") if len(ended) > 1 else "",
         "effects": shown_effects,
         "multiples": charts.small_multiples(shown_effects, per=per, prefix="effects"),
@@ -222,7 +222,7 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
         "table": table,
         "troubles": [trouble_of(*one) for one in failed[:MOST_TROUBLES]],
         "failed": sum(row.failed for row in table.rows),
-        "cost": cost(study.at(study.terms.fidelity)),
+        "cost": cost(study.at(study.limits.fidelity)),
         "limit_gib": limit_bytes / GIB,
     }
     return StudyPage(
@@ -302,12 +302,12 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
     )
-    terms, spent = study.terms, cost_of_asking(study)
+    limits, spent = study.limits, cost_of_asking(study)
     ended = sum(probe.state is ProbeState.DONE for probe in probes_of_asking(study))
     # A probe that another worker was running when it was asked may come on top.
-    most = max(ended, terms.max_probes)
+    most = max(ended, limits.max_probes)
     budgets = [Budget(spent=ended, most=most, words=f"{ended} of {count_text(most, 'probe')}")]
-    times = (("", spent.wall_s, terms.wall_s), (" of devices", spent.device_s, terms.device_s))
+    times = (("", spent.wall_s, limits.wall_s), (" of devices", spent.device_s, limits.device_s))
     for of_what, gone_s, most_s in times:
         if most_s is not None:
             words = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"

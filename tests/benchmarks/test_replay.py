@@ -7,13 +7,13 @@ import pytest
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.cost.constants import default_costs
 from tuner.planner.similar import past_of
@@ -105,7 +105,7 @@ def test_a_past_is_what_the_product_makes_of_such_a_study(benchmark, replay) -> 
             found = Measurement(outcome=Outcome.OOM)
         request = ProbeRequest(settings=run.settings, fidelity=Fidelity.MEASURED)
         probes.append(Probe(id=place, request=request, state=ProbeState.DONE, measurement=found))
-    study = Study(id="st-0", question=question, terms=Terms(), state=StudyState.DONE)
+    study = Study(id="st-0", question=question, limits=Limits(), state=StudyState.DONE)
     product = past_of(replace(study, past=(replace(study, probes=tuple(probes)),)))
     assert product is not None
     replayed = replay.past_of([case])

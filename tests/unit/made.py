@@ -12,13 +12,13 @@ from tuner.core.measurement import (
     OutOfMemory,
 )
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.space import check_settings
 from tuner.store import Store, WorkerIdentity
@@ -95,7 +95,7 @@ def request_of(question: Question, text: str, repetition: int = 0) -> ProbeReque
     return ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
 
 
-def study_of(question: Question, *found: Found, terms: Terms | None = None) -> Study:
+def study_of(question: Question, *found: Found, limits: Limits | None = None) -> Study:
     """A study with these probes, in this order."""
     probes = []
     for number, (text, result) in enumerate(found, start=1):
@@ -112,7 +112,7 @@ def study_of(question: Question, *found: Found, terms: Terms | None = None) -> S
     return Study(
         id="st-0123456789ab",
         question=question,
-        terms=terms or Terms(max_probes=5),
+        limits=limits or Limits(max_probes=5),
         state=StudyState.DONE,
         probes=tuple(probes),
         created_at="2026-11-21T06:00:00+00:00",
@@ -121,10 +121,10 @@ def study_of(question: Question, *found: Found, terms: Terms | None = None) -> S
 
 
 def stored(
-    store: Store, question: Question, *found: tuple[str, Measurement], terms: Terms | None = None
+    store: Store, question: Question, *found: tuple[str, Measurement], limits: Limits | None = None
 ) -> Study:
     """A finished study with these probes in a database."""
-    study = store.ask(question, terms or Terms(max_probes=5))
+    study = store.ask(question, limits or Limits(max_probes=5))
     for number, (text, result) in enumerate(found):
         request = request_of(question, text, number)
         revision = store.study(study.id).revision

@@ -275,8 +275,8 @@ class SuggestAsked(Asked):
         bool,
         Option(
             "--replace",
-            help="With --server: put a study of this question that is open there on other terms"
-            " (budget, headroom, fidelity, pool) on these. Whoever waits for it is told.",
+            help="With --server: give a study of this question that is open there with other limits"
+            " (budget, headroom, fidelity, pool) these. Whoever waits for it is told.",
             rich_help_panel=PLACE,
         ),
     ] = False

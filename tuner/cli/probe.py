@@ -60,7 +60,7 @@ def run(asked: ProbeAsked) -> int:
         typer.echo(f"note: {inactive.why}", err=True)
     with open_store(asked.db) as store:
         study, probe = _probed(store, placed, settings)
-    study, measurement = replace(study, terms=placed.terms), probe.measurement
+    study, measurement = replace(study, limits=placed.limits), probe.measurement
     if measurement is None:
         raise ProbeError(f"the probe was not run: study {study.id} is {study.state} {study.reason}")
     if asked.json:
@@ -78,7 +78,7 @@ def run(asked: ProbeAsked) -> int:
 
 def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Probe]:
     """The study, and its probe of the settings, which is run now unless it is known already."""
-    fidelity, known = placed.terms.fidelity, store.find(placed.question)
+    fidelity, known = placed.limits.fidelity, store.find(placed.question)
     if fidelity is Fidelity.PREDICTED:
         # Made again, a dry run of the same configuration would show the same.
         for probe in known.at(fidelity).probes if known else ():
@@ -88,11 +88,11 @@ def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Pr
                 return known, probe
         if why := why_not_here(placed.question, settings):
             raise ProbeError(f"these settings cannot be dry-run: {why}")
-    # A study that is there keeps its terms: one probe under a limit of its own must not
+    # A study that is there keeps its limits: one probe under a limit of its own must not
     # change the study's answer, nor end the search of another command.
-    study = store.ask(placed.question, known.terms if known else placed.terms)
+    study = store.ask(placed.question, known.limits if known else placed.limits)
     typer.echo(standing_text(study, answered=False), err=True)
-    limit_bytes = placed.terms.limit_bytes(placed.question.cluster)
+    limit_bytes = placed.limits.limit_bytes(placed.question.cluster)
     entered = _enter(store, study, settings, fidelity, limit_bytes)
     if entered.state is ProbeState.DONE:
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
@@ -182,7 +182,7 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
 def _memory_facts(
     study: Study, probe: Probe, measurement: Measurement
 ) -> Iterator[tuple[str, str]]:
-    limit = size_text(study.terms.limit_bytes(study.question.cluster))
+    limit = size_text(study.limits.limit_bytes(study.question.cluster))
     if oom := measurement.oom:
         yield (
             "memory",

@@ -71,21 +71,21 @@ class LiveTable:
         self._live.update(self._frame(time.monotonic()), refresh=True)
 
     def _frame(self, now: float) -> Group:
-        rows = rows_of(self._study.at(self._study.terms.fidelity))
+        rows = rows_of(self._study.at(self._study.limits.fidelity))
         latest = rows[-max(3, self._console.height - BESIDE_ROWS) :]
         heading = f"{self._study.id}: {question_text(self._study.question)}"
         one_line: dict[str, Any] = {"overflow": "ellipsis", "no_wrap": True}
         parts: list[Table | Text] = [Text(heading, style="bold", **one_line)]
         if rows:
             # the fastest so far that fits; the answer may prefer one that is tied with it
-            limit = self._study.terms.limit_bytes(self._study.question.cluster)
+            limit = self._study.limits.limit_bytes(self._study.question.cluster)
             fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
             timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
             best = timed[0].settings if timed else None
             per = rank_word(self._study.question)
             table = probes_table(latest, self._knobs, width=self._console.width, per=per, best=best)
             parts.append(table)
-        spent, most = probes_spent(self._study), self._study.terms.max_probes
+        spent, most = probes_spent(self._study), self._study.limits.max_probes
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             ProgressBar(total=most, completed=spent, width=20),

@@ -80,7 +80,7 @@ def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
         question: dict[str, Any] = shown_question(study.question.as_dict())
         print_json(
             {
-                "study": {**own, "question": question, "terms": study.terms.as_dict()},
+                "study": {**own, "question": question, "terms": study.limits.as_dict()},
                 "probes": [probe_as_dict(study, probe) for probe in study.probes],
                 "suggestion": suggestion.as_dict(),
             }
@@ -105,7 +105,7 @@ def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
 
 
 def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
-    question, limits = study.question, study.terms
+    question, limits = study.question, study.limits
     yield "Question", question_text(question)
     if (script := question.script) is not None:
         variables = [f"{name}={value}" for name, value in script.environment.items()]
@@ -145,8 +145,8 @@ def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> Non
     """Shows what the answer was chosen from: probes, fastest first, or where these are dry runs,
     what they predict.
     """
-    best, is_predicted = suggestion.best, study.terms.fidelity is Fidelity.PREDICTED
-    rows = fastest_first(rows_of(study.at(study.terms.fidelity)))
+    best, is_predicted = suggestion.best, study.limits.fidelity is Fidelity.PREDICTED
+    rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
         knobs = differing([row.settings for row in rows])
@@ -172,7 +172,7 @@ def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> Non
 def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
     """The best configuration, why, which knobs were inactive, and how to launch."""
     if (best := suggestion.best) is not None:
-        forecast = f"Predicted, not {study.terms.fidelity}"
+        forecast = f"Predicted, not {study.limits.fidelity}"
         title = forecast if is_forecast(study, suggestion) else "Answer"
         console.print()
         console.print(Text(title, style="bold green"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from tuner import planner
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome
-from tuner.core.study import OPEN, ProbeRequest, Question, Study, StudyState, Terms
+from tuner.core.study import OPEN, Limits, ProbeRequest, Question, Study, StudyState
 from tuner.cost.prediction import predict
 from tuner.dryrun import (
     DryRun,
@@ -35,12 +35,12 @@ def advance_from_cache(
         store: where the study is.
         study: the study.
         installed: as of :func:`kept_dry_run`.
-        view: the study as if it were on other terms, for which dry runs are planned.
+        view: the study as if it were within other limits, for which dry runs are planned.
 
     Raises:
         StoreError: the database fails.
     """
-    limit_bytes = study.terms.limit_bytes(study.question.cluster)
+    limit_bytes = study.limits.limit_bytes(study.question.cluster)
     while study.state in OPEN:
         request = next_probe(view(study))
         if not isinstance(request, ProbeRequest):
@@ -239,31 +239,31 @@ def _collectives(settings: Settings, profile: Profile) -> tuple[Collective, ...]
     )
 
 
-def answered_before(store: Store, question: Question, terms: Terms) -> Study | None:
-    """The study of the same question, if it was answered on the same terms; else ``None``."""
+def answered_before(store: Store, question: Question, limits: Limits) -> Study | None:
+    """The study of the same question, if it was answered within the same limits; else ``None``."""
     study = store.find(question)
-    return study if study is not None and is_answered(study, terms) else None
+    return study if study is not None and is_answered(study, limits) else None
 
 
-def is_answered(study: Study, terms: Terms, *, here: bool = True) -> bool:
-    """Says if a study was answered on these terms, so that asking again would find nothing new.
+def is_answered(study: Study, limits: Limits, *, here: bool = True) -> bool:
+    """Says if a study was answered within these limits: asking again would find nothing new.
 
     Args:
         study: the study.
-        terms: on which it is asked again.
+        limits: within which it is asked again.
         here: whether what is not installed here cannot be dry-run.
     """
-    if study.state is not StudyState.DONE or study.terms != terms:
+    if study.state is not StudyState.DONE or study.limits != limits:
         return False
-    if terms.fidelity is Fidelity.PREDICTED:
+    if limits.fidelity is Fidelity.PREDICTED:
         # Where torch was not there, and is now, more can be said.
         return end_of(study, here=here) is not None and planner.is_answered(study)
     return planner.is_answered(study)
 
 
 def closed_without_probes(store: Store, study: Study) -> Study | None:
-    """The study at its end, if nothing more is worth probing on its terms; else ``None``."""
-    if study.terms.fidelity is Fidelity.PREDICTED:
+    """The study at its end, if nothing more is worth probing within its limits; else ``None``."""
+    if study.limits.fidelity is Fidelity.PREDICTED:
         return conclude(store, advance_from_cache(store, study))
     return closed_as_probed(store, study)
 

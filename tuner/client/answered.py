@@ -285,7 +285,7 @@ def probes_spent(study: Study) -> int:
 
 def of_most(number: int, study: Study) -> str:
     """``3/10``; a probe that another worker was running when it was asked may come on top."""
-    return f"{number}/{max(number, study.terms.max_probes)}"
+    return f"{number}/{max(number, study.limits.max_probes)}"
 
 
 def _finding(study: Study, probe: Probe) -> str:

@@ -13,7 +13,7 @@ from tuner.core.configuration import KNOBS, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
-from tuner.core.study import Question, Study, Terms
+from tuner.core.study import Limits, Question, Study
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES
@@ -29,7 +29,7 @@ class Seen:
     study_id: str
     """Whose probes."""
     figures: Evaluation
-    """What they found, on the terms of the check."""
+    """What they found, within the limits of the check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +152,11 @@ def check(store: Store, format_name: str, case: Case, finding: Finding) -> Check
 
 def _seen(store: Store, case: Case) -> Iterator[Seen]:
     """Finds what probes of the same question found, whatever knobs their studies allowed."""
-    terms = Terms(headroom=case.headroom, memory_limit_bytes=case.limit_bytes)
+    limits = Limits(headroom=case.headroom, memory_limit_bytes=case.limit_bytes)
     own = store.find(case.question)
     for study in filter(None, (own, *store.similar(case.question))):
         if _asks_the_same(study.question, case.question):
-            yield from _of_study(replace(study, terms=terms), case)
+            yield from _of_study(replace(study, limits=limits), case)
 
 
 def _of_study(study: Study, case: Case) -> Iterator[Seen]:

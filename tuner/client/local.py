@@ -14,7 +14,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeState, Study, StudyState
 from tuner.errors import ProbeError, StoppedError
 from tuner.explain.english import ran_text
-from tuner.explain.known import check_terms
+from tuner.explain.known import check_limits
 from tuner.explain.probed import days_of
 from tuner.results.points import question_text
 from tuner.store import Store
@@ -147,31 +147,31 @@ def failure_text(code: int, words: str) -> str:
 
 
 def answer_here(store: Store, placed: Placed, caller: Caller) -> Study:
-    """The question's study, with all probes that are worth it on these terms.
+    """The question's study, with all probes that are worth it within these limits.
 
     Raises:
-        ProbeError: the worker could not go on, or the study was asked again on other terms.
+        ProbeError: the worker could not go on, or the study was asked again with other limits.
         StoreError: the database fails.
         StoppedError: the caller was asked to end; the study is kept.
     """
-    if stored := answered_before(store, placed.question, placed.terms):
+    if stored := answered_before(store, placed.question, placed.limits):
         caller.note(standing_text(stored, answered=True))
         caller.note("to probe further, ask with another --max-probes or --budget")
         return stored
-    study = store.ask(placed.question, placed.terms)
+    study = store.ask(placed.question, placed.limits)
     if closed := closed_without_probes(store, study):
         caller.note(standing_text(closed, answered=True))
         return closed
     caller.note(standing_text(study, answered=False))
     argv = worker_argv(study.id, probe_deadline_s=placed.probe_deadline_s)
     study = follow(store, study, caller, argv)
-    check_terms(study, placed.terms)
+    check_limits(study, placed.limits)
     return study
 
 
 def standing_text(study: Study, *, answered: bool) -> str:
     """Says which study this is, and how much of it is there already."""
-    fidelity = study.terms.fidelity
+    fidelity = study.limits.fidelity
     done = sum(p.state is ProbeState.DONE for p in study.at(fidelity).probes)
     what = f"study {study.id}: {question_text(study.question)}"
     since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
@@ -185,5 +185,5 @@ def standing_text(study: Study, *, answered: bool) -> str:
         return f"{stored}\n{fidelity} {when}" if when else stored
     lines = [what, *([f"continues from {since}"] if done else [])]
     if study.state is StudyState.RUNNING:
-        lines.append("another command is at it, and this one joins in: its terms hold")
+        lines.append("another command is at it, and this one joins in: its limits hold")
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from tuner.client.request import RequestHere, TuneRequest
 from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import FrameworkName, installed_versions, not_installed
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question, Terms
+from tuner.core.study import Limits, Question
 from tuner.core.workload import Optimizer
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
@@ -60,8 +60,8 @@ class Placed:
 
     question: Question
     """What is asked, in all versions."""
-    terms: Terms
-    """On what terms, with their fidelity."""
+    limits: Limits
+    """Its limits, with their fidelity."""
     versions: Mapping[str, str]
     """Of the worker by which it was decided, or of this machine: what dry runs are made with."""
     notes: tuple[str, ...]
@@ -90,10 +90,10 @@ def place(request: TuneRequest, workers: Sequence[Living], rates: Rates) -> Plac
         UsageError: what is asked for is in no version legal, or nothing is known to predict it by.
     """
     candidates = [_by_worker(request, worker, rates) for worker in _different(workers)]
-    placed = min(candidates, key=lambda one: STRONGEST.index(one.terms.fidelity), default=None)
+    placed = min(candidates, key=lambda one: STRONGEST.index(one.limits.fidelity), default=None)
     if placed is None:
         placed = _without_workers(request)
-    question, is_predicted = placed.question, placed.terms.fidelity is Fidelity.PREDICTED
+    question, is_predicted = placed.question, placed.limits.fidelity is Fidelity.PREDICTED
     if is_predicted and (why := uncovered(question.workload, question.framework)):
         raise UsageError("workload", question.workload.model.name, f"not predicted: {why}")
     return placed
@@ -121,7 +121,7 @@ def _by_worker(request: TuneRequest, worker: Living, rates: Rates) -> Placed:
         notes.append(f"fidelity {fidelity}: {why}")
     return Placed(
         question=question,
-        terms=request.limits_at(fidelity),
+        limits=request.limits_at(fidelity),
         versions=worker.versions,
         notes=(*request.notes, *notes),
     )
@@ -137,7 +137,7 @@ def _without_workers(request: TuneRequest) -> Placed:
         notes.append(f"fidelity predicted: no worker of {whose} lives")
     return Placed(
         question=question,
-        terms=request.limits_at(fidelity),
+        limits=request.limits_at(fidelity),
         versions=here,
         notes=(*request.notes, *notes),
     )
@@ -211,7 +211,7 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
     return Placed(
         question=question,
-        terms=limits,
+        limits=limits,
         versions=here,
         notes=(*request.notes, *filter(None, (chosen,))),
         probe_deadline_s=deadline_s,

@@ -17,6 +17,7 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.study import (
     OPEN,
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
@@ -24,7 +25,6 @@ from tuner.core.study import (
     SamplerName,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.errors import (
     NothingFitsError,
@@ -36,7 +36,7 @@ from tuner.errors import (
     TunerError,
     UsageError,
 )
-from tuner.explain.known import check_terms
+from tuner.explain.known import check_limits
 from tuner.results.points import question_text
 from tuner.space import enumerate_space
 
@@ -64,7 +64,7 @@ def answer_there(
         request: what is asked for.
         caller: is shown how it goes, and may stop waiting.
         write: files that are wanted, as ``FORMAT=PATH``; they are not written yet.
-        replaces: whether a study that is open there on other terms is put on these.
+        replaces: whether a study that is open there with other limits is given these.
         key: to the service; by default that of ``$TUNER_KEY``, where there is one.
 
     Raises:
@@ -93,7 +93,7 @@ def answer_there(
         if study.state in OPEN:
             study = _followed(service, study, caller)
         body = service.study(study.id)
-        check_terms(study_of(body, []), study.terms)
+        check_limits(study_of(body, []), study.limits)
         return _answered(service, study, body, targets)
 
 
@@ -103,7 +103,7 @@ def body_of(request: RequestHere, question: Question, *, replaces: bool = False)
     Args:
         request: what is asked for.
         question: the same, in versions.
-        replaces: whether a study that is open there on other terms is put on these.
+        replaces: whether a study that is open there with other limits is given these.
     """
     values, cluster = question.as_dict(), request.cluster
     given, budget = request.model_fields_set, request.budget
@@ -133,11 +133,11 @@ def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
         ServiceError: it is of a version that this one cannot read.
     """
     try:
-        terms = Terms.from_dict(body["terms"])
+        limits = Limits.from_dict(body["terms"])
         return Study(
             id=body["study_id"],
             question=Question.from_dict(body["question"]),
-            terms=terms,
+            limits=limits,
             state=StudyState(body["state"]),
             reason=body["reason"],
             revision=body["revision"],
@@ -190,7 +190,7 @@ class _Reader:
 
     def __init__(self, service: Service, study: Study) -> None:
         self._service = service
-        self._study, self._terms = study, study.terms
+        self._study, self._limits = study, study.limits
         self._changed = threading.Event()
         self._ended = threading.Event()
         self._error: TunerError | None = None
@@ -206,7 +206,7 @@ class _Reader:
 
         Raises:
             ServiceError: the service cannot be reached any more.
-            ProbeError: somebody asked the question on other terms meanwhile.
+            ProbeError: somebody asked the question with other limits meanwhile.
         """
         ended = self._ended.is_set()
         if self._error is not None:
@@ -216,7 +216,7 @@ class _Reader:
             study_id = self._study.id
             probes = self._service.probes(study_id)
             self._study = study_of(self._service.study(study_id), probes)
-            check_terms(self._study, self._terms)
+            check_limits(self._study, self._limits)
         if ended and self._study.state in OPEN:
             raise ServiceError(f"study {self._study.id} goes on, and its events have ended")
         return self._study
@@ -239,8 +239,10 @@ def _answered(
     if shown is None:
         raise ServiceError(f"study {study.id} is {body['state']}, and has no suggestion")
     if targets and none is None:
-        terms = body.get("terms_id")
-        files = {str(one.path): service.export(study.id, one.format_name, terms) for one in targets}
+        limits = body.get("terms_id")
+        files = {
+            str(one.path): service.export(study.id, one.format_name, limits) for one in targets
+        }
         formats = {str(one.path): one.format_name for one in targets}
         shown = {**shown, "launch": launch_of(study.question, files, formats)}
     try:

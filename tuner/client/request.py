@@ -67,12 +67,12 @@ from tuner.core.study import (
     MOST_DRY_RUNS,
     MOST_PROBES,
     Headroom,
+    Limits,
     Pool,
     ProbeCount,
     Question,
     SamplerName,
     Seconds,
-    Terms,
     Tolerance,
 )
 from tuner.core.workload import (
@@ -541,8 +541,8 @@ class TuneRequest(Common):
     )
     replace: StrictBool = Field(
         default=False,
-        description="Whether a study of this question that is open on other terms is put on these:"
-        " whoever waits for it gets no answer on their own terms then. Otherwise this is 409.",
+        description="Whether a study of this question, open with other limits, is given these:"
+        " whoever waits for it gets no answer within their own limits then. Otherwise this is 409.",
     )
 
     def cluster_on(self, there: Machine | None) -> Cluster:
@@ -596,11 +596,11 @@ class TuneRequest(Common):
             "framework_version": versions,
         }.get(field, field)
 
-    def limits_at(self, fidelity: Fidelity) -> Terms:
+    def limits_at(self, fidelity: Fidelity) -> Limits:
         """The limits, with a fidelity's defaults."""
         budget, limit_gib = self.budget, self.memory_limit_gib
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
-        return Terms(
+        return Limits(
             fidelity=fidelity,
             headroom=self.headroom,
             memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),

@@ -20,7 +20,7 @@ PATIENCE_S = 120.0
 # The same of one that has never answered: its address may be wrong.
 FIRST_S = 10.0
 RETRY_S = 1.0
-# Said beside a study that is open on other terms.
+# Said beside a study that is open with other limits.
 REPLACED = " (--replace does)"
 # Statuses that pass.
 BUSY = frozenset({429, 502, 503, 504})
@@ -93,18 +93,18 @@ class Service:
             raise ServiceError(f"{self.url} is no tuner service: it has sent no list of probes")
         return found
 
-    def export(self, study_id: str, format_name: str, terms: str | None = None) -> str:
+    def export(self, study_id: str, format_name: str, limits: str | None = None) -> str:
         """A study's answer as a launcher's file.
 
         Args:
             study_id: the study's.
             format_name: the launcher's.
-            terms: the ``terms_id`` of the answer that is wanted; any unless given.
+            limits: the ``terms_id`` of the answer that is wanted; any unless given.
 
         Raises:
             TunerError: it cannot be reached, refused, or has no such answer.
         """
-        wanted = {} if terms is None else {"terms": terms}
+        wanted = {} if limits is None else {"terms": limits}
         return self._send("GET", f"/tune/{study_id}/export/{format_name}", params=wanted).text
 
     def cancel(self, study_id: str) -> dict[str, Any]:

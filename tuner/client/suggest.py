@@ -88,7 +88,7 @@ def suggest(
             :func:`tuner.read_script`.
         server: URL of a service that is to answer; by default this machine does.
         key: to the service; by default that of ``$TUNER_KEY``.
-        replace: whether a study that is open at the service on other terms is put on these.
+        replace: whether a study that is open at the service with other limits is given these.
         write: files to write the answer to, by format, such as
             ``{"accelerate": "accelerate.yaml"}``.
         db: address of the database; by default ``$TUNER_DB``, or SQLite in the user's data folder.
@@ -154,7 +154,7 @@ class AnswerPlace:
     key: str | None = None
     """To the service; by default that of ``$TUNER_KEY``."""
     replaces: bool = False
-    """Whether a study that is open at the service on other terms is put on these."""
+    """Whether a study that is open at the service with other limits is given these."""
     db: str | None = None
     """Address of the database here; by default the user's own."""
 
@@ -162,7 +162,7 @@ class AnswerPlace:
         if self.server is not None and self.db is not None:
             raise UsageError("db", self.db, "is not applied with a server, which has its own")
         if self.server is None and self.replaces:
-            allowed = "needs a server: here, asking again replaces the terms"
+            allowed = "needs a server: here, asking again replaces the limits"
             raise UsageError("replace", True, allowed)
         if self.server is None and self.key is not None:
             raise UsageError("key", "one", "needs a server that it is for")
@@ -192,7 +192,7 @@ def answer_at(
     placed = place_here(request, place.db)
     for note in placed.notes:
         caller.note(note)
-    if placed.terms.fidelity is Fidelity.PREDICTED:
+    if placed.limits.fidelity is Fidelity.PREDICTED:
         check_covered(placed.question)
     targets = read_targets(write, placed.question, placed.space)
     with open_store(place.db) as store:

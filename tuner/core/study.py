@@ -1,4 +1,4 @@
-"""A study: one question, the terms on which it is answered, and the probes made for it."""
+"""A study: one question, the limits on which it is answered, and the probes made for it."""
 
 import hashlib
 import json
@@ -213,8 +213,8 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """On what terms the question is answered; asking again may change them."""
+class Limits:
+    """Within which limits the question is answered; asking again may change them."""
 
     fidelity: Fidelity = Fidelity.MEASURED
     """How probes are run."""
@@ -261,7 +261,7 @@ class Terms:
         return int(cluster.gpu.memory_bytes * (1 - self.headroom))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; without the usual sampler, so that older terms keep their ``id``."""
+        """Plain JSON values; without the usual sampler, so that older limits keep their ``id``."""
         values = {**asdict(self), "fidelity": str(self.fidelity), "sampler": str(self.sampler)}
         if self.sampler is SamplerName.COST_MODEL:
             del values["sampler"]
@@ -269,12 +269,12 @@ class Terms:
 
     @property
     def id(self) -> str:
-        """12 hexadecimal digits that other terms do not have."""
+        """12 hexadecimal digits that other limits do not have."""
         values = self.as_dict().items()
         return _hash({name: float(v) if isinstance(v, int) else v for name, v in values})[:12]
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Terms":
+    def from_dict(cls, values: Mapping[str, Any]) -> "Limits":
         """The reverse of :meth:`as_dict`."""
         sampler = SamplerName(values.get("sampler", SamplerName.COST_MODEL))
         return cls(**{**values, "fidelity": Fidelity(values["fidelity"]), "sampler": sampler})
@@ -337,8 +337,8 @@ class Study:
     """``st-`` and the first 12 digits of the question's identity."""
     question: Question
     """What is asked."""
-    terms: Terms
-    """On what terms, as asked last."""
+    limits: Limits
+    """Its limits, as asked last."""
     state: StudyState
     """Where it stands."""
     reason: str = ""

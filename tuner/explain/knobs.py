@@ -101,7 +101,7 @@ def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyK
         for other in CHOSEN
         if any(len({getattr(f.settings, other) for f in group}) > 1 for group in by_value.values())
     )
-    tolerance = max(known.study.terms.tolerance, SAME)
+    tolerance = max(known.study.limits.tolerance, SAME)
     same = all(
         near(one, other, tolerance) or alike(one.spread_s, other.spread_s)
         for group in by_value.values()

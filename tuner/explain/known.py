@@ -6,7 +6,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import OPEN, Study, StudyState, Terms
+from tuner.core.study import OPEN, Limits, Study, StudyState
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -54,21 +54,21 @@ def answer(study: Study) -> Suggestion:
     return replace(found.suggestion, facts=plain, explanation=words)
 
 
-def check_terms(study: Study, terms: Terms) -> None:
-    """Refuses an answer within other limits than were asked for.
+def check_limits(study: Study, limits: Limits) -> None:
+    """Refuses an answer within other limits than those asked for.
 
-    Whoever asks the same question within other limits puts the study on these: what it answers then
+    Whoever asks the same question with other limits gives the study these: what it answers then
     may not fit in the memory, or be of the fidelity, that others had asked for.
 
     Raises:
         ProbeError: the study has other limits; with those that differ.
     """
-    apart = terms.apart(study.terms.as_dict())
+    apart = limits.apart(study.limits.as_dict())
     others = [f"{name} {value}" for name, (value, _) in apart.items()]
     if others:
         raise ProbeError(
-            f"study {study.id} was asked again on other terms meanwhile ({', '.join(others)}), and"
-            " answers on these; ask again"
+            f"study {study.id} was asked again with other limits meanwhile ({', '.join(others)}),"
+            " and answers within these; ask again"
         )
 
 
@@ -106,7 +106,7 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
 
 def is_forecast(study: Study, suggestion: Suggestion) -> bool:
     """True where what is suggested is predicted, while it was to be measured or emulated."""
-    best, asked = suggestion.best, study.terms.fidelity
+    best, asked = suggestion.best, study.limits.fidelity
     return best is not None and best.basis is not None and asked is not Fidelity.PREDICTED
 
 
@@ -122,7 +122,7 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
         suggestion: its answer.
         shown: whether the answer is shown too, so that the error need not repeat it.
     """
-    if study.terms.fidelity is not Fidelity.PREDICTED:
+    if study.limits.fidelity is not Fidelity.PREDICTED:
         return _why_unprobed(study, suggestion)
     if wrong := forecast(study).what_is_wrong:
         return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
@@ -140,7 +140,7 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
 
 def _why_unprobed(study: Study, suggestion: Suggestion) -> TunerError:
     """Says why nothing was measured, or emulated, that fits and trains what it should."""
-    fidelity, forecasts = study.terms.fidelity, is_forecast(study, suggestion)
+    fidelity, forecasts = study.limits.fidelity, is_forecast(study, suggestion)
     wrong = what_trained_wrongly(study)
     if wrong or (suggestion.best is None and (wrong := forecast(study).what_is_wrong)):
         if forecasts:  # what was not tried is not known to be wrong

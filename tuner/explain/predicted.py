@@ -56,7 +56,7 @@ def awaited_facts(
     yield from how_it_stands(study, known)
     yield from failures(known)
     if something:
-        yield facts.WhatFollows(fidelity=study.terms.fidelity)
+        yield facts.WhatFollows(fidelity=study.limits.fidelity)
     if something or not known.too_large:
         yield from predicted_facts(found, choice)
     else:
@@ -67,7 +67,7 @@ def awaited_facts(
 
 def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
     """Says what the probes have shown of memory, why the study has ended, and how it goes on."""
-    memory, fidelity = ExpectedMemory(known), study.terms.fidelity
+    memory, fidelity = ExpectedMemory(known), study.limits.fidelity
     least = memory.smallest()
     if not finished(known):
         yield facts.NothingProbed(fidelity=fidelity, is_done=False)
@@ -85,10 +85,10 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
         return  # which was said
     yield facts.StudyEnded(reason=study.reason)
     # A worker counts the seconds between probes too, and may end what would else go on.
-    terms = study.terms
-    out_of_time = study.state is StudyState.DONE and terms.wall_s and not isinstance(plan, Stop)
+    limits = study.limits
+    out_of_time = study.state is StudyState.DONE and limits.wall_s and not isinstance(plan, Stop)
     if spent(known.study) or out_of_time:
-        options = {"--budget": terms.wall_s, "--max-gpu-seconds": terms.device_s}
+        options = {"--budget": limits.wall_s, "--max-gpu-seconds": limits.device_s}
         yield facts.GoOn(options=("--max-probes", *(name for name, one in options.items() if one)))
     elif study.state is StudyState.CANCELLED:
         yield facts.GoOn(options=())
@@ -117,12 +117,12 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
         yield facts.TiedWithFastest(
             fastest=fastest,
             change=None,
-            tolerance=known.study.terms.tolerance,
+            tolerance=known.study.limits.tolerance,
             reason=choice.reason,
             spared_bytes=fastest.most_bytes - best.most_bytes,
         )
     # Other micro-batches of the same layout are much alike.
-    tolerance, layout = known.study.terms.tolerance, best.settings.settings_class
+    tolerance, layout = known.study.limits.tolerance, best.settings.settings_class
     for second in known.fitting:
         is_other = second.settings.settings_class != layout
         if second.seconds > best.seconds and is_other and not near(best, second, tolerance):
@@ -175,7 +175,7 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
     if known.untimed:
         fit = sum(bool(e.fits) for e in known.estimates.values())
         yield facts.SpeedUnknown(fit=fit, legal=legal, limit_bytes=limit, why=known.unknown)
-        if known.study.terms.fidelity is Fidelity.PREDICTED:  # else it is to be measured anyway
+        if known.study.limits.fidelity is Fidelity.PREDICTED:  # else it is to be measured anyway
             yield how_to_know_speed(question)
         yield facts.LargestListed(first=known.untimed[0])
         yield from _memory(known, known.untimed[0])

@@ -58,7 +58,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield facts.TiedWithFastest(
             fastest=fastest,
             change=change,
-            tolerance=known.study.terms.tolerance if change.is_clear else None,
+            tolerance=known.study.limits.tolerance if change.is_clear else None,
             reason=choice.reason,
             spared_bytes=fastest.most_bytes - best.most_bytes,
         )
@@ -144,7 +144,7 @@ def failures(known: Knowledge) -> Iterator[Fact]:
             probes=early, seconds=tuple(one.step_time_s.value if one else None for one in slow)
         )
     if failed := _ended_as(done, set(Outcome) - _TOLD_APART):
-        yield facts.Failed(probes=failed, fidelity=known.study.terms.fidelity)
+        yield facts.Failed(probes=failed, fidelity=known.study.limits.fidelity)
 
 
 def _ended_as(probes: Iterable[Probe], outcomes: set[Outcome]) -> tuple[Probe, ...]:
@@ -233,7 +233,7 @@ def probes_against(study: Study, known: Forecast) -> Iterator[Fact]:
 
 def of_other_fidelities(study: Study, known: Knowledge) -> Iterator[Fact]:
     """For a measured or emulated answer: when it was, and what the other one, and dry runs, say."""
-    mine = study.terms.fidelity
+    mine = study.limits.fidelity
     if known.findings and (days := days_of(study.at(mine))):
         versions = study.question.framework.versions
         yield facts.RanOn(fidelity=mine, days=days, versions=versions)

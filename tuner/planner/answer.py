@@ -54,11 +54,11 @@ def answer(study: Study) -> Answered:
     Raises:
         UsageError: the question has no legal configurations.
     """
-    if study.terms.fidelity is Fidelity.PREDICTED:
+    if study.limits.fidelity is Fidelity.PREDICTED:
         found = forecast(study)
         return _predicted(study, found, None)
-    known = learned(study, study.terms.fidelity)
-    choice = choose(known.fitting, study.terms.tolerance)
+    known = learned(study, study.limits.fidelity)
+    choice = choose(known.fitting, study.limits.tolerance)
     if choice is None:
         # That it has ended says nothing of its dry runs.
         return _predicted(study, _expected(forecast(replace(study, reason="")), known), known)
@@ -69,8 +69,8 @@ def is_answered(study: Study) -> bool:
     """True where :func:`answer` has a best that stands on what was asked for: on probes, where it
     is to be measured or emulated; on predictions that another request would not look into again.
     """
-    if study.terms.fidelity is not Fidelity.PREDICTED:
-        return bool(learned(study, study.terms.fidelity).fitting)
+    if study.limits.fidelity is not Fidelity.PREDICTED:
+        return bool(learned(study, study.limits.fidelity).fitting)
     known = forecast(study)
     return not known.accidents and predicted_choice(known) is not None
 
@@ -78,7 +78,7 @@ def is_answered(study: Study) -> bool:
 def what_trained_wrongly(study: Study) -> str:
     """Says why none of what was measured or emulated and fits is the answer; empty where one is, or
     nothing fitted."""
-    known = learned(study, study.terms.fidelity)
+    known = learned(study, study.limits.fidelity)
     return "" if known.fitting else ExpectedMemory(known).what_is_wrong()
 
 
@@ -88,7 +88,7 @@ def predicted_choice(known: Forecast) -> Choice | None:
     Configurations whose layout was dry-run go before those that only look faster: a dry run may
     show that these do not fit.
     """
-    leader, tolerance = leading(known), known.study.terms.tolerance
+    leader, tolerance = leading(known), known.study.limits.tolerance
     if leader is None:
         return None
     if known.is_settled(leader.settings):

@@ -60,7 +60,7 @@ def leading(known: Forecast) -> Evaluation | None:
     """
     if known.refused and not known.profiles and _all_tried(known):
         return None
-    choice = choose_predicted(known.promising, known.study.terms.tolerance, known.checked)
+    choice = choose_predicted(known.promising, known.study.limits.tolerance, known.checked)
     if choice:
         return choice.best
     return known.untimed[0] if known.untimed else known.smallest
@@ -71,7 +71,7 @@ def too_many_dry_runs(known: Forecast, wanted: Evaluation) -> str:
     left = _dry_runs_left(known)
     if left is None or known.dry_runs_of(wanted.settings) <= left:
         return ""
-    most = known.study.terms.max_dry_runs
+    most = known.study.limits.max_dry_runs
     return f"the budget of {most} dry runs is spent" + (
         f" but for {left}, and the best settings take {known.dry_runs_of(wanted.settings)}"
         if left
@@ -82,10 +82,10 @@ def too_many_dry_runs(known: Forecast, wanted: Evaluation) -> str:
 def _dry_runs_left(known: Forecast) -> int | None:
     """Dry runs that this asking may still make; ``None`` where only its probes are counted."""
     study = known.study
-    if study.terms.max_dry_runs is None:
+    if study.limits.max_dry_runs is None:
         return None
     made = (known.dry_runs_of(probe.request.settings) for probe in probes_of_asking(study))
-    return max(0, study.terms.max_dry_runs - sum(made))
+    return max(0, study.limits.max_dry_runs - sum(made))
 
 
 def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
@@ -95,7 +95,7 @@ def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
     memory, whatever the dry run shows is likely to be an answer.
     """
     study, left = known.study, _dry_runs_left(known)
-    is_last = len(probes_of_asking(study)) == study.terms.max_probes - 1
+    is_last = len(probes_of_asking(study)) == study.limits.max_probes - 1
     is_last |= left is not None and left <= known.dry_runs_of(leader.settings)
     if not is_last or any(e.is_dry_run for e in known.fitting):
         return None
@@ -104,7 +104,7 @@ def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
         for e in known.fitting
         if not known.is_settled(e.settings) and not too_many_dry_runs(known, e)
     ]
-    choice = choose_predicted(untried, study.terms.tolerance)
+    choice = choose_predicted(untried, study.limits.tolerance)
     return choice.best if choice else None
 
 
@@ -112,7 +112,7 @@ def _all_tried(known: Forecast) -> bool:
     """Tells whether an asking has spent what it may on dry runs that were all refused."""
     now = {probe.id for probe in probes_of_asking(known.study)}
     refused_now = sum(probe.id in now for probe in known.refused.values())
-    few = refused_now < known.study.terms.max_probes and len(known.refused) < MOST_CLASSES
+    few = refused_now < known.study.limits.max_probes and len(known.refused) < MOST_CLASSES
     return not few or _dry_runs_left(known) == 0
 
 
@@ -146,12 +146,12 @@ def what_is_needed(study: Study, *, named: bool = True) -> str:
 
 def as_predicted(study: Study) -> Study:
     """The study as if predictions had been asked for, by the dry runs that it has."""
-    if study.terms.fidelity is Fidelity.PREDICTED:
+    if study.limits.fidelity is Fidelity.PREDICTED:
         return study
-    terms = replace(
-        study.terms,
+    limits = replace(
+        study.limits,
         fidelity=Fidelity.PREDICTED,
         max_probes=MOST_CLASSES,
         max_dry_runs=MOST_DRY_RUNS,
     )
-    return replace(study, terms=terms)
+    return replace(study, limits=limits)

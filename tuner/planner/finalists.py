@@ -38,7 +38,7 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
             wanted.append(
                 ProbeRequest(
                     settings=finding.settings,
-                    fidelity=known.study.terms.fidelity,
+                    fidelity=known.study.limits.fidelity,
                     repetition=repetition,
                 )
             )
@@ -60,13 +60,13 @@ def is_final(study: Study, request: ProbeRequest) -> bool:
 
 def _leaders(known: Knowledge) -> Iterator[Evaluation]:
     """The answer so far, and its closest rival when the two cannot be told apart."""
-    fitting, terms = known.fitting, known.study.terms
-    choice = choose(fitting, terms.tolerance)
+    fitting, limits = known.fitting, known.study.limits
+    choice = choose(fitting, limits.tolerance)
     if choice is None:
         return
     rivals = [f for f in (choice.fastest, *fitting) if f is not choice.best]
-    repeats = terms.max_probes >= REPEAT_FROM and bool(rivals)
-    close = repeats and indistinguishable(choice.best, rivals[0], terms.tolerance)
+    repeats = limits.max_probes >= REPEAT_FROM and bool(rivals)
+    close = repeats and indistinguishable(choice.best, rivals[0], limits.tolerance)
     if choice.best.extrapolated or close:
         yield choice.best
     if close:
@@ -125,8 +125,8 @@ def to_guard(known: Knowledge) -> list[Settings]:
 
     A configuration that has no replica is left out.
     """
-    study, fitting, tolerance = known.study, known.fitting, known.study.terms.tolerance
-    if study.terms.fidelity not in PROBED:
+    study, fitting, tolerance = known.study, known.fitting, known.study.limits.tolerance
+    if study.limits.fidelity not in PROBED:
         return []
     # The fastest finding that only an unconfirmed failure speaks against, if it is the fastest.
     unconfirmed = (known.findings[one] for one in known.unconfirmed if one in known.findings)

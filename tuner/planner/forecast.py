@@ -419,7 +419,7 @@ def forecast(study: Study) -> Forecast:
         UsageError: the question has no legal configurations.
     """
     whole, study = study, study.at(Fidelity.PREDICTED)
-    limit = study.terms.limit_bytes(study.question.cluster)
+    limit = study.limits.limit_bytes(study.question.cluster)
     known, asked = dry_runs_of(study), _asked(study, limit)
     space = enumerate_space(study.question)
     every, uncovered = _by_arithmetic(asked)

@@ -178,7 +178,7 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
     """
     whole, study = whole or study, repriced(study)
     question, space = study.question, enumerate_space(study.question)
-    limit = study.terms.limit_bytes(question.cluster)
+    limit = study.limits.limit_bytes(question.cluster)
     probes = sorted(
         (p for p in study.probes if p.state is ProbeState.DONE and p.measurement),
         key=lambda p: p.id,

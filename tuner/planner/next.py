@@ -26,7 +26,7 @@ from tuner.planner.timing import first_counts
 def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wait:
     """Decides what to do next; a pure function of the study.
 
-    What is ruled out, known to fit and spent follows from the probes of its terms' fidelity; those
+    What is ruled out, known to fit and spent follows from the probes of its limits' fidelity; those
     of others change the order in which settings are tried.
 
     Args:
@@ -37,26 +37,26 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
     Raises:
         UsageError: the question has no legal settings.
     """
-    whole, study = study, study.at(study.terms.fidelity)
+    whole, study = study, study.at(study.limits.fidelity)
     if pending := [p for p in study.probes if p.state is not ProbeState.DONE]:
         return (_company(whole, study, pending) if beside else None) or Wait()
-    if study.terms.fidelity is Fidelity.PREDICTED:
+    if study.limits.fidelity is Fidelity.PREDICTED:
         return next_dry_run(whole)
     if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
-    if why := study.terms.sampler.why_not_here:
-        return Stop(reason=f"sampler {study.terms.sampler} {why}")
-    known = learned(whole, study.terms.fidelity)
+    if why := study.limits.sampler.why_not_here:
+        return Stop(reason=f"sampler {study.limits.sampler} {why}")
+    known = learned(whole, study.limits.fidelity)
     if why := spent(study):
         return Stop(reason=why) if known.fitting else _nothing(known, why)
     if why := same_accident(study):
         return Stop(reason=why)
     final_probes = finals(known, remaining_wall_s=remaining_wall_s(study))
-    remaining = study.terms.max_probes - len(probes_of_asking(study))
+    remaining = study.limits.max_probes - len(probes_of_asking(study))
     if final_probes and remaining <= len(final_probes):
         return final_probes[0]
     proposed = Search(known, confirms=True).propose()
-    if proposed is not None and proposed.gain >= study.terms.tolerance:
+    if proposed is not None and proposed.gain >= study.limits.tolerance:
         return _request(known, proposed.settings)
     if final_probes:
         return final_probes[0]
@@ -65,15 +65,15 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
 
 def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeRequest | None:
     """A probe to be run beside those on their way, if one is worth it."""
-    if study.terms.fidelity not in PROBED or spent(study) or same_accident(study):
+    if study.limits.fidelity not in PROBED or spent(study) or same_accident(study):
         return None
     if any(is_final(study, probe.request) for probe in pending):
         return None
-    known = learned(whole, study.terms.fidelity)
-    if study.terms.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
+    known = learned(whole, study.limits.fidelity)
+    if study.limits.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
     proposed = Search(known, {probe.request.settings for probe in pending}, confirms=True).propose()
-    if proposed is None or proposed.gain < study.terms.tolerance:
+    if proposed is None or proposed.gain < study.limits.tolerance:
         return None
     return _request(known, proposed.settings)
 
@@ -81,7 +81,7 @@ def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeReque
 def _request(known: Knowledge, settings: Settings) -> ProbeRequest:
     return ProbeRequest(
         settings=settings,
-        fidelity=known.study.terms.fidelity,
+        fidelity=known.study.limits.fidelity,
         repetition=known.repetitions.get(settings, 0),
         accumulation_counts=first_counts(known.study.question, settings),
     )
@@ -89,7 +89,7 @@ def _request(known: Knowledge, settings: Settings) -> ProbeRequest:
 
 def _stop(known: Knowledge, proposed: Proposed | None) -> Stop:
     if proposed is not None:
-        tolerance = f"{100 * known.study.terms.tolerance:g}%"
+        tolerance = f"{100 * known.study.limits.tolerance:g}%"
         return Stop(reason=f"no probe is expected to gain {tolerance} or more")
     if known.fitting:
         return Stop(reason="every settings that may fit was probed")
@@ -172,4 +172,4 @@ def give_up_above_s(study: Study, request: ProbeRequest) -> float | None:
     if request.settings in known.findings or not known.fitting:
         return None
     fastest_s = known.fitting[0].step_time_s.high
-    return None if fastest_s is None else fastest_s * (1 + VARIATION + study.terms.tolerance)
+    return None if fastest_s is None else fastest_s * (1 + VARIATION + study.limits.tolerance)

@@ -42,7 +42,7 @@ def at_todays_rates(study: Study, probe: Probe) -> Measurement | None:
 
 def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
     """A probe of a study as plain JSON values; of one that is done with outcome, whether it fits on
-    the study's terms, and its step time and speed at today's rates.
+    the study's limits, and its step time and speed at today's rates.
     """
     probe = replace(probe, measurement=at_todays_rates(study, probe))
     values = probe.as_dict()
@@ -106,13 +106,13 @@ def clocks_text(measurement: Measurement) -> str:
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:
-    """Tells whether a probe fits on the study's terms; ``None`` when that is not known."""
+    """Tells whether a probe fits on the study's limits; ``None`` when that is not known."""
     if measurement.outcome is Outcome.OOM:
         return False
     if measurement.memory is None:
         return None
     needed = measurement.memory.allocated_bytes + measurement.memory.overhead_bytes
-    return needed <= study.terms.limit_bytes(study.question.cluster)
+    return needed <= study.limits.limit_bytes(study.question.cluster)
 
 
 def outcomes(probes: Iterable[Probe]) -> dict[str, int]:

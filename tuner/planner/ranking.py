@@ -46,7 +46,7 @@ def choose(fitting: Sequence[Evaluation], tolerance: float) -> Choice | None:
 
     Args:
         fitting: findings that fit, fastest first.
-        tolerance: as in :class:`tuner.core.study.Terms`.
+        tolerance: as in :class:`tuner.core.study.Limits`.
     """
     return _choose(fitting, partial(indistinguishable, tolerance=tolerance))
 
@@ -63,7 +63,7 @@ def choose_predicted(
 
     Args:
         fitting: predictions that fit, fastest first.
-        tolerance: as in :class:`tuner.core.study.Terms`.
+        tolerance: as in :class:`tuner.core.study.Limits`.
         checked: true of what was seen to train what it should. Of those that are tied, they go
             before the others: no step of any of them has run.
     """

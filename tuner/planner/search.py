@@ -180,7 +180,7 @@ def trials_of_other_fidelities(known: Knowledge) -> list[Trial]:
     """The times and memory of steps at other fidelities, as indirect trials."""
     trials = []
     for fidelity in PROBED:
-        if fidelity is known.study.terms.fidelity:
+        if fidelity is known.study.limits.fidelity:
             continue
         if all(probe.request.fidelity is not fidelity for probe in known.whole.probes):
             continue
@@ -208,7 +208,7 @@ def informed(prior: Prior, known: Knowledge) -> Prior:
     refused = {
         probe.request.settings.settings_class
         for probe in whole.probes
-        if probe.request.fidelity is not study.terms.fidelity and outcome_of(probe) in CLOSES_CLASS
+        if probe.request.fidelity is not study.limits.fidelity and outcome_of(probe) in CLOSES_CLASS
     }
     if not refused:
         return prior
@@ -286,7 +286,7 @@ class Search:
         if self._pending:
             pending = (n for n, one in enumerate(self.prior.settings) if one in self._pending)
             told += believed_trials(self.belief, pending)
-        sampler, seed = study.terms.sampler, study.seed
+        sampler, seed = study.limits.sampler, study.seed
         return self._proposed(
             ask(self.prior, told, self.allowed, self.past, sampler=sampler, seed=seed)
         )

@@ -30,7 +30,7 @@ def cost(study: Study) -> Cost:
     finalists' replicas.
 
     Args:
-        study: with its probes of its terms' fidelity only.
+        study: with its probes of its limits' fidelity only.
     """
     fruitless_s = study.fruitless_s + study.fruitless_before_s
     return _cost(study, study.probes, fruitless_s, study.guard_s + study.guard_before_s)
@@ -48,14 +48,14 @@ def probes_of_asking(study: Study) -> tuple[Probe, ...]:
 
 def devices_held(study: Study) -> int:
     """Devices that a probe holds: all of the cluster's, or the one that plays one of them."""
-    if study.terms.fidelity is Fidelity.EMULATED:
+    if study.limits.fidelity is Fidelity.EMULATED:
         return 1
     return study.question.cluster.world_size
 
 
 def _cost(study: Study, probes: Iterable[Probe], fruitless_s: float, guard_s: float) -> Cost:
     wall_s, device_s = total_measured(probes)
-    is_dry = study.terms.fidelity is Fidelity.PREDICTED
+    is_dry = study.limits.fidelity is Fidelity.PREDICTED
     held, guard_s = (0, 0.0) if is_dry else (devices_held(study), guard_s)
     return Cost(
         wall_s=wall_s + fruitless_s + guard_s,
@@ -121,14 +121,14 @@ def _covered_s(intervals: Sequence[Interval]) -> float:
 
 def spent(study: Study) -> str:
     """Names the part of the budget that is spent; empty when some of all is left."""
-    probes, terms = probes_of_asking(study), study.terms
-    if len(probes) >= terms.max_probes:
-        noun = "probe" if terms.max_probes == 1 else "probes"
-        return f"the budget of {terms.max_probes} {noun} is spent"
-    if terms.wall_s is not None and cost_of_asking(study).wall_s >= terms.wall_s:
-        return wall_is_spent(terms.wall_s)
-    if terms.device_s is not None and cost_of_asking(study).device_s >= terms.device_s:
-        return device_time_is_spent(terms.device_s)
+    probes, limits = probes_of_asking(study), study.limits
+    if len(probes) >= limits.max_probes:
+        noun = "probe" if limits.max_probes == 1 else "probes"
+        return f"the budget of {limits.max_probes} {noun} is spent"
+    if limits.wall_s is not None and cost_of_asking(study).wall_s >= limits.wall_s:
+        return wall_is_spent(limits.wall_s)
+    if limits.device_s is not None and cost_of_asking(study).device_s >= limits.device_s:
+        return device_time_is_spent(limits.device_s)
     return ""
 
 
@@ -144,14 +144,14 @@ def device_time_is_spent(budget_s: float) -> str:
 
 def remaining_wall_s(study: Study) -> float | None:
     """Seconds left; the tighter of the two budgets of time."""
-    wall_s, device_time_s = study.terms.wall_s, remaining_device_time_s(study)
+    wall_s, device_time_s = study.limits.wall_s, remaining_device_time_s(study)
     left = [inf if wall_s is None else wall_s - cost_of_asking(study).wall_s, device_time_s]
     return None if min(left) == inf else min(left)
 
 
 def remaining_device_time_s(study: Study) -> float:
     """Seconds for which a probe may still hold its devices; infinite without such a budget."""
-    budget = study.terms.device_s
+    budget = study.limits.device_s
     if budget is None:
         return inf
     return (budget - cost_of_asking(study).device_s) / devices_held(study)
@@ -163,7 +163,7 @@ TRAINS_WRONGLY = "what fits trains something else"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Nothing more is to be probed on these terms."""
+    """Nothing more is to be probed within these limits."""
 
     reason: str
     """Why, for people."""

@@ -31,7 +31,7 @@ class Part(StrEnum):
     """Parts of a comparison."""
 
     QUESTION = "question"  # what is asked
-    TERMS = "terms"  # on what terms
+    TERMS = "terms"  # within which limits
     ANSWER = "answer"  # what was found
     COST = "cost"  # what that took
 
@@ -79,7 +79,7 @@ def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
     """The lines of a comparison, in a fixed order, part by part.
 
     What matters of every study has a line though it may be the same in all. All else that a
-    question or the terms hold has one where it differs.
+    question or the limits hold has one where it differs.
 
     Args:
         studies: two to four.
@@ -94,7 +94,7 @@ def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
     lines = [
         *_lines(Part.QUESTION, [_question(one.study) for one in studies]),
         *_others(Part.QUESTION, [_rest_of_question(one.study) for one in studies]),
-        *_lines(Part.TERMS, [_terms(one.study) for one in studies]),
+        *_lines(Part.TERMS, [_limits(one.study) for one in studies]),
         *_lines(Part.ANSWER, [_answer(one, per) for one in studies]),
         *_lines(Part.COST, [_cost(one, per) for one in studies]),
     ]
@@ -152,20 +152,20 @@ def _leaves(value: object, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
         yield path, value if isinstance(value, str) else json_text(value)
 
 
-def _terms(study: Study) -> dict[str, Cell]:
-    terms = study.terms
-    limit = terms.limit_bytes(study.question.cluster)
+def _limits(study: Study) -> dict[str, Cell]:
+    limits = study.limits
+    limit = limits.limit_bytes(study.question.cluster)
     texts = {
-        "fidelity": str(terms.fidelity),
+        "fidelity": str(limits.fidelity),
         "memory limit": f"{size_text(limit)} on one device",
-        "headroom": share_text(terms.headroom) if terms.memory_limit_bytes is None else "",
-        "tolerance": share_text(terms.tolerance),
-        "probes at most": str(terms.max_probes),
-        "dry runs at most": str(terms.max_dry_runs or ""),
-        "time at most": rough_duration_text(terms.wall_s) if terms.wall_s else "",
-        "device time at most": rough_duration_text(terms.device_s) if terms.device_s else "",
-        "pool": terms.pool,
-        "sampler": "" if terms.sampler is SamplerName.COST_MODEL else str(terms.sampler),
+        "headroom": share_text(limits.headroom) if limits.memory_limit_bytes is None else "",
+        "tolerance": share_text(limits.tolerance),
+        "probes at most": str(limits.max_probes),
+        "dry runs at most": str(limits.max_dry_runs or ""),
+        "time at most": rough_duration_text(limits.wall_s) if limits.wall_s else "",
+        "device time at most": rough_duration_text(limits.device_s) if limits.device_s else "",
+        "pool": limits.pool,
+        "sampler": "" if limits.sampler is SamplerName.COST_MODEL else str(limits.sampler),
     }
     return _cells(texts)
 

@@ -108,7 +108,7 @@ class _Pools:
 
     def __init__(self, evidence: Evidence, best: Evaluation | None) -> None:
         self._evidence = evidence
-        asked = evidence.study.terms.fidelity
+        asked = evidence.study.limits.fidelity
         probed = [*evidence.probed.get(asked, {}).values()]
         known = {found.settings for found in probed}
         predicted = [

@@ -39,7 +39,7 @@ class Evidence:
         Raises:
             UsageError: the question has no legal configurations.
         """
-        asked, probes = self.study.terms.fidelity, self.study.probes
+        asked, probes = self.study.limits.fidelity, self.study.probes
         there = {p.request.fidelity for p in probes if p.measurement}
         order = sorted(PROBED, key=lambda fidelity: fidelity is not asked)
         return {f: learned(self.study, f) for f in order if f in there}
@@ -54,7 +54,7 @@ class Evidence:
         """Expected times of configurations that were not probed, where the cost model knows no
         rates; ``None`` where it does, or no step was timed.
         """
-        known = self.knowledge.get(self.study.terms.fidelity)
+        known = self.knowledge.get(self.study.limits.fidelity)
         if known is None or not self.forecast.unknown:
             return None
         timed = any(found.step_time_s.value is not None for found in known.findings.values())

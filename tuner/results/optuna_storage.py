@@ -56,7 +56,7 @@ def write_storage(study: Study, path: Path) -> int:
             copied = optuna.create_study(storage=storage, study_name=study.id)
             copied.set_metric_names(["seconds of a step"])
             copied.set_user_attr("question", json.dumps(study.question.as_dict()))
-            copied.set_user_attr("limits", json.dumps(study.terms.as_dict()))
+            copied.set_user_attr("limits", json.dumps(study.limits.as_dict()))
             copied.add_trials(trials)
         except optuna.exceptions.StorageInternalError as error:
             raise UsageError("into", str(path), f"cannot be written: {error}") from error
@@ -82,11 +82,11 @@ def _check_storage(path: Path) -> None:
 
 def _trials(study: Study) -> list[FrozenTrial]:
     """The study's trials as they were done, with what its probes say as attributes."""
-    search = Search(learned(study, study.terms.fidelity))
+    search = Search(learned(study, study.limits.fidelity))
     prior, probes = search.prior, _by_settings(study)
     found = []
     for trial in search.trials:
-        if study.terms.fidelity is Fidelity.PREDICTED:
+        if study.limits.fidelity is Fidelity.PREDICTED:
             trial = _predicted(prior, trial)
         made = copy(frozen_trial(parameters_of(prior), trial, prior.limit_bytes))
         settings = prior.settings[trial.index]
@@ -107,7 +107,7 @@ def _by_settings(study: Study) -> Mapping[Settings, Sequence[Probe]]:
 
 
 def _is_own(study: Study, probe: Probe) -> bool:
-    return probe.request.fidelity is study.terms.fidelity
+    return probe.request.fidelity is study.limits.fidelity
 
 
 def _predicted(prior: Prior, trial: Trial) -> Trial:

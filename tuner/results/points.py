@@ -171,7 +171,7 @@ class BestSoFar:
     fidelity: Fidelity
     outcome: Outcome
     fits: bool | None
-    """Whether it fits on the study's terms; ``None`` when that is not known."""
+    """Whether it fits on the study's limits; ``None`` when that is not known."""
     tokens_per_s_per_gpu: Quantity
     """Its own speed; unknown where no step was timed."""
     best: float | None
@@ -185,7 +185,7 @@ class BestSoFar:
 
 def progress(study: Study) -> tuple[BestSoFar, ...]:
     """The probes of the fidelity that is asked for, in the order in which they ended."""
-    study = repriced(study.at(study.terms.fidelity))
+    study = repriced(study.at(study.limits.fidelity))
     done = [(probe, probe.measurement) for probe in study.in_order if probe.measurement]
     fastest = _Fastest(study)
     spent = measured_so_far(probe for probe, _ in done)

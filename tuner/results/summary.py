@@ -86,7 +86,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         suggestion: as of :func:`tuner.client.advance.best_known`; ``None`` while there is none.
     """
     best = suggestion and suggestion.best
-    same = study.at(study.terms.fidelity)
+    same = study.at(study.limits.fidelity)
     spent = cost(same)
     return Headline(
         study_id=study.id,
@@ -97,7 +97,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         step_time_s=best.step_time_s if best else UNKNOWN,
         allocated_gib=best.allocated_gib if best else UNKNOWN,
         needed_gib=best.needed_gib if best else UNKNOWN,
-        limit_gib=study.terms.limit_bytes(study.question.cluster) / GIB,
+        limit_gib=study.limits.limit_bytes(study.question.cluster) / GIB,
         per=rank_word(study.question),
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
         is_forecast=suggestion is not None and is_forecast(study, suggestion),

@@ -13,8 +13,8 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.core.study import OPEN, ProbeState, Question, StudyState, Terms
-from tuner.errors import OtherTermsError, StoreError, UsageError
+from tuner.core.study import OPEN, Limits, ProbeState, Question, StudyState
+from tuner.errors import OtherLimitsError, StoreError, UsageError
 from tuner.store.audit import AuditNote, add_audit
 from tuner.store.engine import Transactions
 from tuner.store.events import add_event
@@ -37,7 +37,7 @@ def study_id(question: Question) -> str:
 
 
 def ask_question(
-    session: Session, question: Question, terms: Terms, *, replace: bool = True
+    session: Session, question: Question, limits: Limits, *, replace: bool = True
 ) -> StudyRow:
     """Asks a question in a writing transaction; its study's row, locked. See :meth:`Studies.ask`.
 
@@ -46,7 +46,7 @@ def ask_question(
 
     Raises:
         StoreError: another question has its id.
-        OtherTermsError: it is open with other limits, which are not to be replaced.
+        OtherLimitsError: it is open with other limits, which are not to be replaced.
     """
     named = study_id(question)
     study = session.get(StudyRow, named, with_for_update=True)
@@ -60,10 +60,10 @@ def ask_question(
             model_name=question.trained,
             cluster_name=question.cluster.name,
             question=question.as_dict(),
-            limits=terms.as_dict(),
+            limits=limits.as_dict(),
             state=StudyState.QUEUED,
             reason="",
-            pool=terms.pool,
+            pool=limits.pool,
             revision=0,
             # 31 bits, which every generator of random numbers takes, and not those of the id
             seed=int(identity[-8:], 16) >> 1,
@@ -83,12 +83,12 @@ def ask_question(
         raise StoreError(f"the id {named} belongs to another question; use another --db")
     now = clock(session)
     if again:
-        apart = terms.apart(study.limits)
+        apart = limits.apart(study.limits)
         if apart and not replace and study.state in OPEN:
-            raise OtherTermsError(study.id, apart)
-        _renew(session, study, question, terms, now)
+            raise OtherLimitsError(study.id, apart)
+        _renew(session, study, question, limits, now)
     study.revision += 1
-    data = {"again": again, "terms": terms.as_dict()}
+    data = {"again": again, "terms": limits.as_dict()}
     add_event(session, study.id, EventKind.ASKED, now, data)
     if study.state not in OPEN:
         move_study(session, study, StudyState.QUEUED, "", now)
@@ -97,18 +97,18 @@ def ask_question(
 
 
 def _renew(
-    session: Session, study: StudyRow, question: Question, terms: Terms, now: datetime
+    session: Session, study: StudyRow, question: Question, limits: Limits, now: datetime
 ) -> None:
     """Gives a study new limits."""
     # With other ones the planner asks again for what is queued. With the same ones the study goes
     # on, and the attempts that a probe has cost its workers stay counted.
-    if study.limits != terms.as_dict():
-        withdraw(session, study, "the question was asked again on other terms", now)
+    if study.limits != limits.as_dict():
+        withdraw(session, study, "the question was asked again with other limits", now)
     done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
     study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
     study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
     study.question, study.model_name = question.as_dict(), question.trained
-    study.limits, study.pool, study.asked_at = terms.as_dict(), terms.pool, now
+    study.limits, study.pool, study.asked_at = limits.as_dict(), limits.pool, now
     if study.state is StudyState.QUEUED:
         study.reason = ""
 
@@ -155,7 +155,7 @@ class Requests:
     def ask(
         self,
         question: Question,
-        terms: Terms,
+        limits: Limits,
         request: RequestKey | None,
         note: AuditNote | None = None,
         *,
@@ -173,13 +173,13 @@ class Requests:
 
         Raises:
             UsageError: another request had this key.
-            OtherTermsError: the study is open with limits that are not to be replaced.
+            OtherLimitsError: the study is open with limits that are not to be replaced.
         """
         try:
             with self._transactions.write() as session:
                 if request and (known := _answered(session, request)):
                     return known
-                asked_id = ask_question(session, question, terms, replace=replace).id
+                asked_id = ask_question(session, question, limits, replace=replace).id
                 if request:
                     _remember(session, request, asked_id)
                 if note:

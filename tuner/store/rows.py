@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from tuner.core import lease
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import PROBED, Measurement, believable
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study, Terms
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study
 from tuner.errors import UnknownNameError, UnreadableStudyError, UsageError
 from tuner.store.caches import read_calibration, read_checks_for, read_dry_runs
 from tuner.store.tables import AttemptRow, AttemptState, MeasurementRow, ProbeRow, StudyRow, iso
@@ -102,7 +102,7 @@ def _study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, Dry
     return Study(
         id=row.id,
         question=Question.from_dict(row.question),
-        terms=Terms.from_dict(row.limits),
+        limits=Limits.from_dict(row.limits),
         state=row.state,
         reason=row.reason,
         revision=row.revision,
@@ -178,7 +178,7 @@ def _wasted_s(session: Session, study: StudyRow) -> tuple[float, float]:
         .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
         .where(
             ProbeRow.study_id == study.id,
-            ProbeRow.fidelity == Terms.from_dict(study.limits).fidelity,
+            ProbeRow.fidelity == Limits.from_dict(study.limits).fidelity,
             AttemptRow.state != AttemptState.RUNNING,
             (MeasurementRow.attempt_id.is_(None)) | (AttemptRow.state == AttemptState.LOST),
         )

@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Outcome
-from tuner.core.study import OPEN, STUDY_TRANSITIONS, Question, Study, StudyState, Terms
+from tuner.core.study import OPEN, STUDY_TRANSITIONS, Limits, Question, Study, StudyState
 from tuner.errors import UsageError
 from tuner.store.audit import Action, AuditNote, add_audit
 from tuner.store.engine import Transactions
@@ -73,7 +73,7 @@ class StudyStatus:
     state: StudyState
     reason: str
     revision: int
-    terms: Mapping[str, Any]
+    limits: Mapping[str, Any]
     asked_at: str
     newest_event: int  # id of the last thing that happened to it
 
@@ -83,7 +83,7 @@ class Studies:
 
     transactions: Transactions
 
-    def ask(self, question: Question, terms: Terms) -> Study:
+    def ask(self, question: Question, limits: Limits) -> Study:
         """Asks a question: a new study, or the same question's, with the new limits.
 
         Everything learned for it is kept, and counted in ``probes_before``. It is put back to
@@ -92,7 +92,7 @@ class Studies:
         """
         reap(self.transactions)  # a study that runs after it has a living worker
         with self.transactions.write() as session:
-            return read_study(session, ask_question(session, question, terms))
+            return read_study(session, ask_question(session, question, limits))
 
     def find(self, question: Question) -> Study | None:
         """The study of a question, if it was asked before."""
@@ -322,7 +322,7 @@ def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, St
             state=row.state,
             reason=row.reason,
             revision=row.revision,
-            terms=row.limits,
+            limits=row.limits,
             asked_at=iso(row.asked_at),
             newest_event=row.newest_event or 0,
         )

@@ -78,10 +78,10 @@ def memory_bar(
     sizes_bytes: Mapping[str, float], *, label: str, study: Study, prefix: str
 ) -> Markup:
     """Memory by the names of categories, against a study's limit; ``label`` says of what."""
-    terms, cluster = study.terms, study.question.cluster
-    limit = terms.limit_bytes(cluster)
+    limits, cluster = study.limits, study.question.cluster
+    limit = limits.limit_bytes(cluster)
     unit, divisor = size_unit(sum(sizes_bytes.values()))
-    spare = cluster.gpu.memory_bytes - limit if terms.memory_limit_bytes is None else 0
+    spare = cluster.gpu.memory_bytes - limit if limits.memory_limit_bytes is None else 0
     names = sorted(sizes_bytes, key=lambda n: _ORDER.index(n) if n in _ORDER else len(_ORDER))
     return stacked_bar(
         [Part(n.replace("_", " "), sizes_bytes[n] / divisor, _TONES.get(n, 9)) for n in names],

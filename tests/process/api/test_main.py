@@ -19,7 +19,7 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
-from tuner.core.study import Question, Terms
+from tuner.core.study import Limits, Question
 from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.store import open_store
@@ -107,7 +107,7 @@ def study_id(environment: dict[str, str]) -> str:
         workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("torch", {})
     )
     with open_store(environment["TUNER_DB"]) as store:
-        return store.ask(question, Terms(max_probes=4)).id
+        return store.ask(question, Limits(max_probes=4)).id
 
 
 def test_serves_logs_and_ends_by_sigterm(environment: dict[str, str], tmp_path: Path) -> None:

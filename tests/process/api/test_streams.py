@@ -19,7 +19,7 @@ from api.sessions import SESSION
 from api.settings import Settings
 from tests.process.api.live import serving
 from tests.unit.api.studies import MEASURED, probe, question_of
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.store import Store
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope as Allows
@@ -36,7 +36,7 @@ def live(app: FastAPI) -> Iterator[str]:
 
 @pytest.fixture
 def study_id(store: Store) -> str:
-    return store.ask(question_of(MEASURED), Terms(max_probes=50)).id
+    return store.ask(question_of(MEASURED), Limits(max_probes=50)).id
 
 
 def blocks(response: httpx.Response) -> Iterator[dict[str, str]]:
@@ -126,7 +126,7 @@ def wait_until_open(watches: list[Revocation], count: int) -> None:
 def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(
     store: Store, keys: Keys, service: str, watches: list[Revocation]
 ) -> None:
-    study_id = store.ask(question_of(MEASURED), Terms()).id
+    study_id = store.ask(question_of(MEASURED), Limits()).id
     (lost, text), (_, other) = keys.create("a", Allows.READ), keys.create("b", Allows.READ)
     owner, _ = keys.create("c", Allows.READ)
     sessions = Sessions(keys.transactions)
@@ -177,7 +177,7 @@ def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(
 
 
 def test_a_server_sends_no_body_and_a_stream_ends(app: FastAPI, store: Store) -> None:
-    study_id = store.ask(question_of(MEASURED), Terms()).id
+    study_id = store.ask(question_of(MEASURED), Limits()).id
     with serving(app) as url:
         caller = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
         for path in (f"/tune/{study_id}/events", f"/tune/{study_id}", "/healthz", "/nowhere"):

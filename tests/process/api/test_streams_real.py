@@ -16,7 +16,7 @@ from tests.process.api.live import serving
 from tests.unit.api.studies import MEASURED, ok, question_of
 from tuner.core.configuration import Settings as Knobs
 from tuner.core.measurement import Fidelity
-from tuner.core.study import OPEN, ProbeRequest, StudyState, Terms
+from tuner.core.study import OPEN, Limits, ProbeRequest, StudyState
 from tuner.store import Store, WorkerIdentity, open_store
 
 WITHIN_S = 120
@@ -31,7 +31,7 @@ def ids(store: Store) -> list[str]:
         {**MEASURED, "workload": {**workload, "global_batch_size": 16 * (number + 1)}}
         for number in range(STUDIES)
     ]
-    found = [store.ask(question_of(body), Terms(max_probes=500)).id for body in bodies]
+    found = [store.ask(question_of(body), Limits(max_probes=500)).id for body in bodies]
     for study_id in found:
         assert store.move(study_id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     return found

@@ -151,7 +151,7 @@ def test_probe_measures_repeats_and_runs_out_of_memory(
     with open_store() as store:
         (summary,) = store.studies()
         kept = store.study(summary.id)
-    assert kept.terms.memory_limit_bytes is None, "one probe's limit is not the study's"
+    assert kept.limits.memory_limit_bytes is None, "one probe's limit is not the study's"
     assert answer(kept).best is not None
 
 

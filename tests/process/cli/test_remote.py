@@ -100,13 +100,13 @@ def test_an_answer_on_another_s_terms_is_refused(
 ) -> None:
     def ask_otherwise_and_finish(study_id: str) -> None:
         study = store.study(study_id)
-        store.ask(study.question, replace(study.terms, headroom=0.25))
+        store.ask(study.question, replace(study.limits, headroom=0.25))
         finish(store, study_id)
 
     working(ask_otherwise_and_finish)
     found = cli(*asked)
     assert found.code == 1
-    assert "asked again on other terms meanwhile (headroom 0.25)" in found.err
+    assert "asked again with other limits meanwhile (headroom 0.25)" in found.err
     assert not found.out
 
 
@@ -116,17 +116,17 @@ def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(
     working(lambda study_id: finish(store, study_id))
     assert cli(*asked).code == 0
     study = store.study(store.studies()[0].id)
-    store.ask(study.question, replace(study.terms, headroom=0.25))
+    store.ask(study.question, replace(study.limits, headroom=0.25))
     refused = cli(*asked)
     assert refused.code == 1
-    assert "is open on other terms (headroom 0.25, not 0.05)" in refused.err
+    assert "is open with other limits (headroom 0.25, not 0.05)" in refused.err
     assert "--replace does" in refused.err
-    assert store.study(study.id).terms.headroom == 0.25
+    assert store.study(study.id).limits.headroom == 0.25
 
     working(lambda study_id: finish(store, study_id))
     found = cli(*asked, "--replace")
     assert found.code == 0, found.err
-    assert store.study(study.id).terms == study.terms
+    assert store.study(study.id).limits == study.limits
     here = cli(*asked[:1], *asked[3:], "--replace")
     assert here.code == 2
     assert "replace: " in here.err

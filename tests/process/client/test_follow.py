@@ -9,7 +9,7 @@ import pytest
 
 from tuner.client.local import follow
 from tuner.client.worker_process import Signals
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.errors import ProbeError, StoppedError
 from tuner.store import Store, open_store
 
@@ -70,7 +70,7 @@ def store(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def study(store: Store, question: Question) -> Study:
-    return store.ask(question, Terms())
+    return store.ask(question, Limits())
 
 
 def script(text: str) -> list[str]:
@@ -118,7 +118,7 @@ def test_a_killed_worker_is_an_error(store: Store, study: Study) -> None:
 def test_a_signal_ends_the_worker_and_keeps_the_probes(
     store: Store, answered: Study, lab: SimpleNamespace, number: signal.Signals
 ) -> None:
-    study = store.ask(lab.question, Terms())
+    study = store.ask(lab.question, Limits())
     sent = []
 
     def send(shown: Study) -> None:

@@ -14,14 +14,14 @@ import pytest
 from tuner.client.advance import plan_here
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity
-from tuner.core.study import ProbeRequest, ProbeState, Question, Study, StudyState, Terms
+from tuner.core.study import Limits, ProbeRequest, ProbeState, Question, Study, StudyState
 from tuner.dryrun import DryRunner, DryRunStoppedError
 from tuner.planner import next_probe
 from tuner.store import Store
 from workers.dry_runs import DryRuns
 
 STAND_IN = Path(__file__).parent / "stand_in_dry.py"
-PREDICTED = Terms(fidelity=Fidelity.PREDICTED, max_probes=3)
+PREDICTED = Limits(fidelity=Fidelity.PREDICTED, max_probes=3)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_killed_worker_leaves_no_dry_run(
 
 
 def next_probe_of(question: Question) -> ProbeRequest:
-    study = Study(id="st-1", question=question, terms=PREDICTED, state=StudyState.RUNNING)
+    study = Study(id="st-1", question=question, limits=PREDICTED, state=StudyState.RUNNING)
     request = next_probe(study)
     assert isinstance(request, ProbeRequest)
     return request

@@ -12,7 +12,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import ProbeRequest, Question, Study, StudyState, Terms
+from tuner.core.study import Limits, ProbeRequest, Question, Study, StudyState
 from tuner.explain.known import answer
 from tuner.store import Store
 from workers.executor import WorkerOptions
@@ -44,11 +44,11 @@ def emulate(store: Store, preloaded: Preloaded, tmp_path: Path) -> Emulate:
     def argv(folder: Path) -> tuple[str, ...]:
         return preloaded(series_argv(folder))
 
-    def run(asked: Question, *texts: str, **terms: Any) -> Study:
-        study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, **terms))
+    def run(asked: Question, *texts: str, **limits: Any) -> Study:
+        study = store.ask(asked, Limits(fidelity=Fidelity.EMULATED, **limits))
         for text in texts:
             request = ProbeRequest(settings=parse_settings(text), fidelity=Fidelity.EMULATED)
-            limit = study.terms.limit_bytes(asked.cluster)
+            limit = study.limits.limit_bytes(asked.cluster)
             assert store.enter_probe(study.id, store.study(study.id).revision, request, limit)
         options = WorkerOptions(
             queued_only=True,

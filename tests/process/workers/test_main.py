@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.store import Store
 from workers.__main__ import main
 from workers.stop import SIGNALS
@@ -69,7 +69,7 @@ def test_what_is_asked_for_wrongly_is_one_line(run: Run, store: Store, tmp_path:
 
 
 def test_a_finished_study_needs_no_work(run: Run, store: Store, question) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     assert store.move(study.id, StudyState.CANCELLED, "by a test")
     code, said = run("--db", store.url, "--study", study.id)
     assert code == 0
@@ -90,7 +90,7 @@ def test_a_service_makes_its_database_and_ends_when_told_to_at_once(tmp_path: Pa
 
 
 def test_kill_leaves_no_real_rank_either(store, question, tmp_path, alive, eventually) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     own = {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TUNER_DB": store.url}
     worker = subprocess.Popen(
         [sys.executable, "-P", "-c", PATIENT, "--study", study.id],

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import ProbeState, Question, Study, StudyState, Terms
+from tuner.core.study import Limits, ProbeState, Question, Study, StudyState
 from tuner.store import Store
 from tuner.store.tables import AttemptRow, ProbeRow
 from tuner.store.workers import Workers
@@ -69,10 +69,10 @@ def start(
         process.communicate()
 
 
-def emulated(store: Store, question: Question, batch: int = 64, **terms: Any) -> Study:
-    wanted = {"tolerance": 0.0, "max_probes": 5, **terms}
+def emulated(store: Store, question: Question, batch: int = 64, **limits: Any) -> Study:
+    wanted = {"tolerance": 0.0, "max_probes": 5, **limits}
     asked = on(question, "8xa100-80gb", batch)
-    return store.ask(asked, Terms(fidelity=Fidelity.EMULATED, **wanted))
+    return store.ask(asked, Limits(fidelity=Fidelity.EMULATED, **wanted))
 
 
 def spans(found: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:

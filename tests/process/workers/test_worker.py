@@ -9,7 +9,7 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import ProbeState, Question, Study, StudyState, Terms
+from tuner.core.study import Limits, ProbeState, Question, Study, StudyState
 from tuner.store import Store
 from workers.devices import Device
 from workers.executor import WorkerOptions
@@ -28,12 +28,12 @@ def study(
     """Of two ranks that talk, or of three probes at once on GPUs that are made up."""
     monkeypatch.setenv("STAND_IN_LEASE_S", "600")  # ranks would bear a long silence
     if request.param == 1:
-        return store.ask(question, Terms(max_probes=2))
+        return store.ask(question, Limits(max_probes=2))
     monkeypatch.setenv("STAND_IN_GPUS", ",".join(GPUS))
     monkeypatch.setattr("workers.executor.check_machine", lambda *_: False)
     workload = replace(question.workload, global_batch_size=64)
     eight = replace(question, workload=workload, cluster=parse_cluster("8xa100-80gb"))
-    return store.ask(eight, Terms(fidelity=Fidelity.EMULATED, tolerance=0.0, max_probes=4))
+    return store.ask(eight, Limits(fidelity=Fidelity.EMULATED, tolerance=0.0, max_probes=4))
 
 
 def ready(tmp_path: Path) -> bool:

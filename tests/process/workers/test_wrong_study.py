@@ -18,7 +18,7 @@ from tuner.cli import main
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Question, StudyState, Terms
+from tuner.core.study import Limits, Question, StudyState
 from tuner.explain.known import answer
 from tuner.planner import Stop, next_probe
 from tuner.store import Store
@@ -87,7 +87,7 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
 ) -> None:
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2,), "tp_size": (1,)}
     asked = replace(question, framework=framework("accelerate"), knobs=knobs)
-    study = store.ask(asked, Terms(max_probes=8))
+    study = store.ask(asked, Limits(max_probes=8))
     fault = options("steps_on_every_micro_batch")
     assert Worker(store, study.id, stop=StopRequest(), options=fault).run() == 0
 
@@ -134,7 +134,7 @@ def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
         framework=framework("accelerate"),
         knobs=knobs,
     )
-    study = store.ask(asked, Terms(fidelity=Fidelity.EMULATED, max_probes=8))
+    study = store.ask(asked, Limits(fidelity=Fidelity.EMULATED, max_probes=8))
     fault = options("steps_on_every_micro_batch")
     assert Worker(store, study.id, stop=StopRequest(), options=fault).run() == 0
 
@@ -149,7 +149,7 @@ def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
     assert (refused.status_code, refused.json()["reason"]) == (409, "trains_wrongly")
     for fidelity in Fidelity:  # what it was asked as before, and on other clusters
         for cluster in (asked.cluster, parse_cluster("8xh100-80gb")):
-            again = store.ask(replace(asked, cluster=cluster), Terms(fidelity=fidelity))
+            again = store.ask(replace(asked, cluster=cluster), Limits(fidelity=fidelity))
             end = next_probe(again)
             assert isinstance(end, Stop)
             assert end.failure.startswith(f"what fits trains something else: {WRONG}")
@@ -222,7 +222,7 @@ def test_a_buffer_that_is_used_again_is_never_suggested(
     wide["knobs"] = {name: knobs[name] for name in list(knobs)[:3]}
     for request in (alone, wide):
         for fidelity in Fidelity:
-            study = store.ask(question_of(request), Terms(fidelity=fidelity))
+            study = store.ask(question_of(request), Limits(fidelity=fidelity))
             end = next_probe(study)
             assert isinstance(end, Stop)
             assert end.failure.startswith(BUFFER)

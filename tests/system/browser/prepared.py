@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tests.unit.api.studies import MEASURED, PREDICTED, question_of
 from tests.unit.api.studies import probe as probed
 from tests.unit.pages.made import crashed, ok, oom, question, stored, study
-from tuner.core.study import Question, StudyState, Terms
+from tuner.core.study import Limits, Question, StudyState
 from tuner.store import Store
 
 GIB = 2**30
@@ -53,7 +53,7 @@ def prepare(store: Store) -> Prepared:
 def running(store: Store, *, batch: int) -> str:
     """A study that was begun, with one probe done."""
     workload = {**MEASURED["workload"], "global_batch_size": batch}
-    asked = store.ask(question_of({**MEASURED, "workload": workload}), Terms(max_probes=4))
+    asked = store.ask(question_of({**MEASURED, "workload": workload}), Limits(max_probes=4))
     probed(store, asked.id)
     return asked.id
 
@@ -78,7 +78,7 @@ def _many(store: Store) -> str:
 
 
 def _failed(store: Store) -> str:
-    asked = store.ask(question_of(PREDICTED), Terms())
+    asked = store.ask(question_of(PREDICTED), Limits())
     store.move(asked.id, StudyState.RUNNING)
     reason = "no settings are predicted to fit: the smallest need is 658 GiB on one device"
     assert store.move(asked.id, StudyState.FAILED, reason)

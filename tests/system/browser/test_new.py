@@ -1,4 +1,4 @@
-"""The form: a question is asked, mended, and put in the place of another's terms."""
+"""The form: a question is asked, mended, and put in the place of another's limits."""
 
 from typing import Any
 
@@ -67,10 +67,10 @@ def test_an_open_study_is_put_on_these_terms(open_tab: OpenTab, service: Service
     expect(page.locator("#errors")).to_contain_text("See that study")
     assert tab.violations() == []
     assert page.get_by_label("Probes at most").input_value() == "5"
-    page.get_by_label(f"Put {study_id} on these terms").check()
+    page.get_by_label(f"Give {study_id} these limits").check()
     start(page)
     expect(page.locator("h1")).to_contain_text("stories15m")
-    assert service.store.study(study_id).terms.max_probes == 5
+    assert service.store.study(study_id).limits.max_probes == 5
 
 
 def test_a_study_is_started_by_keyboard_alone(open_tab: OpenTab) -> None:

@@ -17,7 +17,7 @@ from tuner.core import lease
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import ProbeState, Question, Study, StudyState, Terms
+from tuner.core.study import Limits, ProbeState, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.store import Store, open_store
@@ -47,7 +47,7 @@ def ask(store: Store) -> Study:
     question = Question(
         workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
     )
-    return store.ask(question, Terms(fidelity=Fidelity.EMULATED, tolerance=0.0, max_probes=PROBES))
+    return store.ask(question, Limits(fidelity=Fidelity.EMULATED, tolerance=0.0, max_probes=PROBES))
 
 
 def eventually(condition: Callable[[], object], seconds: float = 600.0) -> None:

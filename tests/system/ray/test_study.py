@@ -12,7 +12,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import RAN
 from tuner.core.quantity import Provenance
-from tuner.core.study import Question, StudyState, Terms
+from tuner.core.study import Limits, Question, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
@@ -35,7 +35,7 @@ def question() -> Question:
 def test_a_worker_answers_a_study_of_the_two_nodes(
     site: RaySite, store: Store, question: Question, tmp_path: Path
 ) -> None:
-    study = store.ask(question, Terms(max_probes=2))
+    study = store.ask(question, Limits(max_probes=2))
     options = WorkerOptions(
         site=site, folder=tmp_path / "probes", guards=False
     )  # replicas are of one node
@@ -57,7 +57,7 @@ def test_gpus_that_are_only_made_up_are_refused(
     in_ray: RayCluster, store: Store, question: Question
 ) -> None:
     asked = replace(question, cluster=parse_cluster("2x2xh100-80gb"))
-    study = store.ask(asked, Terms())
+    study = store.ask(asked, Limits())
     argv = [sys.executable, "-P", "-m", "workers", "--db", store.url, "--study", study.id]
     done = subprocess.run(
         [*argv, "--launcher", "ray", "--ray", in_ray.address],

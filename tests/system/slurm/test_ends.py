@@ -19,12 +19,12 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.core.workload import Workload
 from tuner.errors import ProbeError
@@ -55,7 +55,7 @@ def queued(store: Store, cluster: str) -> Study:
     question = Question(
         workload=workload, cluster=parse_cluster(cluster), framework=framework("torch")
     )
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     steps = 4 // question.cluster.world_size
     settings = Settings(micro_batch_size=1, gradient_accumulation_steps=steps)
     request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)

@@ -11,7 +11,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import Question, StudyState, Terms
+from tuner.core.study import Limits, Question, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
@@ -39,7 +39,7 @@ def test_a_batch_job_answers_a_study_of_its_two_nodes(
     question: Question,
     tmp_path: Path,
 ) -> None:
-    study = store.ask(question, Terms(max_probes=2))
+    study = store.ask(question, Limits(max_probes=2))
     options = ("--once", "--probes", str(tmp_path / "shared"), "--db", store.url)
     done = subprocess.run(
         [*TUNER, "worker", "--slurm", "--nodes=2 --time=30", *options],

@@ -7,7 +7,7 @@ from tuner.client.request import read_request
 from tuner.core.configuration import Settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.forecast import forecast
 from tuner.store import Store, WorkerIdentity
@@ -34,7 +34,7 @@ def classes_of(question: Question) -> set[Settings]:
     study = Study(
         id="st-1",
         question=question,
-        terms=Terms(fidelity=Fidelity.PREDICTED),
+        limits=Limits(fidelity=Fidelity.PREDICTED),
         state=StudyState.QUEUED,
     )
     return {settings.settings_class for settings in forecast(study).space.legal}

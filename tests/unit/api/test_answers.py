@@ -11,7 +11,7 @@ from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
 from tests.unit.api.conftest import Clock
 from tests.unit.api.studies import MEASURED, finish, probe, question_of
 from tuner.core.quantity import Provenance
-from tuner.core.study import Terms
+from tuner.core.study import Limits
 from tuner.errors import StoreError
 from tuner.store import Store, StudyStatus
 
@@ -23,7 +23,7 @@ def answers(store: Store, clock: Clock) -> Answers:
 
 @pytest.fixture
 def study_id(store: Store) -> str:
-    return store.ask(question_of(MEASURED), Terms(max_probes=4)).id
+    return store.ask(question_of(MEASURED), Limits(max_probes=4)).id
 
 
 def standing(store: Store, study_id: str) -> StudyStatus:

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from api import events as module
 from api.events import Poller
 from tests.unit.api.studies import MEASURED, probe, question_of
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.store import Store
 
@@ -22,7 +22,7 @@ WITHIN_S = 60
 @pytest.fixture
 def study_id(store: Store) -> str:
     """A study that was asked, and nothing more."""
-    return store.ask(question_of(MEASURED), Terms(max_probes=50)).id
+    return store.ask(question_of(MEASURED), Limits(max_probes=50)).id
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_study_that_is_asked_again_goes_on(
         while not seen:
             await asyncio.wait([listening], timeout=0.01)
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
-        await asyncio.to_thread(store.ask, question_of(MEASURED), Terms(max_probes=51))
+        await asyncio.to_thread(store.ask, question_of(MEASURED), Limits(max_probes=51))
         looks.put_nowait(None)
         happened = [one.id for one in store.events(study_id)]
         while seen != happened:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from tests.unit.api.studies import MEASURED, PREDICTED, question_of
-from tuner.core.study import Terms
+from tuner.core.study import Limits
 from tuner.store import Store
 from tuner.store.tables import StudyRow
 
@@ -71,7 +71,7 @@ def test_a_request_without_a_body_is_told_so(client: TestClient) -> None:
 def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(
     client: TestClient, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, good = (store.ask(question_of(body), Terms()).id for body in (PREDICTED, MEASURED))
+    bad, good = (store.ask(question_of(body), Limits()).id for body in (PREDICTED, MEASURED))
     question = store.study(bad).question.as_dict()
     question["workload"]["precision"] = "fp4"
     with Session(store.transactions.writer) as session, session.begin():

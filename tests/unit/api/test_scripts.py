@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.script import read_script
-from tuner.core.study import Question, Terms
+from tuner.core.study import Limits, Question
 from tuner.core.workload import Workload
 from tuner.model.shape import unnamed_model
 from tuner.store import Store
@@ -28,7 +28,7 @@ def script_study(store: Store, tmp_path: Path) -> str:
         framework=asked.framework,
         script=read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path),
     )
-    return store.ask(question, Terms()).id
+    return store.ask(question, Limits()).id
 
 
 def test_it_is_pending_until_something_is_measured(

@@ -24,7 +24,7 @@ from api.security import (
 from api.settings import Settings
 from tests.unit.api.asgi import HOST, Answer, body_of, connection, send_to
 from tests.unit.api.studies import PREDICTED, question_of
-from tuner.core.study import Terms
+from tuner.core.study import Limits
 from tuner.errors import StoreError, UsageError
 from tuner.store import Store
 from tuner.store.access import Key, Keys, Sessions
@@ -316,7 +316,7 @@ def test_whatever_computes_takes_a_turn_of_its_key(
     greedy, other = (
         Keys(store.transactions).create(name, Scope.SUBMIT)[1] for name in ("greedy", "other")
     )
-    study_id = store.ask(question_of(PREDICTED), Terms()).id
+    study_id = store.ask(question_of(PREDICTED), Limits()).id
     held, begun, inside = threading.Event(), threading.Event(), []
 
     def slow(*arguments: object, **more: object) -> None:

@@ -13,7 +13,7 @@ from api.schemas import ProbeList, Study, Submitted
 from tests.unit.api.studies import MEASURED, PREDICTED, TINY, WORKLOAD, finish, ok, probe
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.planner import Stop, next_probe
 from tuner.store import Store
@@ -117,7 +117,7 @@ def test_a_measured_study_has_what_is_predicted_until_something_is_measured(
 
 
 OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
-"""The same question on other terms."""
+"""The same question within other limits."""
 
 
 def test_other_terms_of_an_open_study_are_refused(client: TestClient, store: Store) -> None:
@@ -132,7 +132,9 @@ def test_other_terms_of_an_open_study_are_refused(client: TestClient, store: Sto
         "headroom": {"study": 0.05, "asked": 0.2},
         "max_probes": {"study": 4, "asked": 5},
     }
-    assert "is open on other terms (headroom 0.05, not 0.2, max_probes 4, not 5)" in body["detail"]
+    assert (
+        "is open with other limits (headroom 0.05, not 0.2, max_probes 4, not 5)" in body["detail"]
+    )
     assert store.study(first["study_id"]) == before
     store.move(first["study_id"], StudyState.CANCELLED)
     again = ask(client, OTHER, **{"Idempotency-Key": "one"})  # which nothing has used up
@@ -161,7 +163,7 @@ def test_a_study_is_put_on_other_terms_when_that_is_asked_for(
     first = ask(client, MEASURED).json()
     second = ask(client, {**OTHER, "replace": True}).json()
     assert second["study_id"] == first["study_id"]
-    assert store.study(first["study_id"]).terms.max_probes == 5
+    assert store.study(first["study_id"]).limits.max_probes == 5
     assert second["revision"] > first["revision"]
     assert second["terms_id"] != first["terms_id"]
     joined = ask(client, {**OTHER, "replace": True}).json()
@@ -186,7 +188,7 @@ def test_no_answer_is_given_on_terms_of_another(
         found = client.get(refused)
         assert (found.status_code, found.headers["content-type"]) == (409, PROBLEM)
         assert found.json()["terms"]["headroom"] == {"study": 0.5}
-        assert "was put on other terms meanwhile" in found.json()["detail"]
+        assert "was given other limits meanwhile" in found.json()["detail"]
     assert client.get(f"{path}?terms={other['terms_id']}").status_code == 200
     assert client.get(f"{export}?terms=mine").status_code == 422
 
@@ -196,10 +198,10 @@ def test_waiting_ends_when_the_terms_are_replaced(client: TestClient, store: Sto
     path = f"/tune/{body['study_id']}?wait=60&terms={body['terms_id']}"
     study = store.study(body["study_id"])
     for is_known, most in ((False, 7), (True, 8)):
-        store.ask(study.question, study.terms)
+        store.ask(study.question, study.limits)
         tag = client.get(f"/tune/{study.id}").headers["etag"]
         headers = {"If-None-Match": tag} if is_known else {}
-        timer = threading.Timer(0.3, store.ask, (study.question, Terms(max_probes=most)))
+        timer = threading.Timer(0.3, store.ask, (study.question, Limits(max_probes=most)))
         timer.start()
         found = client.get(path, headers=headers)
         timer.join()

@@ -15,7 +15,7 @@ from tests.unit.api.studies import MEASURED, PREDICTED, finish, probe
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState
-from tuner.errors import OtherTermsError, StoreError, UsageError
+from tuner.errors import OtherLimitsError, StoreError, UsageError
 from tuner.machine import this_machine
 from tuner.store import Store, WorkerIdentity
 from tuner.store.audit import Audit
@@ -128,12 +128,12 @@ def test_a_worker_that_came_is_seen_soon(
 ) -> None:
     body = {**MEASURED, "fidelity": "auto"}
     first, _ = submit(submissions, body)
-    assert first.body.standing.terms["fidelity"] == "predicted"
+    assert first.body.standing.limits["fidelity"] == "predicted"
     identity, machine = WorkerIdentity.of_this_process("w"), this_machine().as_dict()
     Workers(store.transactions).register(identity, [], machine, installed_versions())
     clock.now += LIVING_S + 1
     joined, noted = submit(submissions, body)
-    assert joined.body == first.body, "its terms are left as they are while it is open"
+    assert joined.body == first.body, "its limits are left as they are while it is open"
     assert noted == []
     said = [note for note in joined.notes if note.startswith("fidelity ")]
     assert said == [
@@ -141,7 +141,7 @@ def test_a_worker_that_came_is_seen_soon(
     ]
     finish(store, first.body.standing.id)
     second, _ = submit(submissions, body)
-    assert second.body.standing.terms["fidelity"] == "measured"
+    assert second.body.standing.limits["fidelity"] == "measured"
     assert any("of worker w: " in note for note in second.notes)
 
 
@@ -153,11 +153,11 @@ def test_a_fidelity_that_is_left_open_is_chosen_anew_when_terms_are_replaced(
     identity, machine = WorkerIdentity.of_this_process("w"), this_machine().as_dict()
     Workers(store.transactions).register(identity, [], machine, installed_versions())
     clock.now += LIVING_S + 1
-    with pytest.raises(OtherTermsError) as caught:
+    with pytest.raises(OtherLimitsError) as caught:
         submit(submissions, {**body, "headroom": 0.5})
     assert caught.value.apart == {"headroom": (0.05, 0.5)}, "and not what was left open"
     second, _ = submit(submissions, {**body, "replace": True})
-    assert second.body.terms.fidelity is Fidelity.MEASURED
+    assert second.body.limits.fidelity is Fidelity.MEASURED
 
 
 def test_terms_that_another_replaces_meanwhile_are_not_answered(
@@ -166,13 +166,13 @@ def test_terms_that_another_replaces_meanwhile_are_not_answered(
     """Between the commit of what was asked and the reading of the answer."""
     whole = Requests.ask
 
-    def ask_and_be_replaced(self: Requests, question: Any, terms: Any, *a: Any, **k: Any) -> str:
-        found = whole(self, question, terms, *a, **k)
-        store.ask(question, replace(terms, headroom=0.5))
+    def ask_and_be_replaced(self: Requests, question: Any, limits: Any, *a: Any, **k: Any) -> str:
+        found = whole(self, question, limits, *a, **k)
+        store.ask(question, replace(limits, headroom=0.5))
         return found
 
     monkeypatch.setattr(Requests, "ask", ask_and_be_replaced)
-    with pytest.raises(OtherTermsError, match="was put on other terms meanwhile"):
+    with pytest.raises(OtherLimitsError, match="was given other limits meanwhile"):
         submit(submissions, MEASURED)
 
 
@@ -184,8 +184,8 @@ def test_of_two_terms_at_once_one_is_refused(store: Store, submissions: Submissi
     def ask(body: Any) -> None:
         ready.wait()
         try:
-            taken.append(submit(submissions, body)[0].body.terms.headroom)
-        except OtherTermsError as error:
+            taken.append(submit(submissions, body)[0].body.limits.headroom)
+        except OtherLimitsError as error:
             refused.append(error)
 
     threads = [threading.Thread(target=ask, args=(body,)) for body in bodies]
@@ -195,7 +195,7 @@ def test_of_two_terms_at_once_one_is_refused(store: Store, submissions: Submissi
         thread.join()
     assert (len(taken), len(refused)) == (1, 7)
     (study,) = store.studies()
-    assert store.study(study.id).terms.headroom == taken[0]
+    assert store.study(study.id).limits.headroom == taken[0]
     assert len([one for one in store.events(study.id) if one.kind == "asked"]) == 1
 
 

@@ -92,8 +92,8 @@ def test_other_versions_or_clusters_are_another_question(answered: Study) -> Non
     )
     with open_store() as store:
         for other in others:
-            assert answered_before(store, other, answered.terms) is None
-            asked = store.ask(other, answered.terms)
+            assert answered_before(store, other, answered.limits) is None
+            asked = store.ask(other, answered.limits)
             assert asked.probes == ()
             assert asked.past == ()
             assert answer(asked).best is None
@@ -101,12 +101,12 @@ def test_other_versions_or_clusters_are_another_question(answered: Study) -> Non
 
 def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered: Study) -> None:
     with open_store() as store:
-        stored = answered_before(store, answered.question, answered.terms)
+        stored = answered_before(store, answered.question, answered.limits)
         assert stored is not None
         assert stored.id == answered.id
         assert len(stored.probes) == len(answered.probes)
         assert store.study(answered.id).state is StudyState.DONE
-        more = replace(answered.terms, max_probes=answered.terms.max_probes + 1)
+        more = replace(answered.limits, max_probes=answered.limits.max_probes + 1)
         assert answered_before(store, answered.question, more) is None
 
 

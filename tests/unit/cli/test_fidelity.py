@@ -54,10 +54,10 @@ def test_auto_is_the_strongest_that_there_is(
     has(*(A100,) * gpus)
     auto = replace(asked, fidelity="auto")
     found = placed(auto)
-    assert (found.terms.fidelity, found.terms.max_probes) == (fidelity, most)
+    assert (found.limits.fidelity, found.limits.max_probes) == (fidelity, most)
     assert found.notes[0].startswith(f"fidelity {fidelity}: this machine has ")
     few = replace(auto, max_probes="7")
-    assert placed(few).terms.max_probes == 7
+    assert placed(few).limits.max_probes == 7
 
 
 def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
@@ -68,7 +68,7 @@ def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
         placed(asked)  # measured is the default, and is not chosen
     for cluster in ("4xa100-80gb", "16x8xa100-80gb", "8xa100-40gb"):
         question = replace(asked, fidelity="emulated", cluster=cluster, global_batch_size="128")
-        assert placed(question).terms.fidelity is Fidelity.EMULATED
+        assert placed(question).limits.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="one here"):
         placed(replace(asked, fidelity="emulated", cluster="8xh200"))
 
@@ -89,6 +89,6 @@ def test_calibrated_links_have_a_price(
             with pytest.raises(UsageError, match="link within a node is not known"):
                 placed(emulated)
         store.keep_calibration(rates)
-    assert placed(emulated).terms.fidelity is Fidelity.EMULATED
+    assert placed(emulated).limits.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="is not known"):  # not measured for ranks that share four
         placed(replace(emulated, cluster="cpu:4"))

@@ -11,7 +11,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.dryrun import DryRun, dry_run_versions
 from tuner.model import load_model
@@ -71,7 +71,7 @@ def classes_of(question: Question) -> set[Settings]:
     study = Study(
         id="st-1",
         question=question,
-        terms=Terms(fidelity=Fidelity.PREDICTED),
+        limits=Limits(fidelity=Fidelity.PREDICTED),
         state=StudyState.QUEUED,
     )
     return {settings.settings_class for settings in forecast(study).space.legal}

@@ -16,13 +16,13 @@ from tuner.client.advance import (
     is_answered,
 )
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Study, StudyState, Terms
+from tuner.core.study import Limits, Study, StudyState
 from tuner.dryrun import dry_run_versions
 from tuner.explain.known import best_known
 from tuner.planner.dry_runs import as_predicted
 from tuner.store import Store, open_store
 
-TERMS = Terms(fidelity=Fidelity.PREDICTED, max_probes=3, max_dry_runs=6)
+TERMS = Limits(fidelity=Fidelity.PREDICTED, max_probes=3, max_dry_runs=6)
 GIB = 2.0**30
 
 
@@ -73,11 +73,11 @@ def test_a_measured_study_keeps_its_terms_while_dry_runs_are_entered(
     store: Store, keep: Callable[..., None]
 ) -> None:
     keep()
-    study = store.ask(question_of(PREDICTED), Terms(max_probes=7))
+    study = store.ask(question_of(PREDICTED), Limits(max_probes=7))
     foreseen = foresee(store, study, dry_run_versions())
-    assert foreseen.terms == study.terms
+    assert foreseen.limits == study.limits
     assert {p.request.fidelity for p in foreseen.probes} == {Fidelity.PREDICTED}
-    assert as_predicted(foreseen).terms.fidelity is Fidelity.PREDICTED
+    assert as_predicted(foreseen).limits.fidelity is Fidelity.PREDICTED
     found = best_known(foreseen)
     assert found is not None
     assert found.provenance == "predicted"
@@ -103,16 +103,16 @@ def test_a_study_is_answered_on_its_own_terms_only(store: Store, keep: Callable[
     assert is_answered(closed, TERMS)
     assert is_answered(closed, TERMS, here=False)
     assert answered_before(store, question, TERMS) == closed
-    assert not is_answered(closed, Terms(fidelity=Fidelity.PREDICTED))
+    assert not is_answered(closed, Limits(fidelity=Fidelity.PREDICTED))
 
 
 def test_an_open_study_is_not_closed_while_more_is_worth_probing(store: Store) -> None:
-    study = store.ask(question_of(MEASURED), Terms(max_probes=4))
+    study = store.ask(question_of(MEASURED), Limits(max_probes=4))
     assert closed_as_probed(store, study) is None
     probed = probe(store, study.id)
     assert isinstance(probed, Study)
     finish(store, study.id)
     done = store.study(study.id)
-    assert is_answered(done, Terms(max_probes=4))
-    asked = store.ask(question_of(MEASURED), Terms(max_probes=5))
+    assert is_answered(done, Limits(max_probes=4))
+    asked = store.ask(question_of(MEASURED), Limits(max_probes=5))
     assert closed_as_probed(store, asked) is None

@@ -204,12 +204,12 @@ def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms() 
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request.url)
-        return problem(409, "study st-1 is on other terms")
+        return problem(409, "study st-1 has other limits")
 
     with service(answer) as one:
-        with pytest.raises(ServiceError, match=r"on other terms \(--replace does"):
+        with pytest.raises(ServiceError, match=r"has other limits \(--replace does"):
             one.submit({})
-        with pytest.raises(ServiceError, match=r"on other terms$"):
+        with pytest.raises(ServiceError, match=r"has other limits$"):
             one.export("st-1", "torchrun", "0123456789ab")
         with pytest.raises(ServiceError):
             one.export("st-1", "torchrun")

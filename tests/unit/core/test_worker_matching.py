@@ -41,13 +41,13 @@ def placed(*workers: Any, **change: Any) -> Placed:
 )
 def test_auto_is_the_strongest_of_the_workers(workers: list[Any], fidelity: Fidelity) -> None:
     found = placed(*workers)
-    assert found.terms.fidelity is fidelity
+    assert found.limits.fidelity is fidelity
     assert any(note.startswith(f"fidelity {fidelity}: ") for note in found.notes)
 
 
 def test_a_stated_fidelity_stays() -> None:
     found = placed(worker("c", 8), fidelity="predicted")
-    assert found.terms.fidelity is Fidelity.PREDICTED
+    assert found.limits.fidelity is Fidelity.PREDICTED
     assert not any(note.startswith("fidelity") for note in found.notes)
 
 
@@ -64,7 +64,7 @@ def test_stated_versions_win_and_are_not_told() -> None:
     assert found.question.framework.versions == VERSIONS
     assert not any("not stated" in note for note in found.notes)
     auto = placed(worker("c", 8, torch="2.13.0"), framework=framework)
-    assert auto.terms.fidelity is Fidelity.PREDICTED  # no worker has what is stated
+    assert auto.limits.fidelity is Fidelity.PREDICTED  # no worker has what is stated
 
 
 def test_without_workers_versions_are_those_here() -> None:
@@ -112,7 +112,7 @@ def of_cpus(name: str, gib: int, cores: int = 8) -> Any:
 def test_cpu_ranks_are_of_the_worker_s_machine(gib: int) -> None:
     found = placed(of_cpus("a", gib), cluster="cpu:2")
     assert found.question.cluster.gpu.memory_bytes == gib * 2**29
-    assert found.terms.fidelity is Fidelity.MEASURED
+    assert found.limits.fidelity is Fidelity.MEASURED
 
 
 def test_without_workers_cpu_ranks_are_of_this_machine() -> None:
@@ -130,5 +130,5 @@ def test_a_worker_of_several_nodes_measures_on_them() -> None:
     both = together([Machine.from_dict(one.machine)] * 2)
     several = SimpleNamespace(name="s", machine=both.as_dict(), versions=VERSIONS)
     asked = {"cluster": "2x8xh100-80gb"}
-    assert placed(one, several, **asked).terms.fidelity is Fidelity.MEASURED
-    assert placed(one, **asked).terms.fidelity is Fidelity.EMULATED
+    assert placed(one, several, **asked).limits.fidelity is Fidelity.MEASURED
+    assert placed(one, **asked).limits.fidelity is Fidelity.EMULATED

@@ -28,11 +28,11 @@ CRASHED = Measurement(outcome=Outcome.CRASHED, wall_s=1.0, device_s=2.0)
 
 
 def study_of(
-    lab: SimpleNamespace, *rows: tuple[str, Measurement], knobs: Any = None, **terms: Any
+    lab: SimpleNamespace, *rows: tuple[str, Measurement], knobs: Any = None, **limits: Any
 ) -> Study:
     """Probes #1, #2, ... of (settings, measurement)."""
     probes = [lab.probe(n, parse_settings(t), m) for n, (t, m) in enumerate(rows, start=1)]
-    return lab.study(lab.question(**(knobs or {})), probes=probes, **terms)
+    return lab.study(lab.question(**(knobs or {})), probes=probes, **limits)
 
 
 def facts_of(study: Study, kind: str = "") -> list[Any]:

@@ -11,7 +11,7 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
-from tuner.core.study import Probe, ProbeState, Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Probe, ProbeState, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.explain.known import answer
@@ -37,8 +37,8 @@ def study(tmp_path: Path) -> Study:
             "train.py", arguments=(*BOTH, "{tp_size}", "{sharding}"), folder=tmp_path
         ),
     )
-    terms = Terms(memory_limit_bytes=2**28)
-    return Study(id="st-1", question=question, terms=terms, state=StudyState.RUNNING)
+    limits = Limits(memory_limit_bytes=2**28)
+    return Study(id="st-1", question=question, limits=limits, state=StudyState.RUNNING)
 
 
 def test_only_a_script_can_do_without(study: Study) -> None:

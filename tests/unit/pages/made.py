@@ -18,13 +18,13 @@ from tuner.core.measurement import (
     OutOfMemory,
 )
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.explain.known import best_known
 from tuner.results import Evidence
@@ -138,7 +138,7 @@ def study(
     made = Study(
         id="st-0123456789ab",
         question=asked,
-        terms=Terms(max_probes=max(1, len(found) + 3)),
+        limits=Limits(max_probes=max(1, len(found) + 3)),
         state=state,
         reason=reason,
         probes=probes,
@@ -185,7 +185,7 @@ def _standing(made: Study) -> StudyStatus:
         state=made.state,
         reason=made.reason,
         revision=made.revision,
-        terms=made.terms.as_dict(),
+        limits=made.limits.as_dict(),
         asked_at=made.asked_at,
         newest_event=7,
     )
@@ -204,7 +204,7 @@ def _moment(after_s: float) -> str:
 
 def stored(store: Store, made: Study) -> str:
     """Enters a made study's question and finished probes into a store, and ends it; its id."""
-    study_id = store.ask(made.question, made.terms).id
+    study_id = store.ask(made.question, made.limits).id
     store.move(study_id, StudyState.RUNNING)
     for probe in made.probes:
         revision = store.study(study_id).revision

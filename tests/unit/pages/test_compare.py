@@ -6,7 +6,7 @@ from api.answers import Answers
 from api.pages.compare import Comparison, comparison_of, read_ids
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, ok, probe, question_of
 from tests.unit.pages.conftest import ShowPage
-from tuner.core.study import Terms
+from tuner.core.study import Limits
 from tuner.errors import UsageError
 from tuner.store import Store
 
@@ -37,7 +37,7 @@ def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store: Store) ->
     ids = []
     for batch, seconds in ((16, 1.0), (32, 4.0)):
         workload = {**WORKLOAD, "global_batch_size": batch}
-        study = store.ask(question_of({**MEASURED, "workload": workload}), Terms())
+        study = store.ask(question_of({**MEASURED, "workload": workload}), Limits())
         probe(store, study.id, ok(seconds, 1))
         ids.append(study.id)
     pair = compared(store, *ids)
@@ -64,7 +64,7 @@ def test_studies_without_answers_and_of_other_models_are_compared(store: Store) 
     model = {**WORKLOAD["model"], "hidden_size": 128}  # type: ignore[dict-item]
     other = {**PREDICTED, "workload": {**WORKLOAD, "model": model, "model_name": "<b>x</b>"}}
     bodies = (MEASURED, PREDICTED, other)
-    found = compared(store, *(store.ask(question_of(body), Terms()).id for body in bodies))
+    found = compared(store, *(store.ask(question_of(body), Limits()).id for body in bodies))
     assert len(found.columns) == 3
     assert "model hidden_size" in [row.name for row in found.further.rows]
     assert all(row.differs for row in found.further.rows)
@@ -76,7 +76,7 @@ def test_studies_stand_side_by_side_or_can_be_chosen(page: ShowPage, store: Stor
     ids = []
     for number, name in enumerate(HOSTILE):
         workload = {**WORKLOAD, "model_name": name, "global_batch_size": 16 + 16 * number}
-        ids.append(store.ask(question_of({**MEASURED, "workload": workload}), Terms()).id)
+        ids.append(store.ask(question_of({**MEASURED, "workload": workload}), Limits()).id)
     for count in (2, 4):
         table = page(f"/compare?ids={','.join(ids[:count])}").find("table")[0]
         heads = table.find("th", scope="col")

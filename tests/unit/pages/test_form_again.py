@@ -43,8 +43,8 @@ QUESTIONS: list[dict[str, Any]] = [
 def _study(body: dict[str, Any]) -> Study:
     request = read_request(body)
     question = request.question(installed_versions())
-    terms = request.limits_at(request.fidelity or Fidelity.MEASURED)
-    return Study(id="st-0123456789ab", question=question, terms=terms, state=StudyState.DONE)
+    limits = request.limits_at(request.fidelity or Fidelity.MEASURED)
+    return Study(id="st-0123456789ab", question=question, limits=limits, state=StudyState.DONE)
 
 
 @pytest.mark.parametrize("body", QUESTIONS)
@@ -55,7 +55,7 @@ def test_it_asks_the_same_on_the_same_terms(body: dict[str, Any]) -> None:
     request = read_request({name: v for name, v in asked.request.items() if v is not None})
     assert request.question(installed_versions()) == study.question
     assert request.fidelity is not None
-    assert request.limits_at(request.fidelity) == study.terms
+    assert request.limits_at(request.fidelity) == study.limits
 
 
 @pytest.mark.parametrize(

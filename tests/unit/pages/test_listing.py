@@ -18,7 +18,7 @@ from tests.unit.pages.conftest import ShowPage
 from tests.unit.pages.html import Element, read_page
 from tests.unit.pages.made import stored
 from tuner.core.quantity import Provenance
-from tuner.core.study import Study, StudyState, Terms
+from tuner.core.study import Limits, Study, StudyState
 from tuner.store import Store
 from tuner.store.access import Keys
 from tuner.store.tables import Scope
@@ -50,7 +50,7 @@ STILL = Ticking(0.0)
 
 def ask(store: Store, number: int = 0, model: str = "m") -> Study:
     workload = {**WORKLOAD, "model_name": model, "global_batch_size": 16 + 2 * number}
-    return store.ask(question_of({**MEASURED, "workload": workload}), Terms())
+    return store.ask(question_of({**MEASURED, "workload": workload}), Limits())
 
 
 @pytest.fixture

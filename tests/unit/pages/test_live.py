@@ -13,7 +13,7 @@ from api.context import Context
 from api.pages import routes as module
 from api.settings import Settings
 from tests.unit.api.studies import MEASURED, probe, question_of
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.store import Store
 
 WITHIN_S = 60
@@ -35,7 +35,7 @@ def context(store: Store) -> Context:
 @pytest.fixture
 def study_id(store: Store) -> str:
     """A study of which something was measured."""
-    study = store.ask(question_of(MEASURED), Terms(max_probes=50))
+    study = store.ask(question_of(MEASURED), Limits(max_probes=50))
     probe(store, study.id)
     return study.id
 
@@ -161,7 +161,7 @@ def test_many_viewers_cost_no_more_statements_than_one(
 
         run(*(lambda one=one: watch(context, study_id, one) for one in seen), happen)
         if viewers == 1:
-            store.ask(question_of(MEASURED), Terms(max_probes=51))
+            store.ask(question_of(MEASURED), Limits(max_probes=51))
     assert 0 < counts[1] <= counts[0]
 
 

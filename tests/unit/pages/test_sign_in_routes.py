@@ -14,7 +14,7 @@ from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import PREDICTED, question_of
-from tuner.core.study import Terms
+from tuner.core.study import Limits
 from tuner.store import Store
 from tuner.store.access import IDLE, LASTS, Keys
 from tuner.store.tables import Scope, SessionRow, clock
@@ -52,7 +52,7 @@ def browser(app: Callable[..., FastAPI]) -> Browser:
 @pytest.fixture
 def study_id(store: Store) -> str:
     """A study that is queued."""
-    return store.ask(question_of(PREDICTED), Terms()).id
+    return store.ask(question_of(PREDICTED), Limits()).id
 
 
 def aged(store: Store, created: timedelta, unused: timedelta) -> None:

@@ -10,7 +10,7 @@ from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import MEASURED, TINY, WORKLOAD, question_of
 from tests.unit.pages.html import Element, read_page
-from tuner.core.study import Study, Terms
+from tuner.core.study import Limits, Study
 from tuner.store import Store
 from tuner.store.access import Action
 from tuner.store.audit import Audit
@@ -32,7 +32,7 @@ QUESTION = {
 
 def _ask(store: Store, number: int = 0, model: str = "m") -> Study:
     workload = {**WORKLOAD, "model_name": model, "global_batch_size": 16 + 2 * number}
-    return store.ask(question_of({**MEASURED, "workload": workload}), Terms())
+    return store.ask(question_of({**MEASURED, "workload": workload}), Limits())
 
 
 def _page(browser: Browser, path: str) -> Element:
@@ -72,7 +72,7 @@ def test_a_form_starts_a_study(browser: Browser, store: Store) -> None:
     assert store.study(study.id).question.as_dict() == (
         question_of({**MEASURED, "workload": {**WORKLOAD, "model_name": "our model"}}).as_dict()
     )
-    assert store.study(study.id).terms.max_probes == 4
+    assert store.study(study.id).limits.max_probes == 4
 
 
 def test_who_asked_is_noted(browser: Browser, store: Store) -> None:

@@ -23,7 +23,7 @@ from tests.unit.pages.made import (
 from tuner.client.launch import with_launch
 from tuner.core.evaluation import Guard
 from tuner.core.measurement import Fidelity
-from tuner.core.study import ProbeState, Study, StudyState, Terms
+from tuner.core.study import Limits, ProbeState, Study, StudyState
 from tuner.explain.known import best_known
 
 MOST_BYTES = 300_000
@@ -83,12 +83,12 @@ def test_what_is_not_sure_is_not_dressed_as_measured() -> None:
     assert (found.title, bool(found.why_none)) == ("Predicted", True)
     running = answer_of(replace(made, state=StudyState.RUNNING), best_known(made), None)
     assert (running.title, running.why_none, bool(running.note)) == ("Predicted", "", True)
-    terms = Terms(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
-    none = answer(study(question(), [], terms=terms))
+    limits = Limits(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
+    none = answer(study(question(), [], limits=limits))
     assert (none.title, none.best, none.tabs, none.share) == ("No answer", None, (), None)
     assert none.why_none
-    terms = Terms(fidelity=Fidelity.PREDICTED)
-    early = answer_of(study(question(), [], StudyState.QUEUED, terms=terms), None, None)
+    limits = Limits(fidelity=Fidelity.PREDICTED)
+    early = answer_of(study(question(), [], StudyState.QUEUED, limits=limits), None, None)
     assert early.title == "Nothing is known yet"
 
 
@@ -190,14 +190,14 @@ def test_the_table_has_each_probe_and_says_how_it_is_sorted(page: StudyPage) -> 
 
 
 def test_studies_of_which_little_is_known() -> None:
-    terms = Terms(fidelity=Fidelity.PREDICTED)
-    untimed = shown(study(question("cpu:2", batch=8), [], terms=terms)).parts["scatter"]
+    limits = Limits(fidelity=Fidelity.PREDICTED)
+    untimed = shown(study(question("cpu:2", batch=8), [], limits=limits)).parts["scatter"]
     assert "<svg" not in untimed
     assert read_part(untimed).find("tbody"), "settings without any speed are a table"
-    nothing = shown(study(question(), [], StudyState.QUEUED, reason="", terms=terms))
+    nothing = shown(study(question(), [], StudyState.QUEUED, reason="", limits=limits))
     assert "probes" not in words(nothing.parts["probes"])
-    terms = Terms(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
-    failed = shown(study(question(), [], StudyState.FAILED, "nothing fits", terms=terms))
+    limits = Limits(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
+    failed = shown(study(question(), [], StudyState.FAILED, "nothing fits", limits=limits))
     assert words(failed.parts["answer"]).startswith("No answer Nothing fits: ")
     assert failed.parts["memory"] == ""
     assert "failed" in words(failed.parts["status"])
@@ -257,17 +257,17 @@ def test_what_runs_and_since_when() -> None:
 
 
 def test_budgets_are_told_where_there_are_any_and_never_more_than_spent() -> None:
-    terms = Terms(max_probes=4, wall_s=600, device_s=100)
-    made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING, terms=terms)
+    limits = Limits(max_probes=4, wall_s=600, device_s=100)
+    made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING, limits=limits)
     budgets = [(one.spent, one.most) for one in status_of(made, []).budgets]
     assert budgets == [(1, 4), (12.0, 600), (96.0, 100)]
-    over = study(question(), [ok(1.0, 1, GIB)] * 2, terms=Terms(max_probes=1, wall_s=5))
+    over = study(question(), [ok(1.0, 1, GIB)] * 2, limits=Limits(max_probes=1, wall_s=5))
     assert all(one.spent <= one.most for one in status_of(over, []).budgets)
 
 
 def test_what_is_waited_for_and_the_end() -> None:
     one = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
-    spent = replace(one, terms=Terms(max_probes=1))
+    spent = replace(one, limits=Limits(max_probes=1))
     queued = replace(one.probes[0], id=2, state=ProbeState.QUEUED, measurement=None)
     for made, expected in (
         (one, "Choosing"),

@@ -8,7 +8,7 @@ from tests.unit.api.studies import MEASURED, probe, question_of
 from tests.unit.pages.conftest import ShowPage
 from tests.unit.pages.html import Element, read_page
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, stored, study
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.store import Store
 from tuner.store.access import Action, Keys
 from tuner.store.audit import Audit
@@ -26,7 +26,7 @@ def done(store: Store) -> str:
 @pytest.fixture
 def running(store: Store) -> str:
     """A study that runs, with one probe measured."""
-    asked = store.ask(question_of(MEASURED), Terms(max_probes=4))
+    asked = store.ask(question_of(MEASURED), Limits(max_probes=4))
     probe(store, asked.id)
     return asked.id
 

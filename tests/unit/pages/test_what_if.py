@@ -28,7 +28,7 @@ from tests.unit.pages.html import Element, read_page, read_part
 from tuner.core.configuration import KNOBS, Settings, Sharding
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import Study, StudyState, Terms
+from tuner.core.study import Limits, Study, StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import best_known
 from tuner.results import Predictor, WhatIf
@@ -38,7 +38,7 @@ JSON = {"Accept": "application/json"}
 HOSTILE = '<img src=x onerror=a(1)>"{{ 7*7 }}'
 
 
-def predicted_study(**terms: Any) -> Study:
+def predicted_study(**limits: Any) -> Study:
     """A study whose settings are predicted without any dry run."""
     body = {
         "workload": {"model": TINY, "sequence_length": 32, "global_batch_size": 64},
@@ -48,7 +48,7 @@ def predicted_study(**terms: Any) -> Study:
     return Study(
         id="st-0123456789ab",
         question=question_of(body),
-        terms=Terms(fidelity=Fidelity.PREDICTED, **terms),
+        limits=Limits(fidelity=Fidelity.PREDICTED, **limits),
         state=StudyState.DONE,
     )
 
@@ -214,7 +214,7 @@ def test_differences_from_the_best_and_whether_they_mean_anything() -> None:
 def path(store: Store) -> str:
     """The page of a study that was predicted."""
     body = {**PREDICTED, "workload": {**WORKLOAD, "model_name": HOSTILE}}
-    study = store.ask(question_of(body), Terms(fidelity=Fidelity.PREDICTED))
+    study = store.ask(question_of(body), Limits(fidelity=Fidelity.PREDICTED))
     finish(store, study.id)
     return f"/studies/{study.id}/settings"
 
@@ -264,7 +264,7 @@ def test_a_script_gets_the_part_that_changes(browser: Browser, page: ShowPage, p
 
 def test_what_was_run_stands_beside(page: ShowPage, store: Store) -> None:
     """A study is read again after something happened to it; what failed is told as text."""
-    study = store.ask(question_of(MEASURED), Terms())
+    study = store.ask(question_of(MEASURED), Limits())
     path = f"/studies/{study.id}/settings"
     assert checked(page(path)), "before there is an answer"
     done = probe(store, study.id)

@@ -15,13 +15,13 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.step import memory_bound
@@ -61,12 +61,12 @@ def make_question(
 
 
 def make_study(
-    question: Question | None = None, *, probes: Sequence[Probe] = (), seed: int = 0, **terms: Any
+    question: Question | None = None, *, probes: Sequence[Probe] = (), seed: int = 0, **limits: Any
 ) -> Study:
     return Study(
         id="st-000000000000",
         question=question or make_question(),
-        terms=Terms(**{"memory_limit_bytes": 4096 * MIB, **terms}),
+        limits=Limits(**{"memory_limit_bytes": 4096 * MIB, **limits}),
         state=StudyState.RUNNING,
         seed=seed,
         probes=tuple(probes),
@@ -129,7 +129,7 @@ def make_probe(
     limit: int | None = None,
     state: ProbeState = ProbeState.DONE,
 ) -> Probe:
-    request = ProbeRequest(settings=settings, fidelity=Terms().fidelity, repetition=repetition)
+    request = ProbeRequest(settings=settings, fidelity=Limits().fidelity, repetition=repetition)
     return Probe(
         id=number,
         request=request,
@@ -191,7 +191,7 @@ class Machine:
             if isinstance(step, Stop):
                 return study, step
             assert not isinstance(step, Wait)
-            limit = study.terms.limit_bytes(study.question.cluster)
+            limit = study.limits.limit_bytes(study.question.cluster)
             number = len(study.probes) + 1
             probe = Probe(
                 id=number,

@@ -128,7 +128,7 @@ def done(number: int, request: ProbeRequest, measurement: Measurement, limit_byt
 
 def play(study: Study, run: Run, most: int = 500) -> tuple[Study, Stop]:
     """Ask and measure until the planner stops; it fails where that takes more than ``most``."""
-    limit = study.terms.limit_bytes(study.question.cluster)
+    limit = study.limits.limit_bytes(study.question.cluster)
     for _ in range(most):
         step = next_probe(study)
         if isinstance(step, Stop):
@@ -168,7 +168,7 @@ def play_at_once(
     study: Study, run: Run, at_once: int, draw: random.Random, most: int = 500
 ) -> tuple[Study, Stop, list[Asked]]:
     """As :func:`play`, with several probes on their way, which end in any order."""
-    limit = study.terms.limit_bytes(study.question.cluster)
+    limit = study.limits.limit_bytes(study.question.cluster)
     asked: list[Asked] = []
     for _ in range(2 * most):
         pending = [p for p in study.probes if p.state is not ProbeState.DONE]

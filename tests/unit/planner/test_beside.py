@@ -86,14 +86,14 @@ def test_a_pending_probe_is_of_the_budget(lab: SimpleNamespace) -> None:
     assert next_probe(pending(study, *found), beside=True) == Wait()
 
 
-def leaders(lab: SimpleNamespace, **terms: object) -> Study:
+def leaders(lab: SimpleNamespace, **limits: object) -> Study:
     """Two that cannot be told apart, and four that are far behind."""
     legal = enumerate_space(lab.question()).legal
     steps = [0.8, 0.9, 0.9, 0.9, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2]
     close = [lab.ok({s.gradient_accumulation_steps: steps}, GIB) for s in legal[:2]]
     far = [lab.ok(3.0, GIB, count=s.gradient_accumulation_steps) for s in legal[2:6]]
     rows = zip(legal[:6], close + far, strict=True)
-    return lab.study(probes=[lab.probe(n, s, m) for n, (s, m) in enumerate(rows, 1)], **terms)
+    return lab.study(probes=[lab.probe(n, s, m) for n, (s, m) in enumerate(rows, 1)], **limits)
 
 
 def test_what_is_left_for_the_leaders_is_not_spent_beside(lab: SimpleNamespace) -> None:
@@ -102,7 +102,7 @@ def test_what_is_left_for_the_leaders_is_not_spent_beside(lab: SimpleNamespace) 
     assert isinstance(first, ProbeRequest)
     assert first.repetition == 0
     assert next_probe(pending(study, first), beside=True) == Wait()
-    roomy = replace(study, terms=replace(study.terms, max_probes=20, tolerance=0.0))
+    roomy = replace(study, limits=replace(study.limits, max_probes=20, tolerance=0.0))
     assert isinstance(next_probe(pending(roomy, first), beside=True), ProbeRequest)
 
 
@@ -112,7 +112,7 @@ def test_a_leaders_repetition_has_no_neighbours(lab: SimpleNamespace) -> None:
     assert isinstance(final, ProbeRequest)
     assert final.repetition == 1
     assert is_final(study, final)
-    roomy = replace(study, terms=replace(study.terms, max_probes=50))
+    roomy = replace(study, limits=replace(study.limits, max_probes=50))
     assert next_probe(pending(roomy, final), beside=True) == Wait()
 
 

@@ -20,8 +20,8 @@ def study(lab) -> Study:
     return replace(lab.study(probes=probes), probes_before=1)
 
 
-def on(study: Study, **terms: object) -> Study:
-    return replace(study, terms=replace(study.terms, **terms))
+def on(study: Study, **limits: object) -> Study:
+    return replace(study, limits=replace(study.limits, **limits))
 
 
 def test_without_a_budget_of_time_nothing_is_spent(study) -> None:
@@ -31,7 +31,7 @@ def test_without_a_budget_of_time_nothing_is_spent(study) -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "why"),
+    ("limits", "why"),
     [
         ({"max_probes": 2}, "the budget of 2 probes is spent"),
         ({"wall_s": 4.0}, "the budget of 4 s is spent"),
@@ -39,8 +39,8 @@ def test_without_a_budget_of_time_nothing_is_spent(study) -> None:
         ({"max_probes": 3, "wall_s": 4.5, "device_s": 8.5}, ""),
     ],
 )
-def test_what_is_spent(study, terms, why) -> None:
-    assert spent(on(study, **terms)) == why
+def test_what_is_spent(study, limits, why) -> None:
+    assert spent(on(study, **limits)) == why
 
 
 def test_the_tighter_budget_decides_how_long_there_is(study) -> None:

@@ -30,7 +30,7 @@ def emulated(probes: Sequence[Probe], number: int = 100) -> tuple[Probe, ...]:
 
 
 def search_of(study: Study) -> Search:
-    return Search(learn(study.at(study.terms.fidelity), study))
+    return Search(learn(study.at(study.limits.fidelity), study))
 
 
 def fits_of(study: Study, settings: Settings) -> float:

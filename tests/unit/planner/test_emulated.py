@@ -61,8 +61,8 @@ def of(
     return replace(probe, request=ProbeRequest(settings=settings, fidelity=fidelity))
 
 
-def study_of(lab: SimpleNamespace, *probes: Probe, **terms: Any) -> Study:
-    return lab.study(probes=probes, **{"fidelity": Fidelity.EMULATED, **terms})
+def study_of(lab: SimpleNamespace, *probes: Probe, **limits: Any) -> Study:
+    return lab.study(probes=probes, **{"fidelity": Fidelity.EMULATED, **limits})
 
 
 def test_a_whole_study_is_labelled_emulated(lab: SimpleNamespace) -> None:

@@ -27,13 +27,13 @@ def question(lab: SimpleNamespace) -> Question:
     return question
 
 
-def asked(lab: SimpleNamespace, question: Question, **terms: object) -> Study:
-    study: Study = lab.study(question, **{"memory_limit_bytes": None, **terms})
+def asked(lab: SimpleNamespace, question: Question, **limits: object) -> Study:
+    study: Study = lab.study(question, **{"memory_limit_bytes": None, **limits})
     return replace(study, state=StudyState.QUEUED)
 
 
 def as_predicted(study: Study) -> Suggestion:
-    return answer(replace(study, terms=replace(study.terms, fidelity=Fidelity.PREDICTED)))
+    return answer(replace(study, limits=replace(study.limits, fidelity=Fidelity.PREDICTED)))
 
 
 @pytest.mark.parametrize("fidelity", [Fidelity.MEASURED, Fidelity.EMULATED])
@@ -71,7 +71,7 @@ def test_the_spent_budget_is_named_and_how_to_go_on(
         f"The study has ended: {ENDED}.",
         "Ask again with a larger budget (--max-probes, --budget): it goes on where it ended.",
     )
-    known = learned(ended, ended.terms.fidelity)
+    known = learned(ended, ended.limits.fidelity)
     assert tuple(map(say, how_it_stands(ended, known))) == answer(ended).explanation[:3]
     assert not any("has ended" in say(fact) for fact in how_it_stands(study, known))
     cancelled = replace(study, state=StudyState.CANCELLED, reason="cancelled by somebody")
@@ -119,9 +119,9 @@ def test_a_study_in_which_nothing_fits_has_no_answer(lab: SimpleNamespace) -> No
     """Arithmetic expects these to fit; the probes, two thirds of them, say otherwise."""
     question = lab.question(sharding=(Sharding.DDP,), tp_size=(1,))
     machine = lab.Machine(question, memory_factor=1.5)
-    study = replace(asked(lab, question), terms=replace(lab.study().terms, max_probes=40))
+    study = replace(asked(lab, question), limits=replace(lab.study().limits, max_probes=40))
     smallest = min(map(machine.memory, (p.settings for p in answer(study).alternatives)))
-    study = replace(study, terms=replace(study.terms, memory_limit_bytes=smallest * 3 // 5))
+    study = replace(study, limits=replace(study.limits, memory_limit_bytes=smallest * 3 // 5))
     played, stop = machine.play(study)
     assert isinstance(stop, Stop)
     assert stop.nothing_fits

@@ -110,8 +110,8 @@ def test_finalists_are_guarded_until_they_have_verdicts(lab: SimpleNamespace) ->
 def test_finalists_whose_steps_ran_are_guarded(lab: SimpleNamespace, fidelity: Fidelity) -> None:
     whole = study(lab)
     probes = tuple(replace(p, request=replace(p.request, fidelity=fidelity)) for p in whole.probes)
-    terms = replace(whole.terms, fidelity=fidelity)
-    known = learn(replace(whole, terms=terms, probes=probes))
+    limits = replace(whole.limits, fidelity=fidelity)
+    known = learn(replace(whole, limits=limits, probes=probes))
     assert to_guard(known) == ([] if fidelity is Fidelity.PREDICTED else [DDP])
 
 

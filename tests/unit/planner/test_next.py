@@ -167,7 +167,7 @@ def test_finalists_that_cannot_be_told_apart_are_repeated(lab: SimpleNamespace) 
     second = next_probe(replace(study, probes=(*study.probes, again)))
     assert (first.repetition, second.repetition) == (1, 1)
     assert {first.settings, second.settings} == set(legal[:2])
-    assert next_probe(replace(study, terms=replace(study.terms, max_probes=9))).repetition == 0
+    assert next_probe(replace(study, limits=replace(study.limits, max_probes=9))).repetition == 0
 
 
 def test_no_repeats_are_kept_for_a_budget_of_five(lab: SimpleNamespace) -> None:
@@ -254,7 +254,7 @@ def test_nanotron_is_not_probed(lab: SimpleNamespace) -> None:
 
 def test_asking_twice_gives_the_same_plan(lab: SimpleNamespace) -> None:
     study, _ = lab.Machine(lab.question()).play(lab.study(max_probes=4))
-    more = replace(study, terms=replace(study.terms, max_probes=20))
+    more = replace(study, limits=replace(study.limits, max_probes=20))
     assert next_probe(more) == next_probe(more)
     assert isinstance(next_probe(more), ProbeRequest)
 
@@ -265,7 +265,7 @@ def test_a_tighter_limit_makes_the_same_study_go_on(lab: SimpleNamespace) -> Non
     needed = sorted(machine.memory(p.request.settings) for p in study.probes)
     tight = replace(
         study,
-        terms=replace(study.terms, memory_limit_bytes=needed[2]),
+        limits=replace(study.limits, memory_limit_bytes=needed[2]),
         probes_before=len(study.probes),
     )
     assert answer(tight).best.allocated_gib.value * GIB <= needed[2]

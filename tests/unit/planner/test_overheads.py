@@ -30,8 +30,8 @@ def seen(lab: SimpleNamespace, number: int, settings: Settings, overhead_mib: in
     return probe
 
 
-def study_of(lab: SimpleNamespace, question: Question, *probes: Probe, **terms: object) -> Study:
-    found: Study = lab.study(question, **{"memory_limit_bytes": None, **terms})
+def study_of(lab: SimpleNamespace, question: Question, *probes: Probe, **limits: object) -> Study:
+    found: Study = lab.study(question, **{"memory_limit_bytes": None, **limits})
     return replace(found, probes=probes)
 
 

@@ -16,12 +16,12 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import (
     MOST_CLASSES,
     MOST_DRY_RUNS,
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
-    Terms,
 )
 from tuner.core.words import describe
 from tuner.core.workload import Precision, Workload
@@ -61,9 +61,9 @@ def ask(name: str = "torch", cluster: str = "8xh100-80gb", **knobs: tuple[Any, .
 def predicted(lab: SimpleNamespace) -> Callable[..., Study]:
     """A predicted study."""
 
-    def make(question: Question | None = None, **terms: Any) -> Study:
+    def make(question: Question | None = None, **limits: Any) -> Study:
         known = {"fidelity": Fidelity.PREDICTED, "max_probes": 3, "memory_limit_bytes": None}
-        return lab.study(question or ask(), **{**known, **terms})
+        return lab.study(question or ask(), **{**known, **limits})
 
     return make
 
@@ -485,7 +485,7 @@ def test_each_fidelity_mentions_the_other(
     assert said.probes == answer(study).probes
     assert any("1 probe of this question measured too" in s for s in said.explanation)
     assert any("took 2 s and needed 21.0 GiB (probe #99)" in s for s in said.explanation)
-    asked_to_measure = replace(both, terms=Terms())
+    asked_to_measure = replace(both, limits=Limits())
     found = answer(asked_to_measure)
     assert found.best is not None
     assert found.best.basis is None

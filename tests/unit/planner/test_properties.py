@@ -42,10 +42,10 @@ LIMITS_MIB = st.sampled_from([1, 130, 200, 260, 400, 4000])
 
 
 def rough_study(
-    lab: SimpleNamespace, where: tuple[str, int], limit_mib: int, **terms: object
+    lab: SimpleNamespace, where: tuple[str, int], limit_mib: int, **limits: object
 ) -> Study:
     return lab.study(
-        lab.question(*where), memory_limit_bytes=limit_mib * lab.MIB, **{"max_probes": 14, **terms}
+        lab.question(*where), memory_limit_bytes=limit_mib * lab.MIB, **{"max_probes": 14, **limits}
     )
 
 
@@ -181,7 +181,7 @@ def check_asked_beside(one: Asked) -> None:
     assert one.request.repetition == sum(p.request.settings == asked for p in study.probes)
     if one.is_repetition:  # of what it needed itself, not of what a lighter one is said to need
         ended = [p for p in ended if p.request.settings == asked]
-    assert not ruled_out(ended, asked, study.terms.limit_bytes(study.question.cluster))
+    assert not ruled_out(ended, asked, study.limits.limit_bytes(study.question.cluster))
     assert not pending or not one.is_repetition
     repeated = [p.request for p in pending if is_final(study, p.request)]
     assert not repeated  # a finalist has no neighbours
@@ -190,7 +190,7 @@ def check_asked_beside(one: Asked) -> None:
 def check_requests(study: Study) -> None:
     """Every probe, given those before it, was one that may be asked for."""
     legal = set(enumerate_space(study.question).legal)
-    limit = study.terms.limit_bytes(study.question.cluster)
+    limit = study.limits.limit_bytes(study.question.cluster)
     floors = ExpectedMemory(learn(replace(study, probes=())))
     for index, probe in enumerate(study.probes):
         asked, before = probe.request.settings, study.probes[:index]
@@ -323,7 +323,7 @@ def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(
 ) -> None:
     """Nothing is ruled out or known to fit by them, and what was found has the same figures."""
     study = replace(history(lab), probes_before=0)
-    mine = study.terms.fidelity
+    mine = study.limits.fidelity
     (other,) = (one for one in PROBED if one is not mine)
     more = tuple(
         replace(p, id=100 + p.id, request=replace(p.request, fidelity=fidelity))
@@ -346,7 +346,7 @@ def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(
 
 def check_request(study: Study, request: ProbeRequest) -> None:
     """A plan's request, after a history of which any probe may have had another limit."""
-    limit = study.terms.limit_bytes(study.question.cluster)
+    limit = study.limits.limit_bytes(study.question.cluster)
     asked = request.settings
     assert asked in enumerate_space(study.question).legal
     assert (asked, request.repetition) not in {
@@ -371,7 +371,7 @@ def fits_now(probe: Probe, limit: int) -> bool:
 
 def check_answer(study: Study) -> None:
     """It keeps within the limit with all that was measured, and nothing beats it."""
-    limit = study.terms.limit_bytes(study.question.cluster)
+    limit = study.limits.limit_bytes(study.question.cluster)
     suggestion = answer(study)
     values = suggestion.as_dict()
     json.dumps(values, allow_nan=False)
@@ -389,7 +389,7 @@ def check_answer(study: Study) -> None:
 
 def check_forecast(study: Study, suggestion: Suggestion, limit: int) -> None:
     """Nothing is passed off as probed, and nothing is foreseen that the probes have ruled out."""
-    known = learn(study.at(study.terms.fidelity))
+    known = learn(study.at(study.limits.fidelity))
     best = [suggestion.best] if suggestion.best else []
     for one in (*best, *suggestion.alternatives, *suggestion.pareto):
         assert one.basis is not None
@@ -416,7 +416,7 @@ def check_candidate(study: Study, one: Candidate, limit: int) -> None:
 
 
 def need_of(study: Study, one: Candidate) -> int:
-    return learn(study.at(study.terms.fidelity)).findings[one.settings].most_bytes
+    return learn(study.at(study.limits.fidelity)).findings[one.settings].most_bytes
 
 
 @given(

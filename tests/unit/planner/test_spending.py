@@ -9,7 +9,7 @@ import pytest
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, Terms
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study
 from tuner.explain.known import answer
 from tuner.planner.spending import (
     Cost,
@@ -25,7 +25,7 @@ from tuner.planner.spending import (
 def probe(wall_s: float, end_s: float | None) -> Probe:
     return Probe(
         id=1,
-        request=ProbeRequest(settings=Settings(), fidelity=Terms().fidelity),
+        request=ProbeRequest(settings=Settings(), fidelity=Limits().fidelity),
         state=ProbeState.DONE,
         measurement=Measurement(outcome=Outcome.OK, wall_s=wall_s, device_s=2 * wall_s),
         finished_at=None if end_s is None else f"2026-01-01T00:00:{end_s:06.3f}Z",
@@ -108,17 +108,17 @@ def test_budget_answer_and_break_even_say_the_same(study: Study) -> None:
     assert (found.wall_s, found.device_s) == (cost(study).wall_s, cost(study).device_s)
     assert any("49 s and 96 device-seconds so far" in line for line in found.explanation)
     for wall_s, is_spent in ((23.6, False), (23.5, True)):
-        asked = replace(study, terms=replace(study.terms, wall_s=wall_s))
+        asked = replace(study, limits=replace(study.limits, wall_s=wall_s))
         assert bool(spent(asked)) is is_spent
     for device_s, is_spent in ((46.1, False), (46.0, True)):
-        asked = replace(study, terms=replace(study.terms, device_s=device_s))
+        asked = replace(study, limits=replace(study.limits, device_s=device_s))
         assert bool(spent(asked)) is is_spent
 
 
 def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study: Study) -> None:
     def alone(fidelity: Fidelity) -> Cost:
-        terms = replace(study.terms, fidelity=fidelity)
-        return cost(replace(study, terms=terms, probes=(), probes_before=0))
+        limits = replace(study.limits, fidelity=fidelity)
+        return cost(replace(study, limits=limits, probes=(), probes_before=0))
 
     assert alone(Fidelity.EMULATED) == Cost(wall_s=8.75, device_s=8.0)
     assert alone(Fidelity.PREDICTED) == Cost(wall_s=8.0, device_s=0.0)

@@ -48,9 +48,9 @@ def miscounted() -> Measurement:
     )
 
 
-def study_of(lab: SimpleNamespace, *, cluster: str = "cpu:2", terms: Any = None, **knobs: Any):
+def study_of(lab: SimpleNamespace, *, cluster: str = "cpu:2", limits: Any = None, **knobs: Any):
     asked = replace(lab.question(cluster, **knobs), framework=framework("torch", VERSIONS, {}))
-    return lab.study(asked, **(terms or {}))
+    return lab.study(asked, **(limits or {}))
 
 
 def machine(lab: SimpleNamespace, study: Study, bug: Bug) -> Callable[..., Measurement]:
@@ -81,7 +81,7 @@ def wrong_probes(study: Study) -> list[Probe]:
 def test_a_value_is_wrong_after_a_probe_and_a_confirmation(
     lab: SimpleNamespace, at_once: int, seed: int
 ) -> None:
-    study = study_of(lab, terms={"max_probes": 30, "tolerance": 0.0})
+    study = study_of(lab, limits={"max_probes": 30, "tolerance": 0.0})
     run = machine(lab, study, steps_on_each)
     study, stop, _ = play_at_once(study, run, at_once, random.Random(seed))
     found = wrong_probes(study)
@@ -97,7 +97,7 @@ def test_a_value_is_wrong_after_a_probe_and_a_confirmation(
 
 
 def test_the_confirmation_leaves_what_is_right(lab: SimpleNamespace) -> None:
-    study = study_of(lab, terms={"max_probes": 60, "tolerance": 0.0}, sync_each_batch=(True,))
+    study = study_of(lab, limits={"max_probes": 60, "tolerance": 0.0}, sync_each_batch=(True,))
     study, _ = played(lab, study, only_ddp)
     assert len(wrong_probes(study)) == 1
     right = [p for p in study.probes if steps_on_each(p.request.settings)]
@@ -117,7 +117,7 @@ def test_a_step_without_accumulation_stays_open(lab: SimpleNamespace) -> None:
 
 
 def test_no_second_confirmation_is_on_its_way(lab: SimpleNamespace) -> None:
-    study = study_of(lab, terms={"max_probes": 30, "tolerance": 0.0}, sync_each_batch=(True,),
+    study = study_of(lab, limits={"max_probes": 30, "tolerance": 0.0}, sync_each_batch=(True,),
                      gradient_accumulation_steps=(2, 4))  # fmt: skip
     first = next_probe(study)
     assert isinstance(first, ProbeRequest)
@@ -132,7 +132,7 @@ def test_no_second_confirmation_is_on_its_way(lab: SimpleNamespace) -> None:
 
 def test_where_all_that_fits_is_wrong_the_end_says_so(lab: SimpleNamespace) -> None:
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
-    study, stop = played(lab, study_of(lab, terms={"max_probes": 8}, **knobs), steps_on_each)
+    study, stop = played(lab, study_of(lab, limits={"max_probes": 8}, **knobs), steps_on_each)
     assert len(study.probes) == 2
     assert stop.failure.startswith(
         f"what fits trains something else: sync_each_batch=true trains something else: {DETAIL}"
@@ -148,14 +148,14 @@ def test_where_all_that_fits_is_wrong_the_end_says_so(lab: SimpleNamespace) -> N
 
 def test_a_budget_that_ends_at_a_wrong_probe_answers_nothing_wrong(lab: SimpleNamespace) -> None:
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
-    study, _ = played(lab, study_of(lab, terms={"max_probes": 1}, **knobs), steps_on_each)
+    study, _ = played(lab, study_of(lab, limits={"max_probes": 1}, **knobs), steps_on_each)
     found = answer(study)
     assert found.best is None
     assert isinstance(why_none(study, found), TrainsWronglyError)
 
 
 def test_what_was_not_tried_is_not_called_wrong(lab: SimpleNamespace) -> None:
-    study = study_of(lab, cluster="8xh100-80gb", terms={"memory_limit_bytes": None}, batch=64)
+    study = study_of(lab, cluster="8xh100-80gb", limits={"memory_limit_bytes": None}, batch=64)
     wrong = next(one for one in learn(study).space.legal if steps_on_each(one))
     study = replace(study, probes=(lab.probe(1, wrong, miscounted()),))
     found = answer(study)
@@ -174,8 +174,8 @@ def test_a_probe_that_blames_no_knob_closes_such_settings_at_every_fidelity(
     """Steps that were miscounted without accumulation are no knob's that is known."""
     knobs = {"sharding": (Sharding.DDP,), "tp_size": (1,), "gradient_accumulation_steps": (1,),
              "activation_checkpointing": ("none",), "cpu_offload": (False,)}  # fmt: skip
-    terms = {"fidelity": asked, "memory_limit_bytes": None}
-    study = study_of(lab, cluster="8xh100-80gb", terms=terms, batch=64, **knobs)
+    limits = {"fidelity": asked, "memory_limit_bytes": None}
+    study = study_of(lab, cluster="8xh100-80gb", limits=limits, batch=64, **knobs)
     one = learn(study).space.legal[0]
     assert answer(study).best is not None
     probe = lab.probe(1, one, miscounted())
@@ -196,7 +196,7 @@ FEW = {"tp_size": (1,), "gradient_accumulation_steps": (1,), "cpu_offload": (Fal
 
 def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab: SimpleNamespace) -> None:
     """All that was tried and fits is found to be wrong by replicas: the search goes on."""
-    study = study_of(lab, terms={"tolerance": 0.5}, activation_checkpointing=("none",), **FEW)
+    study = study_of(lab, limits={"tolerance": 0.5}, activation_checkpointing=("none",), **FEW)
     fast, slow = learn(study).space.legal
     assert (fast.sharding, slow.sharding) == (Sharding.DDP, Sharding.FULL_SHARD)
     study = replace(study, probes=(lab.probe(1, fast, lab.ok(0.01, GIB)),))
@@ -209,7 +209,7 @@ def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab: SimpleNamespace) -> 
     proposed = next_probe(study)
     assert isinstance(proposed, ProbeRequest)
     assert proposed.settings == slow
-    spent = next_probe(replace(study, terms=replace(study.terms, max_probes=1)))
+    spent = next_probe(replace(study, limits=replace(study.limits, max_probes=1)))
     assert isinstance(spent, Stop)
     study = replace(study, probes=(*study.probes, lab.probe(2, slow, lab.ok(0.5, GIB))))
     found = answer(study)
@@ -226,8 +226,8 @@ def test_what_hardly_fits_is_tried_where_all_that_does_is_wrong(lab: SimpleNames
     asked = study.question
     floor = min(memory_bound(asked.workload, s, asked.cluster).floor_bytes for s in left)
     probes = tuple(lab.probe(n, one, miscounted()) for n, one in enumerate(wrong, 1))
-    terms = replace(study.terms, memory_limit_bytes=floor + 2**20)
-    study = replace(study, probes=probes, terms=terms)
+    limits = replace(study.limits, memory_limit_bytes=floor + 2**20)
+    study = replace(study, probes=probes, limits=limits)
     assert len(learn(study).tried) >= LAST_RESORTS
     following = next_probe(study)
     assert isinstance(following, ProbeRequest)
@@ -235,7 +235,7 @@ def test_what_hardly_fits_is_tried_where_all_that_does_is_wrong(lab: SimpleNames
 
 
 def test_memory_is_still_memory(lab: SimpleNamespace) -> None:
-    study, stop = played(lab, study_of(lab, terms={"memory_limit_bytes": 2**20}), lambda _: False)
+    study, stop = played(lab, study_of(lab, limits={"memory_limit_bytes": 2**20}), lambda _: False)
     assert stop.nothing_fits
     assert isinstance(why_none(study, answer(study)), NothingFitsError)
 
@@ -265,7 +265,7 @@ def of_the_doctor(**more: Any) -> dict[str, GuardCheck]:
 
 
 def test_no_study_probes_what_is_known_to_be_wrong(lab: SimpleNamespace) -> None:
-    study = replace(study_of(lab, terms={"max_probes": 30, "tolerance": 0.0}), id="st-1")
+    study = replace(study_of(lab, limits={"max_probes": 30, "tolerance": 0.0}), id="st-1")
     study, _ = played(lab, replace(study, guards=of_the_doctor()), steps_on_each)
     assert wrong_probes(study) == []
     assert answer(study).best is not None
@@ -275,7 +275,7 @@ def test_no_study_probes_what_is_known_to_be_wrong(lab: SimpleNamespace) -> None
 def test_no_fidelity_answers_it(lab: SimpleNamespace, fidelity: Fidelity) -> None:
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
     asked = {"fidelity": fidelity, "memory_limit_bytes": None}
-    plain = study_of(lab, cluster="8xh100-80gb", terms=asked, **{**knobs, "batch": 64})
+    plain = study_of(lab, cluster="8xh100-80gb", limits=asked, **{**knobs, "batch": 64})
     assert isinstance(next_probe(plain), ProbeRequest)
     known = replace(plain, guards=of_the_doctor())
     stop = next_probe(known)
@@ -291,8 +291,8 @@ def test_no_fidelity_answers_it(lab: SimpleNamespace, fidelity: Fidelity) -> Non
 
 
 def test_a_prediction_of_any_model_leaves_it_out(lab: SimpleNamespace) -> None:
-    terms = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None}
-    plain = study_of(lab, cluster="8xh100-80gb", terms=terms, batch=512,
+    limits = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None}
+    plain = study_of(lab, cluster="8xh100-80gb", limits=limits, batch=512,
                      gradient_accumulation_steps=(8, 16))  # fmt: skip
     found = answer(replace(plain, guards=of_the_doctor()))
     assert found.best is not None
@@ -317,9 +317,9 @@ def test_another_studys_probe_counts_too(lab: SimpleNamespace) -> None:
 # -- what was never checked -------------------------------------------------------------------
 
 
-def predicted(lab: SimpleNamespace, *guards: GuardCheck, **terms: Any) -> Study:
-    asked = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None, **terms}
-    study = study_of(lab, cluster="8xh100-80gb", terms=asked, batch=64)
+def predicted(lab: SimpleNamespace, *guards: GuardCheck, **limits: Any) -> Study:
+    asked = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None, **limits}
+    study = study_of(lab, cluster="8xh100-80gb", limits=asked, batch=64)
     return replace(study, guards={one.key: one for one in guards})
 
 

@@ -45,13 +45,13 @@ def gpu_question(
     )
 
 
-def predicted_study(question: Question | None = None, **terms: Any) -> Study:
+def predicted_study(question: Question | None = None, **limits: Any) -> Study:
     """One to be predicted, without dry runs."""
-    return make_study(question or gpu_question(), fidelity=Fidelity.PREDICTED, **terms)
+    return make_study(question or gpu_question(), fidelity=Fidelity.PREDICTED, **limits)
 
 
 def measured_study(
-    told: Sequence[Told], question: Question | None = None, *, limit_mib: int = 4096, **terms: Any
+    told: Sequence[Told], question: Question | None = None, *, limit_mib: int = 4096, **limits: Any
 ) -> Study:
     """One with these probes, in their order; repetitions count up."""
     limit, seen = limit_mib * MIB, dict[Settings, int]()
@@ -62,7 +62,7 @@ def measured_study(
         request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
         probes.append(_done(number, request, found, limit))
     question = question or make_question()
-    return make_study(question, probes=probes, memory_limit_bytes=limit, **terms)
+    return make_study(question, probes=probes, memory_limit_bytes=limit, **limits)
 
 
 def with_dry_run(

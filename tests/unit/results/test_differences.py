@@ -12,7 +12,7 @@ from tests.unit.planner.conftest import make_ok, make_question
 from tests.unit.results.studies import GIB, MIB, gpu_question, measured_study, predicted_study
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question, SamplerName, Study, Terms
+from tuner.core.study import Limits, Question, SamplerName, Study
 from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.explain.known import answer
@@ -89,7 +89,7 @@ def test_fields_of_a_model_of_the_same_name_are_told() -> None:
 )
 def test_each_of_the_terms_is_told(change: dict[str, Any], name: str) -> None:
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))])
-    found = of(study, replace(study, terms=replace(study.terms, **change)))
+    found = of(study, replace(study, limits=replace(study.limits, **change)))
     assert {n for part, n in found if part is Part.TERMS and found[part, n].differs} == {name}
 
 
@@ -97,9 +97,9 @@ def test_every_field_of_the_terms_has_a_case_above() -> None:
     """Headroom counts only where no limit is given, and is of the limit then."""
     (mark,) = test_each_of_the_terms_is_told.pytestmark  # type: ignore[attr-defined]
     told = {field for change, _ in mark.args[1] for field in change}
-    assert told == set(Terms.__dataclass_fields__) - {"headroom"}
+    assert told == set(Limits.__dataclass_fields__) - {"headroom"}
     study = predicted_study(gpu_question(), memory_limit_bytes=None)
-    found = of(study, replace(study, terms=replace(study.terms, headroom=0.2)))
+    found = of(study, replace(study, limits=replace(study.limits, headroom=0.2)))
     assert texts(found[Part.TERMS, "headroom"]) == ["5.0%", "20%"]
     assert found[Part.TERMS, "memory limit"].differs
 

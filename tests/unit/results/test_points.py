@@ -33,7 +33,7 @@ def by_settings(found: tuple[Point, ...]) -> dict[Settings, Point]:
 
 def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> None:
     """What holds of all points of a measured study."""
-    known = learn(study.at(study.terms.fidelity), study)
+    known = learn(study.at(study.limits.fidelity), study)
     mine = by_settings(found)
     probed = {p.request.settings for p in study.probes if p.measurement}
     named = [c for c in (suggestion.best, *suggestion.alternatives, *suggestion.pareto) if c]
@@ -113,7 +113,7 @@ def test_what_lies_outside_the_allocator_counts_against_the_limit() -> None:
 def test_a_smaller_limit_of_before_says_nothing_of_today() -> None:
     """It may fit now: the next asking tries it."""
     study = measured_study([(FOUR, make_oom(650 * MIB, 600 * MIB))], limit_mib=600)
-    study = replace(study, terms=replace(study.terms, memory_limit_bytes=2000 * MIB))
+    study = replace(study, limits=replace(study.limits, memory_limit_bytes=2000 * MIB))
     (point,) = points(study, None)
     assert point.kind is PointKind.OTHER
     assert point.outcome is Outcome.OOM
@@ -193,7 +193,7 @@ def test_of_two_fidelities_the_one_that_is_asked_for_is_shown() -> None:
     emulated = replace(second, request=replace(second.request, fidelity=Fidelity.EMULATED))
     study = replace(study, probes=(first, emulated))
     for asked, seconds in ((Fidelity.MEASURED, 1.0), (Fidelity.EMULATED, 3.0)):
-        whole = replace(study, terms=replace(study.terms, fidelity=asked))
+        whole = replace(study, limits=replace(study.limits, fidelity=asked))
         (point,) = points(whole, None)
         assert point.step_time_s.value == seconds
         seen = Evidence(whole).seen(FOUR)

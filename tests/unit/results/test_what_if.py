@@ -183,7 +183,7 @@ def test_without_probes_it_is_the_cost_model_alone() -> None:
         question.cluster,
         question.framework,
         one,
-        limit_bytes=study.terms.limit_bytes(question.cluster),
+        limit_bytes=study.limits.limit_bytes(question.cluster),
     )
     assert found.memory_gib == direct.needed_bytes.scaled(1 / GIB)
     assert found.step_time_s == direct.step_time_s

@@ -17,7 +17,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
-from tuner.core.study import Probe, ProbeRequest, Question, Study, Terms
+from tuner.core.study import Limits, Probe, ProbeRequest, Question, Study
 from tuner.core.workload import Workload
 from tuner.dryrun import DryRun
 from tuner.model import load_model
@@ -149,7 +149,7 @@ def dead() -> WorkerIdentity:
 @pytest.fixture
 def study(store: Store, question: Question) -> Study:
     """The question, asked."""
-    return store.ask(question, Terms())
+    return store.ask(question, Limits())
 
 
 @pytest.fixture

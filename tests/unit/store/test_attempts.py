@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from tests.unit.store.conftest import ELSEWHERE
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import ProbeRequest, Question, Study, Terms
+from tuner.core.study import Limits, ProbeRequest, Question, Study
 from tuner.store import Claim, Store, WorkerIdentity
 from tuner.store.tables import AttemptRow, StudyRow, clock
 
@@ -84,7 +84,7 @@ def test_an_earlier_asking_is_not_charged(
     store: Store, study: Study, question: Question, begin: Begin
 ) -> None:
     store.give_back(begin(200), "Ctrl-C")
-    store.ask(question, Terms(max_probes=3))
+    store.ask(question, Limits(max_probes=3))
     again = store.study(study.id)
     assert again.fruitless_s == 0
     assert again.fruitless_before_s == pytest.approx(200, abs=60)  # which the answer's cost holds
@@ -98,5 +98,5 @@ def test_another_fidelity_is_not_charged(
         row = session.scalars(select(AttemptRow)).one()
         row.started_at = row.ended_at = clock(session) + timedelta(hours=1)
         row.ended_at += timedelta(seconds=20)
-    assert store.ask(question, Terms()).fruitless_s == pytest.approx(20)
-    assert store.ask(question, Terms(fidelity=Fidelity.EMULATED)).fruitless_s == 0
+    assert store.ask(question, Limits()).fruitless_s == pytest.approx(20)
+    assert store.ask(question, Limits(fidelity=Fidelity.EMULATED)).fruitless_s == 0

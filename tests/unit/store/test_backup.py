@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.study import Question, Terms
+from tuner.core.study import Limits, Question
 from tuner.errors import StoreError, UsageError
 from tuner.store import open_store
 from tuner.store.backup import backup
@@ -31,7 +31,7 @@ def test_a_copy_holds_what_the_database_holds(
     sqlite_url: str, question: Question, target: Path
 ) -> None:
     with open_store(sqlite_url) as store:
-        study = store.ask(question, Terms(max_probes=3))
+        study = store.ask(question, Limits(max_probes=3))
         size_bytes = backup(sqlite_url, target)
     assert size_bytes == target.stat().st_size > 0
     assert list(target.parent.iterdir()) == [target]

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from tests.unit.cost import calibrations as known
 from tuner.core.cluster import parse_cluster
-from tuner.core.study import Question, Terms
+from tuner.core.study import Limits, Question
 from tuner.cost.calibration import Calibration
 from tuner.store import Store
 
@@ -67,7 +67,7 @@ def test_one_of_another_format_is_as_if_it_were_not_there(store: Store) -> None:
 
 
 def test_a_study_is_read_with_the_rates_of_its_cluster(store: Store, question: Question) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     assert study.calibration is None
     found = measured(question.cluster.name, torch=question.framework.versions["torch"])
     store.keep_calibration(found)

@@ -12,12 +12,12 @@ from sqlalchemy import select
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.errors import StoreError
 from tuner.store import Claim, Store, WorkerIdentity, open_store
@@ -120,7 +120,7 @@ def test_a_study_that_ends_while_it_is_claimed_has_nothing_queued(
     url: str, store: Store, question: Question, requests: Requests, worker: WorkerIdentity
 ) -> None:
     for number in range(4):
-        study = store.ask(replace(question, knobs={"tp_size": (1 + number,)}), Terms())
+        study = store.ask(replace(question, knobs={"tp_size": (1 + number,)}), Limits())
         if number % 2:
             assert store.move(study.id, StudyState.RUNNING, worker=worker)
         for turn, request in enumerate(requests(6)):

@@ -13,12 +13,12 @@ from tests.unit.store.conftest import claimed, enter
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.store.tables import AttemptRow, DeviceRow, StudyRow
@@ -56,7 +56,7 @@ def test_a_device_is_held_by_one_claim(store: Store, study: Study, worker: Worke
 def test_a_device_of_another_studys_claim_is_held_too(
     store: Store, study: Study, worker: WorkerIdentity, question: Question, requests: Requests
 ) -> None:
-    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Terms())
+    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     enter(store, other, requests(1))
     claimed(store, other, worker, "GPU-0")
     assert store.claim(study.id, worker, devices=("GPU-0",)) is None
@@ -95,7 +95,7 @@ def test_of_those_who_claim_a_device_at_once_one_has_it(
     url: str, store: Store, study: Study, question: Question, requests: Requests
 ) -> None:
     """Each looks before any has written, so that only the key is left to guard."""
-    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Terms())
+    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     enter(store, other, requests(4))
     barrier = threading.Barrier(2, timeout=120)
     together = "postgresql" in url  # SQLite lets one writer in at a time

@@ -9,12 +9,12 @@ from sqlalchemy import text
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.dryrun import DryRun
 from tuner.store import Store, WorkerIdentity
@@ -85,7 +85,7 @@ def test_a_probe_that_is_known_is_entered_as_done(
 def test_a_study_that_moved_on_takes_no_known_probe(
     store: Store, study: Study, found: Measurement, question: Question
 ) -> None:
-    asked_again = store.ask(question, Terms())
+    asked_again = store.ask(question, Limits())
     for revision in (study.revision, asked_again.revision + 1):
         assert store.enter_probe(study.id, revision, request(Settings()), None, found) is None
     assert store.move(study.id, StudyState.DONE)

@@ -12,7 +12,7 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Question, StudyState, Terms
+from tuner.core.study import Limits, Question, StudyState
 from tuner.errors import AwayError, StoreError, TunerError, UsageError
 from tuner.store import Store, WorkerIdentity, default_url, open_store
 from tuner.store import engine as engine_module
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_file_is_an_error(tmp_path: Path, question: Question) -> None:
     path = tmp_path / "tuner.db"
     with open_store(f"sqlite:///{path}") as store:
-        store.ask(question, Terms())
+        store.ask(question, Limits())
     size = path.stat().st_size
     page = int.from_bytes(path.read_bytes()[16:18], "big")
     with path.open("r+b") as file:
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_written_is_refused(sqlite_url: str, question: Que
         with open_store(sqlite_url) as store:
             assert store.studies() == [], "but it can be read"
             with pytest.raises(UsageError, match=r"^db: got .*cannot be written: attempt to write"):
-                store.ask(question, Terms())
+                store.ask(question, Limits())
     finally:
         event.remove(Engine, "connect", read_only)
 
@@ -145,10 +145,10 @@ def test_a_writer_that_does_not_end_is_an_error(
         other = sqlite3.connect(parse_url(sqlite_url).database or "", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(AwayError, match="another process has held its lock"):
-            store.ask(question, Terms())
+            store.ask(question, Limits())
         other.execute("ROLLBACK")
         other.close()
-        assert store.ask(question, Terms()).probes == ()
+        assert store.ask(question, Limits()).probes == ()
 
 
 def test_postgresql_that_is_not_there_is_an_error() -> None:
@@ -206,7 +206,7 @@ def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
         event.listen(Engine, "commit", note)
         try:
             doing = "ask"
-            study = store.ask(question, Terms())
+            study = store.ask(question, Limits())
             doing = "enter"
             [request] = requests(1)  # type: ignore[operator]
             store.enter_probe(study.id, study.revision, request, None)
@@ -229,17 +229,17 @@ def test_a_file_that_is_away_is_missed_and_not_made_again(
 ) -> None:
     path = Path(parse_url(sqlite_url).database or "")
     with open_store(sqlite_url) as store:
-        study = store.ask(question, Terms())
+        study = store.ask(question, Limits())
         moved = path.parent.rename(path.parent.with_name("moved"))
         path.parent.mkdir()
-        for call in (store.studies, lambda: store.ask(question, Terms())):
+        for call in (store.studies, lambda: store.ask(question, Limits())):
             with pytest.raises(StoreError, match="there is no such file"):
                 call()
         assert not list(path.parent.iterdir())
         path.parent.rmdir()
         moved.rename(path.parent)
         assert store.study(study.id) == study
-        assert store.ask(question, Terms(max_probes=1)).revision == study.revision + 1
+        assert store.ask(question, Limits(max_probes=1)).revision == study.revision + 1
 
 
 def test_what_is_written_goes_into_the_file_that_the_path_names(
@@ -256,7 +256,7 @@ def test_what_is_written_goes_into_the_file_that_the_path_names(
         copied.replace(path)
         for name in ("-wal", "-shm"):
             path.with_name(path.name + name).unlink(missing_ok=True)
-        study = store.ask(question, Terms())
+        study = store.ask(question, Limits())
     with open_store(sqlite_url, create=False) as other:
         assert other.study(study.id) == study
 
@@ -267,7 +267,7 @@ def test_who_stops_inside_a_transaction_does_not_hold_up_others(
     if "postgresql" not in url:
         pytest.skip("a file's lock ends with the process that holds it, and nobody can take it")
     with open_store(url) as store:
-        study = store.ask(question, Terms())
+        study = store.ask(question, Limits())
         with (
             open_store(url) as sleeper,
             pytest.raises(StoreError, match="idle-in-transaction timeout"),
@@ -307,7 +307,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_was_recorded_survives_a_kill(
     store: Store, question: Question, requests: object
 ) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     [request] = requests(1)  # type: ignore[operator]
     assert store.enter_probe(study.id, study.revision, request, None)
     arguments = [sys.executable, "-c", KILLED_AFTER_WRITING, store.url, study.id]

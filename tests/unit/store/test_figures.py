@@ -9,12 +9,12 @@ from sqlalchemy import text, update
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.store import Claim, Store, WorkerIdentity
 from tuner.store.figures import Figures, read_figures
@@ -46,7 +46,7 @@ def busy(
         store.record(claim, Measurement(outcome=outcome, wall_s=wall_s))
     store.claim(study.id, dead)
     assert store.reap() == 1
-    store.ask(replace(question, knobs={"tp_size": (1,)}), Terms())
+    store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     Workers(store.transactions).register(worker, (), {}, {})
     claim = store.claim(study.id, worker, devices=("GPU-0", "GPU-1"))
     assert claim is not None

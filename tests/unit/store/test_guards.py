@@ -6,7 +6,7 @@ import pytest
 
 from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import ProbeRequest, Question, Terms
+from tuner.core.study import Limits, ProbeRequest, Question
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import family_of, replica_of
 from tuner.planner.wrong import wrong_of
@@ -58,7 +58,7 @@ def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
 def test_a_study_is_read_with_its_verdicts(
     store: Store, question: Question, verdict: GuardCheck
 ) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     assert study.guards == {}
     store.keep_check(verdict)
     store.keep_check(replace(verdict, key="of another model", family="another"))
@@ -67,7 +67,7 @@ def test_a_study_is_read_with_its_verdicts(
 
 def miscounted(store: Store, question: Question) -> str:
     """A study whose probe stepped too often, and whose other one did not; its id."""
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     wrong = Measurement(
         outcome=Outcome.WRONG_RESULT,
         detail="the optimizer stepped 4 times instead of 2",
@@ -92,7 +92,7 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(
     (kept,) = store.checks().values()
     assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", CheckState.FAILED)
     workload = replace(question.workload, sequence_length=question.workload.sequence_length * 2)
-    other = store.ask(replace(question, workload=workload), Terms())
+    other = store.ask(replace(question, workload=workload), Limits())
     found = {v.settings["sharding"]: v.ruling for v in other.guards.values()}
     assert found == {"ddp": CheckState.FAILED, "full_shard": CheckState.PASSED}
     ddp, full = (

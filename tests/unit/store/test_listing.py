@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.store import OpenStudy, Store, WorkerIdentity
 
 
@@ -13,7 +13,7 @@ def asked(store: Store, question: Question) -> list[Study]:
     """Twelve studies, in pools of their own or none, in the order in which they were asked."""
     pools = ("", "a", "b")
     return [
-        store.ask(replace(question, knobs={"tp_size": (n + 1,)}), Terms(pool=pools[n % 3]))
+        store.ask(replace(question, knobs={"tp_size": (n + 1,)}), Limits(pool=pools[n % 3]))
         for n in range(12)
     ]
 
@@ -34,7 +34,7 @@ def test_a_study_that_comes_meanwhile_moves_no_page(
 ) -> None:
     first = store.studies(limit=6)
     rest = store.studies(before=(first[-1].asked_at, first[-1].id))
-    store.ask(question, Terms())
+    store.ask(question, Limits())
     assert store.studies(before=(first[-1].asked_at, first[-1].id)) == rest
     assert len(rest) == 6
 
@@ -61,7 +61,7 @@ def test_workers_find_open_studies_of_their_pools_asked_first_first(
     first = store.open_studies()[0]
     assert first == OpenStudy(id=asked[0].id, state=StudyState.RUNNING, pool="", revision=1)
     assert ids() == [asked[n].id for n in (0, 6, 9)]
-    store.ask(asked[3].question, Terms())
+    store.ask(asked[3].question, Limits())
     assert ids()[-1] == asked[3].id
 
 

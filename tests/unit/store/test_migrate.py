@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
-from tuner.core.study import Question, Study, Terms
+from tuner.core.study import Limits, Question, Study
 from tuner.errors import StoreError, UsageError
 from tuner.store import Store, migrate, open_store
 from tuner.store.backup import backup
@@ -120,7 +120,7 @@ def test_check_finds_rows_that_point_nowhere(sqlite_url: str, question: Question
     with pytest.raises(UsageError, match="there is no such database yet"):
         migrate.check(sqlite_url)
     with open_store(sqlite_url) as store:
-        store.ask(question, Terms())
+        store.ask(question, Limits())
         with store.transactions.engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert driver is not None

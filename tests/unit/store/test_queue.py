@@ -15,12 +15,12 @@ from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import TRIED_AGAIN, Measurement, Outcome
 from tuner.core.study import (
     OPEN,
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.store import Claim, Store, WorkerIdentity, engine, open_store, queue
 from tuner.store.tables import AttemptRow, AttemptState
@@ -192,7 +192,7 @@ def do_anything(
 ) -> None:
     """What workers and users do, in any order."""
     draw = random.Random(seed)
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     for number, request in enumerate(requests):
         worker = replace(ELSEWHERE, pid=draw.choice((1, 2, 3)))
         now = store.study(study.id)
@@ -204,7 +204,7 @@ def do_anything(
             case 1 | 2 if claim:
                 store.record(claim, Measurement(outcome=draw.choice(list(Outcome))))
             case 3:
-                store.ask(question, Terms(max_probes=1 + number))
+                store.ask(question, Limits(max_probes=1 + number))
             case 4:
                 store.move(study.id, draw.choice(list(StudyState)), str(number))
             case _:

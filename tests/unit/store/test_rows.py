@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.errors import StoreError, UnknownNameError, UsageError
 from tuner.store import Claim, Store, WorkerIdentity
@@ -42,7 +42,7 @@ def test_an_unknown_study_is_refused_with_the_nearest(store: Store, study: Study
 
 def test_a_beginning_that_several_have_is_refused(store: Store, question: Question) -> None:
     for tp_size in range(1, 18):  # of 17 ids two begin with the same digit
-        store.ask(replace(question, knobs={"tp_size": (tp_size,)}), Terms())
+        store.ask(replace(question, knobs={"tp_size": (tp_size,)}), Limits())
     digits = Counter(summary.id[3] for summary in store.studies())
     several = digits.most_common(1)[0][0]
     with pytest.raises(UsageError, match="several begin so: st-"):
@@ -53,14 +53,14 @@ def test_studies_are_listed_newest_first_with_their_outcomes(
     store: Store, claim: Claim, question: Question, found: Measurement
 ) -> None:
     store.record(claim, found)
-    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Terms())
+    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     newest, older = store.studies()
     assert (newest.id, newest.probes) == (other.id, {})
     assert (older.id, older.probes) == (claim.study_id, {Outcome.OK: 1})
     assert (older.model_name, older.cluster_name) == ("stories15m", "cpu:2")
     assert older.state is StudyState.RUNNING
     assert len(store.studies(limit=1)) == 1
-    store.ask(question, Terms())
+    store.ask(question, Limits())
     assert store.studies()[0].id == claim.study_id
 
 

@@ -13,7 +13,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Emulation, Fidelity, Measurement
-from tuner.core.study import ProbeRequest, Question, Study, Terms
+from tuner.core.study import Limits, ProbeRequest, Question, Study
 from tuner.machine import Machine
 from tuner.store import Store, WorkerIdentity
 from tuner.store.rows import MOST_PROBES
@@ -34,7 +34,7 @@ def plant(store: Store, found: Measurement, worker: WorkerIdentity) -> Plant:
         fidelity: Fidelity = Fidelity.MEASURED,
         result: Measurement = found,
     ) -> Study:
-        study = store.ask(question, Terms(fidelity=fidelity))
+        study = store.ask(question, Limits(fidelity=fidelity))
         for _ in range(probes):
             request = ProbeRequest(
                 settings=Settings(micro_batch_size=4),
@@ -67,7 +67,7 @@ def test_another_workload_on_such_a_cluster_is_similar(
 
 def test_studies_are_read_with_their_past(store: Store, question: Question, plant: Plant) -> None:
     earlier = plant(other_batch(question))
-    asked = store.ask(question, Terms())
+    asked = store.ask(question, Limits())
     assert [one.id for one in asked.past] == [earlier.id]
     assert asked.past[0].past == ()
     assert store.study(asked.id).past == asked.past

@@ -15,12 +15,12 @@ from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import (
     STUDY_TRANSITIONS,
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.errors import StoreError
 from tuner.planner.spending import probes_of_asking
@@ -36,11 +36,11 @@ RunOut = Callable[[], None]
 
 
 def test_a_new_question_makes_a_queued_study(store: Store, question: Question) -> None:
-    study = store.ask(question, Terms(max_probes=7))
+    study = store.ask(question, Limits(max_probes=7))
     assert study.id == study_id(question) == f"st-{question.identity[:12]}"
     assert (study.state, study.reason, study.probes_before) == (StudyState.QUEUED, "", 0)
     assert study.question == question
-    assert study.terms == Terms(max_probes=7)
+    assert study.limits == Limits(max_probes=7)
     assert study.created_at == study.asked_at
     assert study.created_at.endswith("Z")
     assert 0 <= study.seed < 2**31
@@ -53,9 +53,9 @@ def test_asking_again_keeps_what_was_learned_and_counts_it(
     assert store.record(claim, found)
     assert store.move(claim.study_id, StudyState.DONE, "no gain")
     before = store.study(claim.study_id)
-    terms = Terms(max_probes=3, memory_limit_bytes=2**30)
-    again = store.ask(question, terms)
-    assert (again.state, again.reason, again.terms) == (StudyState.QUEUED, "", terms)
+    limits = Limits(max_probes=3, memory_limit_bytes=2**30)
+    again = store.ask(question, limits)
+    assert (again.state, again.reason, again.limits) == (StudyState.QUEUED, "", limits)
     assert again.probes_before == 1
     assert again.probes == before.probes
     assert (again.seed, again.created_at) == (before.seed, before.created_at)
@@ -66,7 +66,7 @@ def test_asking_again_keeps_what_was_learned_and_counts_it(
 def test_asking_again_leaves_a_running_study_to_its_live_worker(
     store: Store, claim: Claim, question: Question
 ) -> None:
-    assert store.ask(question, Terms(max_probes=3)).state is StudyState.RUNNING
+    assert store.ask(question, Limits(max_probes=3)).state is StudyState.RUNNING
     assert store.beat(claim)
 
 
@@ -74,7 +74,7 @@ def test_asking_again_puts_back_a_study_whose_worker_is_dead(
     store: Store, study: Study, question: Question, dead: WorkerIdentity
 ) -> None:
     assert store.move(study.id, StudyState.RUNNING, worker=dead)
-    again = store.ask(question, Terms())
+    again = store.ask(question, Limits())
     assert again.state is StudyState.QUEUED
 
 
@@ -83,7 +83,7 @@ def test_asking_again_withdraws_what_was_planned_and_never_tried(
 ) -> None:
     untried = requests(1)
     enter(store, study, untried)
-    again = store.ask(question, Terms(memory_limit_bytes=1))
+    again = store.ask(question, Limits(memory_limit_bytes=1))
     assert again.probes == ()
     assert store.events(study.id)[-2].data["state"] == "withdrawn"
     [entered] = enter(store, study, untried)
@@ -99,14 +99,14 @@ def test_asking_again_closes_what_was_tried_and_is_not_done(
     worker: WorkerIdentity,
     end: str,
 ) -> None:
-    """On the new terms the planner may want something else, and the budget is the new asking's."""
+    """The planner may want something else, and the budget is that of the new limits."""
     enter(store, study, requests(2))
     claim = claimed(store, study, worker)
     if end == "crashed":
         assert store.record(claim, Measurement(outcome=Outcome.CRASHED))  # to be tried once more
     else:
         assert store.give_back(claim, "interrupted")
-    again = store.ask(question, Terms(max_probes=1))
+    again = store.ask(question, Limits(max_probes=1))
     [probe] = again.probes
     assert probe.state is ProbeState.DONE
     assert probe.measurement is not None
@@ -127,7 +127,7 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(
     enter(store, study, requests(2))
     first, second = claimed(store, study, worker), claimed(store, study, worker)
     assert store.record(second, Measurement(outcome=Outcome.OK, wall_s=1.0))
-    again = store.ask(question, Terms())
+    again = store.ask(question, Limits())
     assert [p.state for p in again.probes] == [ProbeState.RUNNING, ProbeState.DONE]
     assert [p.id for p in probes_of_asking(again)] == [first.probe.id]
     assert store.record(first, Measurement(outcome=Outcome.OK, wall_s=1.0))
@@ -140,7 +140,7 @@ def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(
     store.add_guard_time(study.id, 2.0)
     store.add_guard_time(study.id, 0.5)
     assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (2.5, 0.0)
-    store.ask(question, Terms(max_probes=3))
+    store.ask(question, Limits(max_probes=3))
     store.add_guard_time(study.id, 1.0)
     assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (1.0, 2.5)
 
@@ -152,7 +152,7 @@ def test_two_who_ask_at_once_make_one_study(url: str, question: Question) -> Non
     def ask(_: int) -> str:
         with open_store(url) as store:
             barrier.wait()
-            return store.ask(question, Terms()).id
+            return store.ask(question, Limits()).id
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(ask, range(4)))) == 1
@@ -167,7 +167,7 @@ def test_another_question_with_the_same_id_is_refused(
     with Session(store.transactions.writer) as session, session.begin():
         session.execute(update(StudyRow).values(identity="0" * 64))
     with pytest.raises(StoreError, match="belongs to another question"):
-        store.ask(question, Terms())
+        store.ask(question, Limits())
 
 
 # Moving
@@ -192,7 +192,7 @@ def test_a_study_that_was_asked_again_is_not_done(
     store: Store, study: Study, question: Question, worker: WorkerIdentity
 ) -> None:
     store.move(study.id, StudyState.RUNNING, worker=worker)
-    again = store.ask(question, Terms(max_probes=1))
+    again = store.ask(question, Limits(max_probes=1))
     assert not store.move(study.id, StudyState.DONE, "spent", revision=study.revision)
     assert store.move(study.id, StudyState.DONE, "spent", revision=again.revision)
 
@@ -295,7 +295,7 @@ def test_what_the_planner_must_know_changes_the_revision(
     run_out()
     store.reap()
     assert changed()
-    store.ask(question, Terms())
+    store.ask(question, Limits())
     assert changed()
 
 
@@ -307,7 +307,7 @@ def test_events_tell_in_order_what_happened(
 ) -> None:
     store.record(claim, found)
     store.move(claim.study_id, StudyState.DONE, "no gain")
-    store.ask(question, Terms(max_probes=2))
+    store.ask(question, Limits(max_probes=2))
     events = store.events(claim.study_id)
     assert [(e.kind, e.data.get("state")) for e in events] == [
         (EventKind.ASKED, None),

@@ -15,12 +15,12 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import (
+    Limits,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.errors import ProbeError
 from tuner.explain.known import answer
@@ -29,7 +29,7 @@ from workers.devices import DeviceLocks, devices_here
 from workers.executor import WorkerOptions
 from workers.worker import INTERRUPTED, Worker
 
-PREDICTED = Terms(fidelity=Fidelity.PREDICTED, max_probes=3)
+PREDICTED = Limits(fidelity=Fidelity.PREDICTED, max_probes=3)
 Work = Callable[..., int]
 
 
@@ -208,7 +208,7 @@ def test_without_torch_the_answer_is_arithmetic(
 
 def test_only_queued_probes_of_one_fidelity(store: Store, question: Question, work: Work) -> None:
     """A measured probe that an interrupted study has left is not for this machine."""
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     settings = Settings(micro_batch_size=2)
     for fidelity in Fidelity:
         request = ProbeRequest(settings=settings, fidelity=fidelity)
@@ -221,7 +221,7 @@ def test_only_queued_probes_of_one_fidelity(store: Store, question: Question, wo
 def test_a_measured_study_still_needs_its_machine(
     store: Store, question: Question, work: Work
 ) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     with pytest.raises(ProbeError, match="2xa100-80gb"):
         work(study.id)
     assert store.study(study.id).state is StudyState.FAILED

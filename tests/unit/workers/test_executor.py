@@ -13,7 +13,7 @@ from tests.unit.workers.fakes import FakeLauncher, FakeRanks, GatedMeasure, Hand
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import ProbeRequest, Question, Study, Terms
+from tuner.core.study import Limits, ProbeRequest, Question, Study
 from tuner.errors import ProbeError, StoreError
 from tuner.machine import Machine
 from tuner.store import Claim, Store, WorkerIdentity
@@ -77,7 +77,7 @@ def executor(
 @pytest.fixture
 def study(store: Store, question: Question) -> Study:
     """With four probes in its queue."""
-    asked = store.ask(question, Terms())
+    asked = store.ask(question, Limits())
     for size in (1, 2, 3, 4):
         settings = Settings(micro_batch_size=size, gradient_accumulation_steps=1)
         request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)

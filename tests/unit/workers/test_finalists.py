@@ -9,7 +9,7 @@ from tests.unit.workers.fakes import FakeLauncher, HandStop
 from tuner.core.configuration import Sharding
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
-from tuner.core.study import StudyState, Terms
+from tuner.core.study import Limits, StudyState
 from tuner.errors import ProbeError
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
@@ -60,7 +60,7 @@ class FakeGuard:
 def guarded(store, question, tmp_path, stop, monkeypatch):
     """Work off a study with a guard that finds ``outcomes``: the study, and the guard."""
 
-    def run(outcomes: dict[str, Outcome], terms: Terms, most: int | None = None):
+    def run(outcomes: dict[str, Outcome], limits: Limits, most: int | None = None):
         guard = FakeGuard(outcomes, most, stop)
         monkeypatch.setattr(worker_module.ReplicaTrainer, "train", guard.train)
         site = LocalSite(launcher=FakeLauncher(), find_devices=lambda: (Device(name="here/cpu"),))
@@ -68,7 +68,7 @@ def guarded(store, question, tmp_path, stop, monkeypatch):
             folder=tmp_path / "probes", lock=tmp_path / "probes.lock", site=site
         )
         narrow = replace(question, knobs={"sharding": ("ddp", "full_shard"), "tp_size": (1,)})
-        study = store.ask(narrow, terms)
+        study = store.ask(narrow, limits)
         assert Worker(store, study.id, stop=stop, options=options).run() == 0
         return store.study(study.id), guard
 
@@ -76,7 +76,7 @@ def guarded(store, question, tmp_path, stop, monkeypatch):
 
 
 def test_a_study_ends_with_the_verdict_on_its_answer(guarded) -> None:
-    study, guard = guarded({}, Terms(max_probes=3))
+    study, guard = guarded({}, Limits(max_probes=3))
     assert study.state is StudyState.DONE
     best = answer(study).best
     assert best.guard.verdict == "passed"
@@ -89,7 +89,7 @@ def test_a_study_ends_with_the_verdict_on_its_answer(guarded) -> None:
 
 
 def test_what_trains_wrongly_is_not_suggested(guarded) -> None:
-    study, guard = guarded({"ddp": Outcome.WRONG_RESULT}, Terms(max_probes=12))
+    study, guard = guarded({"ddp": Outcome.WRONG_RESULT}, Limits(max_probes=12))
     assert study.state is StudyState.DONE
     found = answer(study)
     assert found.best.settings.sharding is Sharding.FULL_SHARD
@@ -101,7 +101,7 @@ def test_what_trains_wrongly_is_not_suggested(guarded) -> None:
 
 
 def test_what_could_not_be_trained_is_said_and_tried_once(guarded) -> None:
-    study, guard = guarded({"ddp": Outcome.TIMEOUT, "full_shard": Outcome.TIMEOUT}, Terms())
+    study, guard = guarded({"ddp": Outcome.TIMEOUT, "full_shard": Outcome.TIMEOUT}, Limits())
     assert study.state is StudyState.DONE
     best = answer(study).best
     assert best.guard.verdict == "not_checked"
@@ -111,7 +111,7 @@ def test_what_could_not_be_trained_is_said_and_tried_once(guarded) -> None:
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most: int) -> None:
-    study, guard = guarded({}, Terms(max_probes=3), most)
+    study, guard = guarded({}, Limits(max_probes=3), most)
     assert study.state is StudyState.DONE
     best = answer(study).best
     assert best.guard.verdict == "not_checked"

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from tests.unit.workers.fakes import FakeDryRunner, FakeLauncher, FakeRun
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.errors import AwayError, ProbeError, StoreError, UnreadableStudyError, UsageError
 from tuner.explain.known import best_known
 from tuner.machine import Machine
@@ -77,7 +77,7 @@ def studies(store: Store, question: Question) -> list[str]:
     found = []
     for size, pool in ((4, ""), (8, "h100"), (16, "")):
         workload = replace(question.workload, global_batch_size=size)
-        found.append(store.ask(replace(question, workload=workload), Terms(pool=pool)).id)
+        found.append(store.ask(replace(question, workload=workload), Limits(pool=pool)).id)
     return found
 
 
@@ -135,7 +135,7 @@ def test_a_study_that_changes_is_looked_at_again(store, question, queue, work, s
     assert made.has_passed(store.study(studies[0]))
     answers.clear()
     assert not made.take_one()
-    store.ask(store.study(studies[0]).question, Terms(max_probes=3))
+    store.ask(store.study(studies[0]).question, Limits(max_probes=3))
     assert not made.has_passed(store.study(studies[0]))
     assert made.take_one()
 
@@ -350,11 +350,11 @@ def outcomes(study: Study, fidelity: Fidelity) -> list[Outcome | None]:
 def test_it_does_what_it_can_and_leaves_the_rest(store, question, serve, caplog) -> None:
     caplog.set_level("INFO", logger="workers")
     predicted = {"fidelity": Fidelity.PREDICTED, "max_probes": 2}
-    here = store.ask(on(question, "cpu:2"), Terms(max_probes=2)).id
-    anywhere = store.ask(on(question, "8xa100-80gb"), Terms(**predicted)).id
-    of_our_pool = store.ask(on(question, "8xa100-80gb", 8), Terms(pool="ours", **predicted)).id
-    no_gpus = store.ask(on(question, "4xh100-80gb"), Terms()).id
-    others = store.ask(on(question, "cpu:2", 8), Terms(pool="h100")).id
+    here = store.ask(on(question, "cpu:2"), Limits(max_probes=2)).id
+    anywhere = store.ask(on(question, "8xa100-80gb"), Limits(**predicted)).id
+    of_our_pool = store.ask(on(question, "8xa100-80gb", 8), Limits(pool="ours", **predicted)).id
+    no_gpus = store.ask(on(question, "4xh100-80gb"), Limits()).id
+    others = store.ask(on(question, "cpu:2", 8), Limits(pool="h100")).id
     assert wants_dry_runs(store.study(no_gpus))
     assert serve(pools=("ours",)) == 0
     states = [store.study(name).state for name in (here, anywhere, of_our_pool)]
@@ -373,7 +373,7 @@ def test_it_does_what_it_can_and_leaves_the_rest(store, question, serve, caplog)
 
 
 def test_once_is_the_study_that_was_asked_first(store, question, serve) -> None:
-    first, second = (store.ask(on(question, "cpu:2", n), Terms(max_probes=2)).id for n in (4, 8))
+    first, second = (store.ask(on(question, "cpu:2", n), Limits(max_probes=2)).id for n in (4, 8))
     for ended, waits in (([first], [second]), ([first, second], [])):
         assert serve(until=Until.ONCE) == 0
         assert all(store.study(name).state is StudyState.DONE for name in ended)
@@ -390,7 +390,7 @@ def test_it_is_registered_while_it_serves(store, question, serve, monkeypatch) -
         return check(*given)
 
     monkeypatch.setattr(serve_module, "check_machine", noted)
-    store.ask(on(question, "cpu:2"), Terms(max_probes=1))
+    store.ask(on(question, "cpu:2"), Limits(max_probes=1))
     assert serve(name="w1", pools=("cpus",), until=Until.ONCE) == 0
     assert {(one.name, one.pools) for one in seen} == {("w1", ("cpus",))}
     assert living(store) == []
@@ -403,7 +403,7 @@ def test_a_trouble_of_this_machine_queues_the_study_again(
         raise ProbeError("cannot make a folder for a probe")
 
     monkeypatch.setattr(executor_module, "measure", fail)
-    study = store.ask(on(question, "cpu:2"), Terms(max_probes=1))
+    study = store.ask(on(question, "cpu:2"), Limits(max_probes=1))
     assert serve(until=Until.ONCE) == 0
     study = store.study(study.id)
     assert (study.state, study.reason) == (StudyState.QUEUED, "cannot make a folder for a probe")
@@ -414,8 +414,8 @@ def test_what_waits_for_another_worker_is_left_for_the_next_study(
     store, question, serve, launcher
 ) -> None:
     """The first study's only probe is another worker's, which lives and does nothing."""
-    first = store.ask(on(question, "cpu:2"), Terms(max_probes=1))
-    second = store.ask(on(question, "cpu:2", 8), Terms(max_probes=1))
+    first = store.ask(on(question, "cpu:2"), Limits(max_probes=1))
+    second = store.ask(on(question, "cpu:2", 8), Limits(max_probes=1))
     plan: Any = next_probe(first)
     assert store.enter_probe(first.id, first.revision, plan, 10**12)
     held = store.claim(first.id, WorkerIdentity.of_this_process("other"), Fidelity.MEASURED)

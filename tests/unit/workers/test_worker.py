@@ -25,13 +25,13 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.errors import ProbeError
 from tuner.planner.spending import total_measured
@@ -110,8 +110,8 @@ def eight(question: Question) -> Question:
     return replace(question, workload=workload, cluster=parse_cluster("8xa100-80gb"))
 
 
-def emulated(**terms: Any) -> Terms:
-    return Terms(fidelity=Fidelity.EMULATED, tolerance=0.0, **terms)
+def emulated(**limits: Any) -> Limits:
+    return Limits(fidelity=Fidelity.EMULATED, tolerance=0.0, **limits)
 
 
 def enter(
@@ -130,7 +130,7 @@ def outcomes(study: Study) -> list[Outcome | None]:
 
 
 def test_a_study_is_worked_off_on_ranks_that_stay(store, question, work) -> None:
-    study = store.ask(question, Terms(max_probes=3))
+    study = store.ask(question, Limits(max_probes=3))
     assert work(study) == 0
     study = store.study(study.id)
     assert study.state is StudyState.DONE
@@ -144,13 +144,13 @@ def test_a_study_is_worked_off_on_ranks_that_stay(store, question, work) -> None
 
 
 def test_cold_probes_have_ranks_of_their_own(store, question, work) -> None:
-    study = store.ask(question, Terms(max_probes=3))
+    study = store.ask(question, Limits(max_probes=3))
     assert work(study, cold=True) == 0
     assert len(work.launcher.runs) == len(store.study(study.id).probes) == 3
 
 
 def test_only_the_queue_of_a_new_study_and_never_ended_early(store, question, work) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     enter(store, study, 1)
     enter(store, study, 2)
     assert work(study, queued_only=True) == 0
@@ -162,7 +162,7 @@ def test_only_the_queue_of_a_new_study_and_never_ended_early(store, question, wo
 
 def test_the_queue_of_a_study_that_another_worker_is_at(store, question, work) -> None:
     """Its search goes on, and its budget is not this probe's."""
-    study = store.ask(question, Terms(wall_s=1e-6))
+    study = store.ask(question, Limits(wall_s=1e-6))
     store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     enter(store, study)
     assert work(study, queued_only=True) == 0
@@ -181,10 +181,10 @@ def test_the_queue_of_a_study_that_another_worker_is_at(store, question, work) -
 def test_a_search_that_was_not_at_its_end_is_not_after_a_single_probe(
     store, question, work, before: StudyState, after: object
 ) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     store.move(study.id, before, "by a test", expect={StudyState.RUNNING})
-    enter(store, store.ask(question, Terms()))
+    enter(store, store.ask(question, Limits()))
     assert work(study, queued_only=True) == 0
     study = store.study(study.id)
     assert outcomes(study) == [Outcome.OK]
@@ -192,7 +192,7 @@ def test_a_search_that_was_not_at_its_end_is_not_after_a_single_probe(
 
 
 def test_a_failure_is_recorded_with_its_logs(store, question, work) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     enter(store, study)
     assert work(study, always("oom"), log="help\n", queued_only=True) == 0
     (probe,) = store.study(study.id).probes
@@ -202,7 +202,7 @@ def test_a_failure_is_recorded_with_its_logs(store, question, work) -> None:
 
 
 def test_a_crash_is_tried_once_more(store, question, work) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     enter(store, study)
     assert work(study, always("exit:1"), queued_only=True) == 0
     assert outcomes(store.study(study.id)) == [Outcome.CRASHED]
@@ -218,7 +218,7 @@ def test_a_crash_is_tried_once_more(store, question, work) -> None:
     ],
 )
 def test_ranks_that_do_not_end_or_begin(store, question, work, act, options, outcome, detail):
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     enter(store, study)
     assert work(study, act, queued_only=True, **options) == 0
     (probe,) = store.study(study.id).probes
@@ -227,7 +227,7 @@ def test_ranks_that_do_not_end_or_begin(store, question, work, act, options, out
 
 
 def test_probes_after_the_first_that_fits_may_end_early(store, question, work) -> None:
-    study = store.ask(question, Terms(max_probes=3))
+    study = store.ask(question, Limits(max_probes=3))
     early = lambda run, spec, number: "stopped_early" if number == 2 else "ok"  # noqa: E731
     assert work(study, early) == 0
     assert outcomes(store.study(study.id))[:2] == [Outcome.OK, Outcome.STOPPED_EARLY]
@@ -237,16 +237,16 @@ def test_probes_after_the_first_that_fits_may_end_early(store, question, work) -
 
 
 @pytest.mark.parametrize(
-    ("terms", "reason"),
+    ("limits", "reason"),
     [
         ({"wall_s": 10.0}, "the budget of 10 s is spent"),
         ({"device_s": 20.0}, "the budget of 20 device-seconds is spent"),
     ],
 )
 def test_a_budget_that_ends_in_mid_probe_says_nothing_about_its_configuration(
-    store, question, work, terms: dict[str, float], reason: str
+    store, question, work, limits: dict[str, float], reason: str
 ) -> None:
-    study = store.ask(question, Terms(**terms))
+    study = store.ask(question, Limits(**limits))
     assert work(study, hang) == 0
     study = store.study(study.id)
     assert (study.state, study.reason) == (StudyState.DONE, reason)
@@ -257,7 +257,7 @@ def test_a_budget_that_ends_in_mid_probe_says_nothing_about_its_configuration(
 
 
 def test_a_stop_hands_the_probe_back(store, question, work, stop) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     stop.when = lambda: "enough" if work.launcher.probes else ""
     assert work(study, hang) == INTERRUPTED
     study = store.study(study.id)
@@ -289,7 +289,7 @@ def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch, w
         raise ProbeError("this machine is cpu:2")
 
     monkeypatch.setattr(executor_module, "check_machine", refuse)
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     if whose == "another's":
         other = WorkerIdentity.of_this_process("other")
         assert store.move(study.id, StudyState.RUNNING, worker=other)
@@ -313,7 +313,7 @@ class Allotted(LocalSite):
 def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
     store, question, work, stop, left_s: float, begins: bool
 ) -> None:
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     assert probe_s(study) == PROBE_S
     enter(store, study)
     site = Allotted(left_s=left_s, launcher=FakeLauncher(), find_devices=lambda: CORES)
@@ -341,7 +341,7 @@ def test_another_studys_probe_is_waited_for(store, question, work, stop, clock, 
         return ""
 
     stop.when = release
-    study = store.ask(question, Terms())
+    study = store.ask(question, Limits())
     enter(store, study)
     assert work(study, queued_only=True) == 0
     assert outcomes(store.study(study.id)) == [Outcome.OK]
@@ -366,7 +366,7 @@ def test_ranks_make_room_between_two_probes_for_another_that_waits(
 
     stop.move = let_in
     monkeypatch.setattr(Store, "record", recorded)
-    study = store.ask(question, Terms(max_probes=3))
+    study = store.ask(question, Limits(max_probes=3))
     assert work(study) == 0
     assert outcomes(store.study(study.id)) == [Outcome.OK] * 3
     assert had == [(True, [False])]
@@ -532,7 +532,7 @@ def measured(question: Question) -> Study:
     return Study(
         id="st-1",
         question=question,
-        terms=Terms(),
+        limits=Limits(),
         state=StudyState.RUNNING,
         probes=(probe,),
         asked_at=(datetime.now(UTC) - timedelta(seconds=30)).isoformat(),
@@ -543,7 +543,7 @@ DRY = {"fidelity": Fidelity.PREDICTED, "device_s": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("terms", "worked_s", "running_s", "seconds", "of_running_s", "spent"),
+    ("limits", "worked_s", "running_s", "seconds", "of_running_s", "spent"),
     [
         ({}, 1e9, [], inf, inf, ""),
         ({"wall_s": 100.0}, 10.0, [], 90, 90, ""),
@@ -558,11 +558,11 @@ DRY = {"fidelity": Fidelity.PREDICTED, "device_s": 1.0}
     ],
 )
 def test_what_a_budget_leaves(
-    measured: Study, terms, worked_s, running_s, seconds, of_running_s, spent
+    measured: Study, limits, worked_s, running_s, seconds, of_running_s, spent
 ) -> None:
     for minutes in (-5, 5):  # the worker's clock may be minutes away from the database's
         asked = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
-        study = replace(measured, terms=Terms(**terms), asked_at=asked)
+        study = replace(measured, limits=Limits(**limits), asked_at=asked)
         left = time_left(study, worked_s, running_s)
         assert (left.seconds, left.of_running_s) == (seconds, of_running_s)
         assert spent in left.why_spent

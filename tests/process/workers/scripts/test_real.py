@@ -11,7 +11,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.script import Launch, read_script
-from tuner.core.study import Question, Study, StudyState, Terms
+from tuner.core.study import Limits, Question, Study, StudyState
 from workers.launchers.local import LocalLauncher
 from workers.scripts.probe import ScriptRun, check_script_probe
 
@@ -119,4 +119,4 @@ def test_what_a_script_may_do_wrong(
 
 
 def _nothing_yet(question: Question) -> Study:
-    return Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING)
+    return Study(id="st-1", question=question, limits=Limits(), state=StudyState.RUNNING)

@@ -10,7 +10,7 @@ import pytest
 from tests.process.workers.scripted import as_torchrun, asking_script, left
 from tuner.core.launcher import LauncherName
 from tuner.core.measurement import Outcome
-from tuner.core.study import Question, StudyState, Terms
+from tuner.core.study import Limits, Question, StudyState
 from tuner.errors import ProbeError
 from tuner.explain.known import answer
 from tuner.store import Store
@@ -52,7 +52,7 @@ def test_a_study_is_answered(
     store: Store, question: Question, options: WorkerOptions, tmp_path: Path
 ) -> None:
     asked = asking_script(question, tmp_path, whole=TRAINS, arguments=BOTH)
-    study = store.ask(asked, Terms(max_probes=2))
+    study = store.ask(asked, Limits(max_probes=2))
     assert work(store, study.id, options) == 0
     study = store.study(study.id)
     assert study.state is StudyState.DONE
@@ -82,7 +82,7 @@ class Nodes(LocalSite):
 def test_a_worker_of_several_nodes_runs_no_script(
     store: Store, question: Question, options: WorkerOptions, tmp_path: Path
 ) -> None:
-    study = store.ask(asking_script(question, tmp_path, whole=TRAINS, arguments=BOTH), Terms())
+    study = store.ask(asking_script(question, tmp_path, whole=TRAINS, arguments=BOTH), Limits())
     with pytest.raises(ProbeError, match="nodes of Slurm job 12 here: ask in an allocation of one"):
         work(store, study.id, replace(options, site=Nodes()))
     assert store.study(study.id).state is StudyState.FAILED
@@ -95,7 +95,7 @@ def test_in_an_allocation_of_several_nodes_it_runs_on_the_one_where_it_was_asked
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    study = store.ask(asking_script(question, tmp_path, whole=TRAINS, arguments=BOTH), Terms())
+    study = store.ask(asking_script(question, tmp_path, whole=TRAINS, arguments=BOTH), Limits())
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/sh\nexit 1\n")
     srun.chmod(0o755)
@@ -112,7 +112,7 @@ def test_in_an_allocation_of_several_nodes_it_runs_on_the_one_where_it_was_asked
 def test_a_script_that_never_reports_ends_the_study(
     store: Store, question: Question, options: WorkerOptions, tmp_path: Path
 ) -> None:
-    study = store.ask(asking_script(question, tmp_path, whole="print('x')"), Terms())
+    study = store.ask(asking_script(question, tmp_path, whole="print('x')"), Limits())
     with pytest.raises(ProbeError, match="reported no step before its end"):
         work(store, study.id, options)
     study = store.study(study.id)
@@ -128,7 +128,7 @@ def test_workers_that_serve_pass_over_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="workers")
-    study = store.ask(asking_script(question, tmp_path), Terms())
+    study = store.ask(asking_script(question, tmp_path), Limits())
     for until in (Until.DRAINED, Until.ONCE):
         service = Service(store, stop=StopRequest(), until=until, options=options)
         assert service.run() == 0

@@ -19,7 +19,7 @@ from tuner.client.values import model_note, read_model, uncovered_gpu, uncovered
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Terms
+from tuner.core.study import Limits
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.errors import UsageError
 from tuner.model import published_model
@@ -67,7 +67,7 @@ def test_what_is_left_out_or_null_has_defaults() -> None:
     request = read_request(ASKED)
     assert request.workload.model == published_model("llama-3.1-8b")
     assert request.fidelity is None
-    assert request.limits_at(Fidelity.MEASURED) == Terms(max_probes=20)
+    assert request.limits_at(Fidelity.MEASURED) == Limits(max_probes=20)
     predicted = request.limits_at(Fidelity.PREDICTED)
     assert (predicted.max_probes, predicted.max_dry_runs) == (3, 6)
     assert request.question(VERSIONS).framework.versions == VERSIONS
@@ -98,7 +98,7 @@ def test_all_of_it_is_taken() -> None:
     assert question.framework.versions["accelerate"] == "1.10.0"
     assert question.knobs == {"sharding": (Sharding.FULL_SHARD,), "tp_size": (1,)}
     assert request.fidelity is Fidelity.EMULATED
-    assert request.limits_at(Fidelity.EMULATED) == Terms(
+    assert request.limits_at(Fidelity.EMULATED) == Limits(
         fidelity=Fidelity.EMULATED,
         max_probes=7,
         wall_s=60.0,

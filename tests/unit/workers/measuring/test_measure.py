@@ -8,13 +8,13 @@ from tests.unit.workers.measuring.test_emulation import CLUSTER, FIRST, SETTINGS
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from tuner.cost.calibration import Calibration
 from workers.measuring.measure import kind_of, measure
@@ -44,7 +44,7 @@ def exposed_s(question: Question, calibration: Calibration | None) -> float:
         Study(
             id="st-000000000000",
             question=replace(question, cluster=CLUSTER),
-            terms=Terms(fidelity=Fidelity.EMULATED),
+            limits=Limits(fidelity=Fidelity.EMULATED),
             state=StudyState.RUNNING,
             seed=0,
             calibration=calibration,
@@ -84,7 +84,7 @@ def test_why_a_probe_ended_early(question: Question) -> None:
         Study(
             id="st-000000000000",
             question=question,
-            terms=Terms(),
+            limits=Limits(),
             state=StudyState.RUNNING,
         ),
         Probe(

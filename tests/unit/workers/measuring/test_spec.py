@@ -5,7 +5,7 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState, Terms
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.cost.memory.device import device_terms
 from tuner.planner.finalists import VERIFICATION_STEPS
 from workers.measuring.files import write_spec
@@ -26,7 +26,7 @@ def probe(
 
 
 def study(question) -> Study:
-    return Study(id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING, seed=11)
+    return Study(id="st-1", question=question, limits=Limits(), state=StudyState.RUNNING, seed=11)
 
 
 def test_the_probe_program_reads_it(question, tmp_path) -> None:
@@ -73,9 +73,9 @@ def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(
     if expected == "limit":
         assert found == limit_bytes
     else:
-        terms = device_terms(emulated.request.settings, asked.cluster, 0.0)
+        limits = device_terms(emulated.request.settings, asked.cluster, 0.0)
         assert card == 81_920 * 2**20  # of which CUDA offers less
-        beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
+        beside = (limits.context.value or 0.0) + (limits.communicators.value or 0.0)
         assert found == 81_050 * 2**20 - beside
     measured = probe_spec(study(asked), probe(limit_bytes=limit_bytes))
     assert measured["memory_limit_bytes"] == limit_bytes

@@ -6,13 +6,13 @@ from tests.unit.made import ok
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import (
+    Limits,
     Probe,
     ProbeRequest,
     ProbeState,
     Question,
     Study,
     StudyState,
-    Terms,
 )
 from workers.scripts.probe import check_script_probe
 
@@ -35,7 +35,7 @@ def study(question: Question, *probes: tuple[Settings, int]) -> Study:
         for number, (settings, passes) in enumerate(probes, start=1)
     )
     return Study(
-        id="st-1", question=question, terms=Terms(), state=StudyState.RUNNING, probes=tuple(made)
+        id="st-1", question=question, limits=Limits(), state=StudyState.RUNNING, probes=tuple(made)
     )
 
 
